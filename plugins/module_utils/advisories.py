@@ -1,0 +1,78 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Known traps that a plan meets. An error that the operator has not accepted by id stops the run."""
+
+from __future__ import annotations
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils import capabilities
+
+LOOPBACK = "127."
+
+
+def _advisory(identifier: str, severity: str, host: str | None, message: str, remedy: str, reference: str) -> dict:
+    return {
+        "id": identifier,
+        "severity": severity,
+        "host": host,
+        "message": message,
+        "remedy": remedy,
+        "reference": reference,
+    }
+
+
+def _security_floor(plan: dict) -> list[dict]:
+    build = plan["release"]["generation"]
+    if build >= capabilities.SECURITY_FLOOR:
+        return []
+    return [
+        _advisory(
+            "rpc-remote-code-execution",
+            "error",
+            None,
+            f"Build {build} lets whoever reaches a worker's port run code on its host, without authentication.",
+            f"Set llama_release to build {capabilities.SECURITY_FLOOR} or newer.",
+            "CVE-2026-34159",
+        )
+    ]
+
+
+def _unprotected_workers(plan: dict) -> list[dict]:
+    found = []
+    for name, host in plan["hosts"].items():
+        exposed = [worker["endpoint"] for worker in host["workers"] if not worker["endpoint"].startswith(LOOPBACK)]
+        if exposed and host["service_manager"] != "systemd":
+            found.append(
+                _advisory(
+                    "unprotected-worker",
+                    "error",
+                    name,
+                    f"RPC has no authentication, and nothing on this host closes {', '.join(exposed)} to others than the head.",
+                    "Let a firewall of your own close the port and accept this advisory, or run the workers as system services of systemd.",
+                    "https://github.com/ggml-org/llama.cpp/blob/master/tools/rpc/README.md",
+                )
+            )
+    return found
+
+
+def _open_server(plan: dict) -> list[dict]:
+    head = plan["head"]
+    if head["address"].startswith(LOOPBACK) or "--api-key-file" in head["argv"]:
+        return []
+    return [
+        _advisory(
+            "open-server",
+            "error",
+            head["host"],
+            f"The server answers everybody who reaches {head['url']}.",
+            "Set llama_server_api_key_file, or let it listen on 127.0.0.1 behind a proxy of your own.",
+            "https://github.com/ggml-org/llama.cpp/pull/25655",
+        )
+    ]
+
+
+CONDITIONS = (_security_floor, _unprotected_workers, _open_server)
+
+
+def evaluate(plan: dict) -> list[dict]:
+    return [advisory for condition in CONDITIONS for advisory in condition(plan)]

@@ -1,0 +1,257 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""From a source archive to an installed release, on the host that builds.
+
+Everything up to the finished programs is done by an ordinary account; what root then does is to copy them. A release
+appears under its final name only when it is complete, and an interrupted build goes on where it was.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import pwd
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils import capabilities, host
+
+MANIFEST = "manifest.json"
+UNPACKED = "unpacked"
+LOG_LINES_SHOWN = 15
+STEP_LINES = r"^(\[[0-9]+/[0-9]+\]|== )"
+"""Lines of a build's log that tell how far it is, as an expression for grep -E: ninja's and our own."""
+
+
+class BuildError(Exception):
+    """A step failed; the message says which, where its log is, and how it ended."""
+
+
+def sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while part := stream.read(1 << 20):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def installed(release: Path) -> dict | None:
+    """The manifest of an installed release whose files are what it says, or None."""
+    try:
+        manifest = json.loads((release / MANIFEST).read_text())
+        intact = all(sha256(release / name) == digest for name, digest in manifest["files"].items())
+    except (OSError, ValueError, KeyError):
+        return None
+    return manifest if intact else None
+
+
+def log_path(cache: str, identity: str) -> str:
+    return f"{cache}/builds/{identity}.log"
+
+
+class Builder:
+    """One build.
+
+    :param build: the build as planned: ``id``, ``cmake_options``, ``environment``, ``targets``.
+    :param source: ``archive`` (path on this host), ``sha256``, ``member`` (folder in the archive that holds llama.cpp, or ""),
+        ``commit`` and ``number``.
+    :param account: who builds; None is the current account.
+    """
+
+    def __init__(
+        self, prefix: str, cache: str, build: dict, source: dict, account: str | None, make_jobs: int | None = None
+    ) -> None:
+        self.release = Path(prefix) / "releases" / build["id"]
+        self.cache = Path(cache)
+        self.build = build
+        self.source = source
+        self.account = pwd.getpwnam(account) if account else None
+        self.make_jobs = make_jobs or os.cpu_count() or 1
+        self.work = self.cache / "builds" / build["id"]
+        self.log = Path(log_path(cache, build["id"]))
+
+    def _folder(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        if self.account and path.stat().st_uid != self.account.pw_uid:
+            for folder, names, files in os.walk(path):
+                for name in [folder, *(os.path.join(folder, entry) for entry in [*names, *files])]:
+                    os.chown(name, self.account.pw_uid, self.account.pw_gid, follow_symlinks=False)
+
+    def _run(self, step: str, argv: list[str]) -> None:
+        environment = {
+            "PATH": host.SEARCH,
+            "HOME": str(self.cache / "builds"),
+            "LC_ALL": "C",
+            "CCACHE_DIR": str(self.cache / "ccache"),
+            **self.build["environment"],
+        }
+        identity: dict[str, Any] = {}
+        if self.account and os.geteuid() == 0:
+            identity = {"user": self.account.pw_uid, "group": self.account.pw_gid, "extra_groups": []}
+        with self.log.open("ab") as log:
+            log.write(f"== {step}\n".encode())
+            log.flush()
+            process = subprocess.run(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                cwd=self.work,
+                umask=0o022,
+                check=False,
+                **identity,
+            )
+        if process.returncode:
+            text = self.log.read_text(errors="replace").splitlines()
+            if any("No space left on device" in line for line in text[-200:]):
+                raise BuildError(
+                    f"{step} failed: the disk of {self.cache} is full. Free some space and run it again; it goes on where it was. Log: {self.log}"
+                )
+            raise BuildError(
+                f"{step} failed with status {process.returncode}. Log: {self.log}, which ends in:\n"
+                + "\n".join(text[-LOG_LINES_SHOWN:])
+            )
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """A killed playbook leaves its build running: the next one waits for it here."""
+        with (self.cache / "builds" / f"{self.build['id']}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def install(self) -> dict:
+        """Builds and installs what is not there yet; returns the manifest."""
+        (self.cache / "builds").mkdir(parents=True, exist_ok=True)
+        with self._alone():
+            manifest = installed(self.release)
+            if manifest:
+                return manifest
+            started = time.monotonic()
+            for folder in (self.cache / "builds", self.cache / "ccache", self.work):
+                self._folder(folder)
+            self.log.write_bytes(b"")
+            self._unpack()
+            self._configure()
+            self._run(
+                "compile",
+                ["cmake", "--build", "build", "--parallel", str(self.make_jobs), "--target", *self.build["targets"]],
+            )
+            manifest = self._install(round(time.monotonic() - started))
+            shutil.rmtree(self.work)
+            return manifest
+
+    def _unpack(self) -> None:
+        archive = Path(self.source["archive"])
+        if sha256(archive) != self.source["sha256"]:
+            raise BuildError(f"{archive} does not have the sha256 {self.source['sha256']}: remove it and run it again")
+        marker = self.work / UNPACKED
+        if marker.exists():
+            return
+        shutil.rmtree(self.work / "source", ignore_errors=True)
+        self._folder(self.work / "source")
+        member = self.source["member"]
+        depth = len(Path(member).parts) if member else 1
+        self._run(
+            "unpack",
+            [
+                "tar",
+                "-xf",
+                str(archive),
+                "-C",
+                "source",
+                f"--strip-components={depth}",
+                "--no-same-owner",
+                *([member] if member else []),
+            ],
+        )
+        if not (self.work / "source" / "CMakeLists.txt").exists():
+            raise BuildError(
+                f"{archive} holds no llama.cpp tree: CMakeLists.txt is missing in {member or 'its first folder'}"
+            )
+        marker.touch()
+
+    def _configure(self) -> None:
+        options = {
+            **self.build["cmake_options"],
+            "LLAMA_BUILD_COMMIT": self.source["commit"],
+            "LLAMA_BUILD_NUMBER": str(self.source["number"] or 0),
+        }
+        self._run(
+            "configure",
+            [
+                "cmake",
+                "-S",
+                "source",
+                "-B",
+                "build",
+                "-G",
+                "Ninja",
+                *(f"-D{name}={value}" for name, value in sorted(options.items())),
+            ],
+        )
+
+    def _install(self, seconds: int) -> dict:
+        partial = self.release.with_name("." + self.release.name)
+        shutil.rmtree(partial, ignore_errors=True)
+        (partial / "bin").mkdir(parents=True)
+        for target in self.build["targets"]:
+            shutil.copyfile(self.work / "build" / "bin" / target, partial / "bin" / target)
+            (partial / "bin" / target).chmod(0o755)
+        unknown = re.search(
+            r"Manually-specified variables were not used by the project:\n\n((?:    \w+\n)+)",
+            self.log.read_text(errors="replace"),
+        )
+        manifest = {
+            "id": self.build["id"],
+            "source": {key: value for key, value in self.source.items() if key != "archive"},
+            "cmake_options": self.build["cmake_options"],
+            "capabilities": self._probe(partial / "bin"),
+            "seconds": seconds,
+            "options_ignored": sorted(set(unknown.group(1).split()) - {"LLAMA_BUILD_NUMBER", "LLAMA_BUILD_COMMIT"})
+            if unknown
+            else [],
+            "files": {f"bin/{target}": sha256(partial / "bin" / target) for target in self.build["targets"]},
+        }
+        (partial / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+        shutil.rmtree(self.release, ignore_errors=True)
+        partial.rename(self.release)
+        return manifest
+
+    def _probe(self, programs: Path) -> dict:
+        """What the programs say of themselves; a program that does not even start is no release."""
+        said = {"worker": "", "llama-server": ""}
+        worker = next((target for target in self.build["targets"] if target.endswith("rpc-server")), None)
+        for role, name in (("worker", worker), ("llama-server", "llama-server")):
+            if name and name in self.build["targets"]:
+                process = subprocess.run(
+                    [str(programs / name), "--help"],
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    text=True,
+                    timeout=60,
+                    check=False,
+                )
+                said[role] = process.stdout + process.stderr
+                if "usage" not in said[role].lower():
+                    raise BuildError(
+                        f"{name} was built, but does not run: {said[role].strip()[-300:] or 'it prints nothing'}"
+                    )
+        return capabilities.from_help(worker or "", said["worker"], said["llama-server"])
+
+
+def step(line: str) -> str:
+    """What the last line of a build's log that matches STEP_LINES says to a person."""
+    counted = re.match(r"\[(\d+)/(\d+)\]", line)
+    if counted:
+        return f"step {counted[1]} of {counted[2]}"
+    return line.removeprefix("== ") or "starting"

@@ -1,0 +1,146 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the head serves, and llama-server's command line."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils import known_answer, placement
+from ansible_collections.llamacpp.cluster.plugins.module_utils.refusal import Refusal
+
+
+def check(name: str, head: dict) -> None:
+    """Refuses settings of the server that cannot be."""
+    variables = head["variables"]
+    for variable in ("llama_server_cache_type_k", "llama_server_cache_type_v"):
+        if variables[variable] not in placement.CACHE_TYPES:
+            raise Refusal(f"{variable} is {variables[variable]!r}: use one of {', '.join(placement.CACHE_TYPES)}")
+    host, port = variables["llama_server_host"], variables["llama_server_port"]
+    try:
+        ipaddress.IPv4Address(host)
+    except ValueError:
+        raise Refusal(f"llama_server_host is {host!r}: give the numeric IPv4 address to listen on") from None
+    if not 0 < port < 65536:
+        raise Refusal(f"llama_server_port is {port}: use 1 to 65535")
+    if port in {used for worker in head["workers"] for used in (worker["port"], worker["staging_port"])}:
+        raise Refusal(f"llama_server_port is {port}, which a worker of {name} has too: give one of them another port")
+
+
+def planned(
+    name: str, head: dict, release: dict, model: dict, used: list[dict], units: list[int], runtime_id: str
+) -> dict:
+    """The plan's part for the head: llama-server's command line, and the launcher's before it."""
+    variables, prefix = head["variables"], head["facts"]["prefix"]
+    address, port = variables["llama_server_host"], variables["llama_server_port"]
+    url = f"http://{'127.0.0.1' if address == '0.0.0.0' else address}:{port}"
+    runtime = f"{prefix}/runtime/{runtime_id}"
+    launcher = [head["facts"]["python"], runtime + "/runtime.py", "--url", url, "--state", prefix + "/state"]
+    launcher += ["--protocol", release["protocol"]] if release["protocol"] else []
+    for worker in used:
+        launcher += ["--worker", worker["endpoint"]]
+    return {
+        "host": name,
+        "argv": argv_of(head, release, model, used, units, f"{prefix}/releases/{head['build']['id']}/bin/llama-server"),
+        "launcher": launcher,
+        "runtime": runtime,
+        "environment": {key: str(value) for key, value in variables["llama_server_environment"].items()},
+        "url": url,
+        "address": address,
+        "port": port,
+        "api_key_file": variables["llama_server_api_key_file"],
+        "start_timeout": variables["llama_server_start_timeout"],
+        "context": context_of(variables, model["summary"]),
+    }
+
+
+def argv_of(head: dict, release: dict, model: dict, used: list[dict], units: list[int], binary: str) -> list[str]:
+    variables = head["variables"]
+    able = release["capabilities"]
+    argv = [binary]
+    if used:
+        argv += ["--rpc", ",".join(worker["endpoint"] for worker in used)]
+        argv += ["--device", ",".join(f"RPC{index}" for index in range(len(used)))]
+    argv += [
+        "--model",
+        model["path"],
+        "--host",
+        variables["llama_server_host"],
+        "--port",
+        str(variables["llama_server_port"]),
+    ]
+    argv += ["--n-gpu-layers", str(model["summary"]["layers"] + 1 if used else 0)]
+    if len(used) > 1:
+        argv += ["--tensor-split", ",".join(map(str, units))]
+    argv += [
+        "--ctx-size",
+        str(context_of(variables, model["summary"])),
+        "--parallel",
+        str(variables["llama_server_parallel"]),
+    ]
+    for flag, variable, default in (
+        ("--cache-type-k", "llama_server_cache_type_k", "f16"),
+        ("--cache-type-v", "llama_server_cache_type_v", "f16"),
+    ):
+        if variables[variable] != default:
+            argv += [flag, variables[variable]]
+    if variables["llama_server_flash_attention"]:
+        argv += ["--flash-attn", variables["llama_server_flash_attention"]]
+    if variables["llama_server_threads"]:
+        argv += ["--threads", str(variables["llama_server_threads"])]
+    argv += load_mode_arguments(variables["llama_server_load_mode"], able, release["ref"])
+    if not variables["llama_server_warmup"]:
+        argv.append("--no-warmup")
+    if variables["llama_server_api_key_file"]:
+        argv += ["--api-key-file", variables["llama_server_api_key_file"]]
+    if "fit" in able["server_flags"]:
+        argv += ["--fit", "off"]
+    if "load-mode" in able["server_flags"]:
+        argv += ["--log-verbosity", "4"]
+    return argv + variables["llama_server_extra_args"]
+
+
+def load_mode_arguments(wanted: str | None, able: dict, ref: str) -> list[str]:
+    if wanted is None:
+        return []
+    if "load-mode" in able["server_flags"]:
+        return ["--load-mode", wanted]
+    if wanted == "mmap":
+        return []
+    if wanted == "none":
+        return ["--no-mmap"]
+    if "direct-io" in able["server_flags"]:
+        return ["-dio"]
+    raise Refusal(
+        f"llama_server_load_mode is dio, which {ref} does not know: use mmap or none, or a build from b7668 on"
+    )
+
+
+def context_of(variables: dict, summary: dict) -> int:
+    return min(variables["llama_server_context"], summary["context"])
+
+
+def model_of(variables: dict, summary: dict | None, models: str) -> dict:
+    """Path and summary of the model that the head serves."""
+    path, wanted = variables["llama_model_path"], variables["llama_model_known_answer"]
+    if bool(path) == bool(wanted is not None):
+        raise Refusal(
+            "give either llama_model_path, a GGUF file on the head, or llama_model_known_answer: "
+            + ("both are set" if path else "none is set")
+        )
+    if path:
+        if summary is None:
+            raise Refusal(
+                f"llama_model_path is {path!r}, and nothing is known of that file: planning needs the head to be reachable"
+            )
+        return {"path": path, "known_answer": None, "summary": summary}
+    size = {"layers": wanted["layers"], "width": wanted["width"], "type": wanted["type"]}
+    problem = known_answer.problem(size["layers"], size["width"], size["type"])
+    if problem:
+        raise Refusal(f"llama_model_known_answer asks for a model that cannot be made: {problem}")
+    return {
+        "path": f"{models}/{known_answer.file_name(size['layers'], size['width'], size['type'])}",
+        "known_answer": size,
+        "summary": known_answer.summary(size["layers"], size["width"], size["type"]),
+    }

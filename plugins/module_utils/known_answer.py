@@ -1,0 +1,96 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A model whose right answer is known in advance, so that a wrong one proves a fault.
+
+Its vocabulary is one sentence. A word is a unit vector, and the feed-forward of every layer is a permutation of the
+words, another one in each layer; the output undoes all of them and adds one word. So the answer to an empty prompt is
+the sentence if and only if every layer was computed, once and in order. Attention weights are too small to move the
+answer: faults of attention or of the KV cache that stay small are not noticed.
+
+This file holds what planning and verification need; known_answer_file.py in plugin_utils writes the GGUF.
+"""
+
+from __future__ import annotations
+
+import random
+
+SENTENCE = (
+    "every layer of this model lives on some worker of your cluster and each one must move the answer one word forward "
+    "so if you can read this sentence then all of them computed it right"
+)
+CONTEXT = 4096
+HEAD_DIMENSION = 64
+BLOCKS = {"f32": (1, 4), "f16": (1, 2), "q8_0": (32, 34)}
+"""Elements and bytes of one block of each tensor type that the model is offered in."""
+
+CONTROL_TOKENS = ["<unk>", "<s>", "</s>"]
+BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+def pieces() -> list[str]:
+    """The sentence as tokens. A token's text must be unique, so a word that came before is joined with those that follow."""
+    tokens: list[str] = []
+    pending = ""
+    for word in SENTENCE.replace(" ", " \u2581").split(" "):
+        pending += word
+        if pending not in tokens:
+            tokens.append(pending)
+            pending = ""
+    if pending:
+        tokens[-1] += pending
+    return tokens
+
+
+def positions() -> int:
+    """Number of states that the layers permute: the tokens of the sentence and the end of the text."""
+    return len(pieces()) + 1
+
+
+def permutation(layer: int) -> list[int]:
+    """Where each state goes in this layer: a rotation through all states in an order of its own, so that none stays."""
+    order = list(range(positions()))
+    random.Random(layer).shuffle(order)
+    after = dict(zip(order, order[1:] + order[:1]))
+    return [after[state] for state in range(positions())]
+
+
+def problem(layers: int, width: int, kind: str) -> str | None:
+    """What is wrong with a model of this size, or None."""
+    if kind not in BLOCKS:
+        return f"its type is {kind!r}: use one of {', '.join(BLOCKS)}"
+    if width < HEAD_DIMENSION or width % HEAD_DIMENSION:
+        return f"its width is {width}: use a multiple of {HEAD_DIMENSION}"
+    if layers < 1:
+        return f"it has {layers} layers: use 1 or more"
+    return None
+
+
+def _bytes(elements: int, kind: str) -> int:
+    per_block, size = BLOCKS[kind]
+    return elements // per_block * size
+
+
+def summary(layers: int, width: int, kind: str) -> dict:
+    """What gguf.summarize says of the written file, without writing it."""
+    vocabulary = len(CONTROL_TOKENS) + len(BYTE_TOKENS) + len(pieces())
+    norm = _bytes(width, "f32")
+    return {
+        "architecture": "llama",
+        "name": f"known answer, {layers} layers of {width}, {kind}",
+        "layers": layers,
+        "width": width,
+        "heads": width // HEAD_DIMENSION,
+        "kv_heads": width // HEAD_DIMENSION,
+        "key_dimension": HEAD_DIMENSION,
+        "value_dimension": HEAD_DIMENSION,
+        "context": CONTEXT,
+        "vocabulary": vocabulary,
+        "layer_bytes": [_bytes(7 * width * width, kind) + 2 * norm] * layers,
+        "input_bytes": _bytes(width * vocabulary, kind),
+        "output_bytes": _bytes(width * vocabulary, kind) + norm,
+    }
+
+
+def file_name(layers: int, width: int, kind: str) -> str:
+    return f"known-answer-{layers}x{width}-{kind}.gguf"

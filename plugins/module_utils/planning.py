@@ -1,0 +1,255 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""From inventory and facts to the plan: the whole intended state as data. Reads and writes nothing.
+
+The plan depends on the inventory and on facts that stay the same from run to run; its form is described in docs/plan.md.
+"""
+
+from __future__ import annotations
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils import (
+    advisories,
+    placement,
+    releases,
+    workers,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils import (
+    head as heads,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.refusal import Refusal
+
+SCHEMA = 1
+MAX_ENDPOINTS = 16
+MIB = placement.MIB
+UNIT_PREFIX = "llamacpp-"
+HEAD_SERVICE = UNIT_PREFIX + "server"
+
+
+def _head_of(hosts: dict) -> str:
+    found = [name for name, host in hosts.items() if "head" in host["groups"]]
+    if len(found) != 1:
+        raise Refusal(
+            f"group llama_head has {len(found)} hosts of this cluster{': ' if found else ''}{', '.join(found)}: "
+            "it must have exactly one"
+        )
+    return found[0]
+
+
+def make(cluster: str, hosts: dict, model_summary: dict | None, packages: dict, runtime_id: str) -> dict:
+    """The plan, or the reasons why there is none.
+
+    :param hosts: name → ``{"variables", "facts", "groups", "ansible_host"}``; groups is a subset of head and worker.
+    :param model_summary: of the file at llama_model_path.
+    :param packages: distribution family → tool → package.
+    :param runtime_id: identifies the runtime that is installed on the head.
+    :returns: the plan; when ``refused`` is true, ``reasons`` says why and nothing may be applied.
+    """
+    try:
+        plan = _make(cluster, hosts, model_summary, packages, runtime_id)
+    except Refusal as refusal:
+        return {"schema": SCHEMA, "cluster": cluster, "refused": True, "fits": False, "reasons": [str(refusal)]}
+    accepted = set(hosts[plan["head"]["host"]]["variables"]["llama_accept_advisories"])
+    plan["advisories"] = advisories.evaluate(plan)
+    for advisory in plan["advisories"]:
+        advisory["accepted"] = advisory["id"] in accepted
+        if advisory["severity"] == "error" and not advisory["accepted"]:
+            plan["reasons"].append(
+                f"{advisory['message']} {advisory['remedy']} To run it all the same, add {advisory['id']} to llama_accept_advisories."
+            )
+    plan["refused"] = bool(plan["reasons"])
+    return plan
+
+
+def _make(cluster: str, hosts: dict, model_summary: dict | None, packages: dict, runtime_id: str) -> dict:
+    head_name = _head_of(hosts)
+    variables = hosts[head_name]["variables"]
+    release = releases.release_of(variables["llama_release"])
+    hosts = {name: _equipped(name, host, head_name, packages) for name, host in hosts.items()}
+    releases.builds(hosts, release)
+    head = hosts[head_name]
+    model = heads.model_of(variables, model_summary, head["facts"]["prefix"] + "/models")
+    heads.check(head_name, head)
+    used, load, units, reasons = _placed(hosts, head_name, model)
+    plan: dict = {
+        "schema": SCHEMA,
+        "cluster": cluster,
+        "refused": False,
+        "reasons": reasons,
+        "release": {key: value for key, value in release.items() if key != "capabilities"},
+        "model": {
+            "path": model["path"],
+            "known_answer": model["known_answer"],
+            **{key: model["summary"][key] for key in ("name", "architecture", "layers")},
+        },
+        "hosts": {name: _planned_host(name, host, head_name, head, release, used) for name, host in hosts.items()},
+        "head": heads.planned(head_name, head, release, model, used, units, runtime_id),
+        "placement": _placement(used, load, units, release["capabilities"]["buffer_name"]),
+        "fits": not reasons,
+        "fallbacks": [],
+        "estimate": {},
+    }
+    for name, host in plan["hosts"].items():
+        host["services"] = services(plan, name)
+    return plan
+
+
+def _equipped(name: str, host: dict, head_name: str, packages: dict) -> dict:
+    """The host with its backend, its workers and the tools that it needs."""
+    facts = host["facts"]
+    if facts is None:
+        raise Refusal(f"nothing is known of {name}: it could not be reached, and llama_hardware does not declare it")
+    backend = workers.backend_of(name, host["variables"]["llama_backend"], facts)
+    equipped = {**host, "backend": backend, "tools": workers.tools_of(name, facts, backend, packages)}
+    equipped["workers"] = workers.workers_of(name, equipped, head_name) if "worker" in host["groups"] else []
+    return equipped
+
+
+def _placed(hosts: dict, head_name: str, model: dict) -> tuple[list[dict], placement.Load, list[int], list[str]]:
+    """The workers that get layers, what the model costs, the units of each worker, and why it does not fit if so."""
+    variables, facts = hosts[head_name]["variables"], hosts[head_name]["facts"]
+    load = placement.Load(
+        model["summary"],
+        heads.context_of(variables, model["summary"]),
+        variables["llama_server_cache_type_k"],
+        variables["llama_server_cache_type_v"],
+    )
+    declared = [worker for host in hosts.values() for worker in host["workers"]]
+    if not declared:
+        room = facts["memory_mib"] - workers.reserve_mib(facts["memory_mib"], shared=True)
+        lacking = -(-sum(load.of(0, load.units)) // MIB) - room
+        if lacking <= 0:
+            return [], load, [], []
+        return (
+            [],
+            load,
+            [],
+            [f"the model does not fit into the memory of {head_name}: {lacking} MiB are missing; add a worker"],
+        )
+    mode = variables["llama_placement"] or ("all" if model["known_answer"] else "fewest")
+    used = declared
+    if mode == "fewest":
+        chosen = placement.fewest(load, [worker["capacity_mib"] * MIB for worker in declared])
+        used = [declared[index] for index in chosen]
+    if len(used) > MAX_ENDPOINTS:
+        raise Refusal(
+            f"the plan needs {len(used)} workers, and llama.cpp connects to {MAX_ENDPOINTS} at most: use fewer, larger ones"
+        )
+    capacities = [worker["capacity_mib"] * MIB for worker in used]
+    units = placement.distribute(load, capacities)
+    if units is not None:
+        return used, load, units, []
+    lacking = -(-placement.missing_bytes(load, capacities) // MIB)
+    reason = (
+        f"the model does not fit: {lacking} MiB are missing on {used[-1]['endpoint']} ({used[-1]['host']}), "
+        f"with {len(used)} workers that hold {sum(capacities) // MIB} MiB in all: "
+        "add a worker, lower llama_server_context, or choose a smaller model"
+    )
+    return used, load, [], [reason]
+
+
+def _placement(used: list[dict], load: placement.Load, units: list[int], buffer_name: str) -> list[dict]:
+    found, start = [], 0
+    for worker, count in zip(used, units):
+        weights, kv = load.of(start, count)
+        sizes = {"weights": weights, "kv": kv, "compute": load.compute, "total": weights + kv + load.compute}
+        found.append(
+            {
+                "device": buffer_name.format(endpoint=worker["endpoint"]),
+                "host": worker["host"],
+                "layers": max(0, min(start + count, load.layers) - start),
+                "output": start + count == load.units,
+                **{f"{kind}_mib": round(size / MIB, 2) for kind, size in sizes.items()},
+                "capacity_mib": worker["capacity_mib"],
+            }
+        )
+        start += count
+    return found
+
+
+def _planned_host(name: str, host: dict, head_name: str, head: dict, release: dict, used: list[dict]) -> dict:
+    facts = host["facts"]
+    in_use = {worker["endpoint"] for worker in used}
+    return {
+        **{key: facts[key] for key in ("scope", "prefix", "cache", "python", "service_manager", "units")},
+        "tools": host["tools"],
+        "builds": [host["build"]],
+        "workers": [
+            {
+                **{
+                    key: worker[key] for key in ("name", "endpoint", "staging_port", "backend", "device", "environment")
+                },
+                "used": worker["endpoint"] in in_use,
+                "argv": workers.argv_of(worker, host["build"], release["capabilities"], facts["prefix"] + "/releases"),
+            }
+            for worker in host["workers"]
+        ],
+        "firewall": [
+            {"port": port, "protocol": "tcp", "sources": [workers.address_of(head_name, head)]}
+            for worker in host["workers"]
+            if name != head_name
+            for port in (worker["port"], worker["staging_port"])
+        ],
+        "links": [],
+    }
+
+
+def services(plan: dict, host: str) -> list[dict]:
+    """The services of one host, as its service manager needs them."""
+    found = [
+        {
+            "name": f"{UNIT_PREFIX}worker-{worker['name']}",
+            "kind": "worker",
+            "description": f"llama.cpp RPC worker {worker['name']} ({worker['device']})",
+            "argv": worker["argv"],
+            "process": worker["argv"],
+            "environment": worker["environment"],
+            "listens": worker["endpoint"],
+            "after": [],
+            "allow": sorted(
+                {source for rule in plan["hosts"][host]["firewall"] for source in rule["sources"]} | {"localhost"}
+            ),
+        }
+        for worker in plan["hosts"][host]["workers"]
+    ]
+    if host == plan["head"]["host"]:
+        head = plan["head"]
+        found.append(
+            {
+                "name": HEAD_SERVICE,
+                "kind": "head",
+                "description": f"llama.cpp server of cluster {plan['cluster']}",
+                "argv": [*head["launcher"], "--", *head["argv"]],
+                "process": head["argv"],
+                "environment": head["environment"],
+                "listens": f"{head['address']}:{head['port']}",
+                "after": [service["name"] for service in found],
+                "allow": [],
+            }
+        )
+    return found
+
+
+def restarts(plan: dict, drifts: dict[str, dict]) -> dict[str, list[str]]:
+    """Host → names of the services that have to be started anew: those that do not run as planned, and the head with any
+    worker that it uses or used, for it does not reconnect."""
+    found = {
+        name: [
+            service["name"]
+            for service in host["services"]
+            if drifts[name]["services"][service["name"]]["state"] != "running"
+        ]
+        for name, host in plan["hosts"].items()
+        if name in drifts
+    }
+    used = {
+        (name, f"{UNIT_PREFIX}worker-{worker['name']}")
+        for name, host in plan["hosts"].items()
+        for worker in host["workers"]
+        if worker["used"]
+    }
+    head = found.setdefault(plan["head"]["host"], [])
+    touched = any((name, service) in used for name, names in found.items() for service in names)
+    if HEAD_SERVICE not in head and (touched or any(drift["stale"] for drift in drifts.values())):
+        head.append(HEAD_SERVICE)
+    return found

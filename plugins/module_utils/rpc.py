@@ -1,0 +1,179 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Asks a llama.cpp RPC worker who it is: handshake, devices and their memory.
+
+A worker serves one client at a time, so every function here closes its connection before it returns, and nothing here
+may be used against a worker that a head holds. The wire format is that of ggml-rpc.cpp: little-endian,
+``u8 command | u64 size | payload`` there and ``u64 size | payload`` back.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import struct
+import time
+
+HELLO = 14
+DEVICE_COUNT = 15
+GET_DEVICE_MEMORY = 11
+
+HELLO_PLAIN_TCP = bytes(24)
+"""Connection capabilities of protocol 4 and later; zeros ask for plain TCP."""
+
+MAX_DEVICES = 64
+MIB = 1024 * 1024
+
+
+class _Closed(Exception):
+    """The other side ended the connection before its reply was complete."""
+
+
+class _Foreign(Exception):
+    """The other side sent something that is no reply of an RPC worker."""
+
+
+class _Unreachable(Exception):
+    """No connection came about, and nobody refused one either."""
+
+
+class _Connection:
+    def __init__(self, address: str, port: int, deadline: float) -> None:
+        self.deadline = deadline
+        try:
+            self.socket = socket.create_connection((address, port), timeout=self._left())
+        except ConnectionRefusedError:
+            raise
+        except OSError as error:
+            raise _Unreachable(error.strerror or str(error)) from error
+
+    def _left(self) -> float:
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise socket.timeout("timed out")
+        return left
+
+    def __enter__(self) -> _Connection:
+        return self
+
+    def __exit__(self, *_ignored: object) -> None:
+        self.socket.close()
+
+    def _receive(self, size: int) -> bytes:
+        received = b""
+        while len(received) < size:
+            self.socket.settimeout(self._left())
+            try:
+                part = self.socket.recv(size - len(received))
+            except ConnectionError as error:
+                raise _Closed from error
+            if not part:
+                raise _Closed
+            received += part
+        return received
+
+    def ask(self, command: int, payload: bytes, reply_sizes: tuple[int, ...]) -> bytes:
+        """Sends one command and returns its reply, which must have one of the given sizes."""
+        self.socket.settimeout(self._left())
+        try:
+            self.socket.sendall(struct.pack("<BQ", command, len(payload)) + payload)
+        except ConnectionError as error:
+            raise _Closed from error
+        start = self._receive(8)
+        (size,) = struct.unpack("<Q", start)
+        if size not in reply_sizes:
+            raise _Foreign(f"its reply to command {command} starts with {start!r}, which no RPC worker sends")
+        return self._receive(size)
+
+
+def _devices(connection: _Connection, major: int) -> list[dict]:
+    if major < 3:
+        requests = [b""]
+    else:
+        (count,) = struct.unpack("<I", connection.ask(DEVICE_COUNT, b"", (4,)))
+        if count > MAX_DEVICES:
+            raise _Foreign(f"it reports {count} devices")
+        requests = [struct.pack("<I", index) for index in range(count)]
+    devices = []
+    for request in requests:
+        free, total = struct.unpack("<QQ", connection.ask(GET_DEVICE_MEMORY, request, (16,)))
+        devices.append({"free_mib": free // MIB, "total_mib": total // MIB})
+    return devices
+
+
+def _converse(address: str, port: int, deadline: float, hello: bytes) -> dict:
+    with _Connection(address, port, deadline) as connection:
+        reply = connection.ask(HELLO, hello, (3, 28))
+        version = tuple(reply[:3])
+        try:
+            devices = _devices(connection, version[0])
+        except _Closed as error:
+            raise _Foreign(
+                "it answered the handshake, then closed the connection when asked for its devices"
+            ) from error
+    return {"protocol": ".".join(map(str, version)), "devices": devices}
+
+
+def compatible(client: str, server: str) -> bool:
+    """Whether a head that speaks protocol ``client`` accepts a worker that speaks ``server`` (ggml-rpc.cpp, check_server_version)."""
+    client_major, client_minor = (int(part) for part in client.split(".")[:2])
+    server_major, server_minor = (int(part) for part in server.split(".")[:2])
+    return client_major == server_major and server_minor <= client_minor
+
+
+def _answer(state: str, detail: str, **more: object) -> dict:
+    return {"state": state, "detail": detail, "protocol": None, "devices": [], **more}
+
+
+def probe(address: str, port: int, timeout: float = 5.0, protocol: str | None = None) -> dict:
+    """Shakes hands with the worker at ``address:port`` and asks for its devices.
+
+    :param address: numeric IPv4 address; workers listen on nothing else.
+    :param timeout: seconds for the whole conversation, however slowly the other side sends.
+    :param protocol: version that a head speaks (``7.0.0``); without it any version is accepted.
+    :returns: ``{"state", "detail", "protocol", "devices": [{"free_mib", "total_mib"}]}`` where state is one of
+
+        - ``ok``: a worker that a head can use;
+        - ``protocol_mismatch``: a worker of another generation;
+        - ``silent``: accepted, but no answer in time: held by a client, hung, or something else altogether;
+        - ``refused``: nothing listens there;
+        - ``unreachable``: no way there, or no answer to the connection attempt;
+        - ``not_rpc``: something else answers.
+    :raises ValueError: the address is not a numeric IPv4 address, or the port is none.
+    """
+    ipaddress.IPv4Address(address)
+    if not 0 < port < 65536:
+        raise ValueError(f"{port} is no TCP port")
+    deadline = time.monotonic() + timeout
+    connected = False
+    try:
+        # Up to protocol 3 a worker closes the connection on a HELLO with a payload, from 4 on on one without.
+        for hello in (HELLO_PLAIN_TCP, b""):
+            try:
+                found = _converse(address, port, deadline, hello)
+                break
+            except _Closed:
+                connected = True
+        else:
+            return _answer("not_rpc", "it closes the connection on every known form of the handshake")
+    except _Foreign as error:
+        return _answer("not_rpc", str(error))
+    except ConnectionRefusedError:
+        if connected:
+            return _answer("not_rpc", "it closed the connection on the handshake and accepts no other")
+        return _answer("refused", "nothing listens there")
+    except _Unreachable as error:
+        return _answer("unreachable", f"no connection came about: {error}")
+    except socket.timeout:
+        return _answer(
+            "silent",
+            f"it accepted the connection and did not answer within {timeout:g} s: held by a client, hung, or no RPC worker",
+        )
+    if protocol and not compatible(protocol, found["protocol"]):
+        return {
+            "state": "protocol_mismatch",
+            "detail": f"it speaks protocol {found['protocol']}, the head speaks {protocol}",
+            **found,
+        }
+    return {"state": "ok", "detail": "", **found}

@@ -1,0 +1,218 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The head's launcher, the one program of this collection that stays on a host.
+
+Its service runs it without a controller: it waits until every worker shakes hands, writes down what they said, starts
+llama-server, keeps the log of this start, and ends llama-server when a worker is lost. The service manager then starts
+it anew. It is installed beside a copy of rpc.py and needs nothing but Python 3.9.
+
+llama-server does not reconnect to a worker, and an idle one does not even notice that a worker died. So on Linux its
+connections are read from /proc once a second; elsewhere it ends by itself at the next request.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+try:
+    from ansible_collections.llamacpp.cluster.plugins.module_utils import rpc
+except ImportError:
+    import rpc  # type: ignore[import-not-found,no-redef]  # as installed on a host
+
+HANDSHAKES = "handshakes.json"
+START_LOG = "start.log"
+START_LOG_BYTES = 8 * 1024 * 1024
+LOST_AFTER_POLLS = 2
+PR_SET_PDEATHSIG = 1
+ESTABLISHED = 1
+
+
+def say(text: str) -> None:
+    print(f"llamacpp: {text}", flush=True)
+
+
+def shake_hands(endpoints: list[str], protocol: str | None, timeout: float, pause: float = 1.0) -> dict:
+    """Waits until every worker answers; returns ``{endpoint: answer of rpc.probe}``.
+
+    A worker whose release does not fit is waited for like one that is not there yet: it is probably being replaced.
+    """
+    answers: dict = {}
+    reported: dict = {}
+    while True:
+        for endpoint in endpoints:
+            if endpoint in answers:
+                continue
+            address, port = endpoint.rsplit(":", 1)
+            answer = rpc.probe(address, int(port), timeout, protocol)
+            if answer["state"] == "ok":
+                answers[endpoint] = answer
+            elif reported.get(endpoint) != answer["state"]:
+                reported[endpoint] = answer["state"]
+                say(f"waiting for worker {endpoint}: {answer['state']}, {answer['detail']}")
+        if len(answers) == len(endpoints):
+            return answers
+        time.sleep(pause)
+
+
+def connections(tcp_table: str, inodes: set[str], endpoints: list[str]) -> set[str]:
+    """The endpoints to which a process that holds the socket inodes has an established connection.
+
+    :param tcp_table: text of /proc/net/tcp.
+    """
+    connected = set()
+    for line in tcp_table.splitlines()[1:]:
+        fields = line.split()
+        if int(fields[3], 16) == ESTABLISHED and fields[9] in inodes:
+            address, port = fields[2].split(":")
+            numeric = socket.inet_ntoa(struct.pack("=I", int(address, 16)))
+            connected.add(f"{numeric}:{int(port, 16)}")
+    return connected & set(endpoints)
+
+
+def socket_inodes(process: int) -> set[str]:
+    inodes = set()
+    for link in Path(f"/proc/{process}/fd").iterdir():
+        try:
+            target = os.readlink(link)
+        except OSError:
+            continue
+        if target.startswith("socket:["):
+            inodes.add(target[len("socket:[") : -1])
+    return inodes
+
+
+def healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url + "/health", timeout=2) as reply:
+            return reply.status == 200
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+class Head:
+    """One llama-server process and what is watched about it."""
+
+    def __init__(self, argv: list[str], endpoints: list[str], url: str, state: Path) -> None:
+        self.endpoints = endpoints
+        self.url = url
+        self.ready = False
+        self.missing = 0
+        self.process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            preexec_fn=_end_with_parent,
+        )
+        self.relay = threading.Thread(target=self._relay, args=(state / START_LOG,), daemon=True)
+        self.relay.start()
+
+    def _relay(self, path: Path) -> None:
+        """Passes the output on to the service's log, and keeps the beginning of this start in a file."""
+        assert self.process.stdout is not None
+        room = START_LOG_BYTES
+        with path.open("wb", buffering=0) as start_log:
+            while part := os.read(self.process.stdout.fileno(), 65536):
+                start_log.write(part[:room])
+                room -= len(part[:room])
+                os.write(sys.stdout.fileno(), part)
+
+    def lost_workers(self) -> list[str]:
+        """Workers whose connection is gone, seen twice in a row after the server had become ready."""
+        if not sys.platform.startswith("linux"):
+            return []
+        if not self.ready:
+            self.ready = healthy(self.url)
+            return []
+        try:
+            inodes = socket_inodes(self.process.pid)
+        except OSError:
+            return []
+        connected = connections(Path("/proc/net/tcp").read_text(), inodes, self.endpoints)
+        lost = [endpoint for endpoint in self.endpoints if endpoint not in connected]
+        self.missing = self.missing + 1 if lost else 0
+        return lost if self.missing >= LOST_AFTER_POLLS else []
+
+    def stop(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def _end_with_parent() -> None:
+    """A llama-server whose launcher was killed would keep the port and the workers."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _asked_to_stop(_number: int, _frame: object) -> None:
+    raise SystemExit(0)
+
+
+def run(
+    argv: list[str],
+    endpoints: list[str],
+    url: str,
+    state: Path,
+    protocol: str | None,
+    timeout: float,
+    pause: float = 1.0,
+) -> int:
+    """Waits, starts and watches; returns the exit status of the service: 0 only when it was asked to stop."""
+    signal.signal(signal.SIGTERM, _asked_to_stop)
+    signal.signal(signal.SIGINT, _asked_to_stop)
+    answers = shake_hands(endpoints, protocol, timeout, pause)
+    partial = state / (HANDSHAKES + ".new")
+    partial.write_text(json.dumps({"time": int(time.time()), "workers": answers}))
+    partial.replace(state / HANDSHAKES)
+    head = Head(argv, endpoints, url, state)
+    try:
+        while head.process.poll() is None:
+            time.sleep(pause)
+            lost = head.lost_workers()
+            if lost:
+                say(f"lost worker {', '.join(lost)}: restarting llama-server")
+                head.stop()
+    except SystemExit:
+        head.stop()
+        head.relay.join(timeout=5)
+        raise
+    head.relay.join(timeout=5)
+    say(f"llama-server ended with status {head.process.returncode}")
+    time.sleep(pause)
+    return 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Waits for the workers, then runs llama-server and watches it.")
+    parser.add_argument(
+        "--worker", action="append", default=[], metavar="ADDRESS:PORT", help="a worker that must answer first"
+    )
+    parser.add_argument("--protocol", help="RPC protocol that this head speaks")
+    parser.add_argument("--timeout", type=float, default=5.0, help="seconds for one handshake")
+    parser.add_argument("--url", required=True, help="where llama-server answers")
+    parser.add_argument("--state", required=True, type=Path, help="folder for the handshakes and the log of this start")
+    parser.add_argument("argv", nargs="+", help="llama-server and its arguments, after --")
+    options = parser.parse_args()
+    return run(options.argv, options.worker, options.url, options.state, options.protocol, options.timeout)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,268 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Holds what a cluster does against what its plan says, check by check.
+
+A check is ``{"name", "subject", "status", "evidence"}``; status is passed, failed or not tested.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils import host, known_answer, rpc, runtime
+
+SCHEMA = 1
+MAX_REPLY_BYTES = 4 * 1024 * 1024
+LOGGED_ROUNDING_MIB = 0.02
+PROMPT = "The first three prime numbers are"
+TOKENS = 16
+SECONDS_FOR_ANSWER = 300
+
+
+# ------------------------------------------------------------------------------------------------ evidence, on the head
+
+
+def _request(url: str, key: str | None, body: dict | None = None, seconds: float = 5) -> tuple[int, Any]:
+    """Status and JSON of a reply; status 0 and the reason when there is none."""
+    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+    request = urllib.request.Request(url, data=None if body is None else json.dumps(body).encode(), headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=seconds) as reply:
+            return reply.status, json.loads(reply.read(MAX_REPLY_BYTES))
+    except urllib.error.HTTPError as error:
+        return error.code, error.read(2000).decode("utf-8", "replace")
+    except (OSError, ValueError) as error:
+        return 0, str(error)
+
+
+def first_key(path: str | None) -> str | None:
+    return next((line.strip() for line in Path(path).read_text().splitlines() if line.strip()), None) if path else None
+
+
+def buffers(log: str) -> dict[str, dict[str, float]]:
+    """Device → kind (model, KV, compute) → MiB, as the log of one start tells them."""
+    found: dict[str, dict[str, float]] = {}
+    for device, kind, size in re.findall(r"(\S+) (model|KV|compute) buffer size =\s*([\d.]+) MiB", log):
+        sizes = found.setdefault(device, {})
+        sizes[kind] = round(sizes.get(kind, 0) + float(size), 2)
+    return found
+
+
+def wait_for_health(url: str, seconds: float) -> dict:
+    """``{"healthy", "said"}`` after at most so many seconds."""
+    deadline = time.monotonic() + seconds
+    while True:
+        status, said = _request(url + "/health", None)
+        if status == 200:
+            return {"healthy": True, "said": "ok"}
+        if time.monotonic() >= deadline:
+            return {"healthy": False, "said": "the model is loading" if status == 503 else str(said)}
+        time.sleep(0.5)
+
+
+def collect(plan: dict, seconds: float) -> dict:
+    """Everything that only the head can tell.
+
+    :param plan: ``url``, ``prefix``, ``argv``, ``api_key_file``, ``known_answer`` (whether that is the model served),
+        ``unused`` (endpoints that the head does not hold), ``protocol``.
+    :param seconds: how long to wait for the server.
+    """
+    state = Path(plan["prefix"]) / "state"
+    found: dict = {"health": wait_for_health(plan["url"], seconds)}
+    found["processes"] = [pid for pid, argv in host.processes(plan["prefix"]).items() if argv == plan["argv"]]
+    try:
+        log = (state / runtime.START_LOG).read_text(errors="replace")
+    except OSError:
+        log = ""
+    found["log"] = log.splitlines()[-20:]
+    if not found["health"]["healthy"]:
+        return found
+    found["buffers"] = buffers(log)
+    try:
+        found["handshakes"] = json.loads((state / runtime.HANDSHAKES).read_text())
+    except (OSError, ValueError) as error:
+        found["handshakes"] = {"workers": {}, "error": str(error)}
+    for endpoint in plan["unused"]:
+        address, port = endpoint.rsplit(":", 1)
+        found["handshakes"]["workers"][endpoint] = rpc.probe(address, int(port), protocol=plan["protocol"])
+    key = first_key(plan["api_key_file"])
+    question = (
+        {"prompt": "", "temperature": 0}
+        if plan["known_answer"]
+        else {"prompt": PROMPT, "temperature": 0, "max_tokens": TOKENS}
+    )
+    status, said = _request(plan["url"] + "/v1/completions", key, question, SECONDS_FOR_ANSWER)
+    if status == 200:
+        found["completion"] = {
+            "text": said["choices"][0]["text"],
+            "tokens": said["usage"]["completion_tokens"],
+            "fingerprint": said.get("system_fingerprint"),
+            "tokens_per_second": said.get("timings", {}).get("predicted_per_second"),
+        }
+    else:
+        found["completion"] = {"error": f"status {status}: {said}"}
+    return found
+
+
+# ------------------------------------------------------------------------------------------------- judgement, anywhere
+
+
+def _check(name: str, subject: str, passed: bool | None, evidence: str) -> dict:
+    return {
+        "name": name,
+        "subject": subject,
+        "status": {True: "passed", False: "failed", None: "not tested"}[passed],
+        "evidence": evidence,
+    }
+
+
+def _releases(plan: dict, drifts: dict) -> list[dict]:
+    checks = []
+    for name, planned in plan["hosts"].items():
+        drift = drifts.get(name)
+        if drift is None:
+            checks.append(_check("release", name, False, "the host did not answer"))
+            continue
+        wrong = [
+            f"{service['name']} is {drift['services'][service['name']]['state']}"
+            for service in planned["services"]
+            if drift["services"][service["name"]]["state"] != "running"
+        ]
+        wrong += [f"{service} runs, but is not planned" for service in drift["stale"]]
+        checks.append(
+            _check(
+                "release",
+                name,
+                not wrong,
+                ", ".join(wrong) or f"{len(planned['services'])} processes run {planned['builds'][0]['id']} as planned",
+            )
+        )
+    return checks
+
+
+def _closed(plan: dict, drifts: dict) -> list[dict]:
+    checks = []
+    for name, planned in plan["hosts"].items():
+        for worker in planned["workers"]:
+            address = worker["endpoint"].rsplit(":", 1)[0]
+            service = (drifts.get(name) or {"services": {}})["services"].get(f"llamacpp-worker-{worker['name']}", {})
+            listening = service.get("addresses", [])
+            if any(other != address for other in listening):
+                checks.append(_check("closed", worker["endpoint"], False, f"it listens on {', '.join(listening)}"))
+            elif address.startswith("127.") and listening:
+                checks.append(_check("closed", worker["endpoint"], True, "listens on loopback only"))
+            else:
+                checks.append(
+                    _check("closed", worker["endpoint"], None, "no host outside the cluster has tried to connect")
+                )
+    return checks
+
+
+def _handshakes(plan: dict, evidence: dict) -> list[dict]:
+    checks = []
+    answers = evidence["handshakes"]["workers"]
+    capacities = {entry["device"]: entry["capacity_mib"] for entry in plan["placement"]}
+    for planned in plan["hosts"].values():
+        for worker in planned["workers"]:
+            endpoint = worker["endpoint"]
+            answer = answers.get(endpoint)
+            if not answer:
+                checks.append(_check("handshake", endpoint, False, "the head did not record one before it started"))
+            elif answer["state"] != "ok":
+                checks.append(_check("handshake", endpoint, False, f"{answer['state']}: {answer['detail']}"))
+            else:
+                total = sum(device["total_mib"] for device in answer["devices"])
+                needed = next((size for device, size in capacities.items() if f"[{endpoint}]" in device), 0)
+                told = f"protocol {answer['protocol']}, {len(answer['devices'])} device, {total} MiB"
+                right = len(answer["devices"]) == 1 and total >= needed
+                checks.append(
+                    _check(
+                        "handshake",
+                        endpoint,
+                        right,
+                        told if right else f"{told}, planned were 1 device and {needed} MiB",
+                    )
+                )
+    return checks
+
+
+def _buffers(plan: dict, evidence: dict) -> list[dict]:
+    checks = []
+    for entry in plan["placement"]:
+        logged = evidence["buffers"].get(entry["device"], {})
+        wrong = []
+        for kind, key in (("model", "weights_mib"), ("KV", "kv_mib")):
+            if entry[key] and abs(logged.get(kind, 0) - entry[key]) > LOGGED_ROUNDING_MIB + entry[key] / 1000:
+                wrong.append(f"{kind} {logged.get(kind, 0)} MiB, planned {entry[key]}")
+        told = ", ".join(f"{kind} {size} MiB" for kind, size in logged.items())
+        checks.append(_check("buffers", entry["device"], not wrong, "; ".join(wrong) or told))
+    return checks
+
+
+def _known_answer(plan: dict, evidence: dict) -> dict:
+    subject = plan["head"]["url"]
+    if not plan["model"]["known_answer"]:
+        return _check("known answer", subject, None, f"{plan['model']['name']} is served, not the known-answer model")
+    if "error" in evidence["completion"]:
+        return _check("known answer", subject, False, evidence["completion"]["error"])
+    expected, got = known_answer.SENTENCE.split(), evidence["completion"]["text"].split()
+    if got == expected:
+        return _check(
+            "known answer",
+            subject,
+            True,
+            f"{len(got)} of {len(expected)} words right, through {plan['model']['layers']} layers (small faults of attention go unnoticed)",
+        )
+    pairs = zip(expected, got)
+    wrong = next((index for index, pair in enumerate(pairs) if pair[0] != pair[1]), min(len(expected), len(got)))
+    evidence_text = (
+        f"word {wrong + 1} is {' '.join(got[wrong : wrong + 1]) or 'missing'!r}, "
+        f"expected {' '.join(expected[wrong : wrong + 1]) or 'the end'!r}: some layer was computed wrong. "
+        f"It answered: {evidence['completion']['text'][:300]!r}"
+    )
+    return _check("known answer", subject, False, evidence_text)
+
+
+def _completion(plan: dict, evidence: dict) -> dict:
+    said = evidence["completion"]
+    if "error" in said:
+        return _check("completion", plan["head"]["url"], False, said["error"])
+    speed = said["tokens_per_second"]
+    return _check(
+        "completion",
+        plan["head"]["url"],
+        said["tokens"] > 0,
+        f"{said['tokens']} tokens" + (f", {speed:.1f} tokens per second" if speed else ""),
+    )
+
+
+def judge(plan: dict, drifts: dict[str, dict | None], evidence: dict) -> dict:
+    """The report on a cluster.
+
+    :param drifts: host → what host.drift found there; None or absent where the host did not answer.
+    :param evidence: what collect found on the head.
+    :returns: ``{"schema", "cluster", "passed", "checks"}``; passed says that no check failed.
+    """
+    checks = _releases(plan, drifts) + _closed(plan, drifts)
+    checks.append(_check("health", plan["head"]["url"], evidence["health"]["healthy"], evidence["health"]["said"]))
+    if evidence["health"]["healthy"]:
+        checks += _handshakes(plan, evidence) + _buffers(plan, evidence)
+        checks += [_known_answer(plan, evidence), _completion(plan, evidence)]
+    else:
+        checks += [
+            _check(name, plan["head"]["url"], None, "the server is not healthy")
+            for name in ("handshake", "buffers", "known answer", "completion")
+        ]
+    return {
+        "schema": SCHEMA,
+        "cluster": plan["cluster"],
+        "passed": not any(check["status"] == "failed" for check in checks),
+        "checks": checks,
+    }

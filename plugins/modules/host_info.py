@@ -1,0 +1,79 @@
+#!/usr/bin/python
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: host_info
+short_description: Tells what a host has and how it differs from the plan
+version_added: 0.1.0
+author: llamacpp.cluster contributors (@llamacpp-cluster)
+description:
+  - Probes system, processor, memory, accelerators, toolchain and service manager in one call.
+  - Given the host's part of the plan, it also tells how the running services differ from it.
+attributes:
+  check_mode:
+    support: full
+    description: Changes nothing in either mode.
+options:
+  scope:
+    description: Whether the installation belongs to the system or to the connecting user.
+    type: str
+    choices: [auto, system, user]
+    default: auto
+  plan:
+    description: The host's part of the plan. Then only the difference from it is returned.
+    type: dict
+"""
+
+EXAMPLES = r"""
+- name: Probe the host
+  llamacpp.cluster.host_info:
+  register: llama_facts
+"""
+
+RETURN = r"""
+facts:
+  description: What planning needs to know. Sizes are in MiB.
+  returned: when O(plan) is not given
+  type: dict
+  sample: {"architecture": "x86_64", "memory_mib": 24105, "accelerators": [], "service_manager": "systemd", "scope": "system"}
+drift:
+  description: State of each planned service, and the services that are installed but not planned.
+  returned: when O(plan) is given
+  type: dict
+  sample: {"services": {"llamacpp-worker-cpu": {"state": "running", "pid": 4711, "addresses": ["127.0.0.1"]}}, "stale": []}
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llamacpp.cluster.plugins.module_utils import host
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "scope": {"type": "str", "choices": ["auto", "system", "user"], "default": "auto"},
+            "plan": {"type": "dict"},
+        },
+        supports_check_mode=True,
+    )
+    if module.params["plan"] is None:
+        module.exit_json(changed=False, facts=host.facts(module.params["scope"]))
+    drift = host.drift(module.params["plan"])
+    foreign = [
+        f"{service['listens']}, on which {service['name']} is to listen"
+        for service in module.params["plan"]["services"]
+        if drift["services"][service["name"]]["state"] == "foreign"
+    ]
+    if foreign:
+        module.fail_json(
+            msg=f"Something else already uses {' and '.join(foreign)}: stop it, or give another port in llama_worker_endpoints or llama_server_port.",
+            drift=drift,
+        )
+    module.exit_json(changed=False, drift=drift)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+#!/usr/bin/python
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: known_answer
+short_description: Puts a model on the host whose right answer is known
+version_added: 0.1.0
+author: llamacpp.cluster contributors (@llamacpp-cluster)
+description:
+  - Writes the known-answer model on the controller and copies it to the host.
+  - An action plugin carries it out. The controller needs the Python package C(gguf).
+attributes:
+  check_mode:
+    support: full
+    description: Tells whether the file would be written.
+  diff_mode:
+    support: full
+    description: Tells which file would be written.
+options:
+  path:
+    description: The model's path on the host.
+    type: path
+    required: true
+  layers:
+    description: Number of layers.
+    type: int
+    required: true
+  width:
+    description: Width, a multiple of 64.
+    type: int
+    required: true
+  type:
+    description: Type of the matrices.
+    type: str
+    choices: [f32, f16, q8_0]
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Put the known-answer model on the head
+  llamacpp.cluster.known_answer:
+    path: /opt/llamacpp/models/known-answer-16x128-f32.gguf
+    layers: 16
+    width: 128
+    type: f32
+"""
+
+RETURN = r"""
+sentence:
+  description: What the model answers to an empty prompt.
+  returned: always
+  type: str
+"""

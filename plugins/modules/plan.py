@@ -1,0 +1,54 @@
+#!/usr/bin/python
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: plan
+short_description: Computes the whole intended state of the cluster
+version_added: 0.1.0
+author: llamacpp.cluster contributors (@llamacpp-cluster)
+description:
+  - From the inventory, the hosts' facts and the model's summary it computes builds, workers, placement and command lines, and changes nothing.
+  - An action plugin carries it out on the controller. It takes the cluster from C(llama_cluster_group) and the facts from the registered
+    variable C(llama_facts) of each host.
+  - It fails when the plan is refused. The plan is written in either case.
+attributes:
+  check_mode:
+    support: full
+    description: Changes nothing in either mode, apart from writing O(path).
+options:
+  model:
+    description: What P(llamacpp.cluster.gguf_info#module) returned for C(llama_model_path).
+    type: dict
+  path:
+    description: File on the controller for the plan as JSON.
+    type: path
+  quiet:
+    description: Whether to leave out the table for a person.
+    type: bool
+    default: false
+"""
+
+EXAMPLES = r"""
+- name: Compute the plan
+  llamacpp.cluster.plan:
+    path: plan.json
+  run_once: true
+  register: llama_planned
+"""
+
+RETURN = r"""
+plan:
+  description: The plan. Its form is described in docs/plan.md.
+  returned: always
+  type: dict
+  sample: {"schema": 1, "refused": false, "fits": true}
+runtime_files:
+  description: Files of the head's runtime on the controller.
+  returned: when the plan is not refused
+  type: list
+  elements: str
+"""

@@ -1,0 +1,123 @@
+#!/usr/bin/python
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: release
+short_description: Builds a release of llama.cpp and installs it
+version_added: 0.1.0
+author: llamacpp.cluster contributors (@llamacpp-cluster)
+description:
+  - Fetches the source to the controller, checks it, and on the host unpacks, configures, compiles and installs it.
+  - An installed release whose files are intact is left alone.
+  - An action plugin of the same name shows the progress of a build every few seconds.
+attributes:
+  check_mode:
+    support: full
+    description: Tells whether the release would be built.
+  diff_mode:
+    support: full
+    description: Shows the release that would be added.
+options:
+  state:
+    description:
+      - V(fetched) only brings the source archive to the cache of the controller. It returns C(path).
+      - V(present) builds and installs.
+    type: str
+    choices: [fetched, present]
+    default: present
+  release:
+    description: The release as the plan holds it.
+    type: dict
+    required: true
+  build:
+    description: This host's build as the plan holds it.
+    type: dict
+  prefix:
+    description: Folder of the installation.
+    type: path
+  cache:
+    description: Folder for sources and builds, kept from run to run.
+    type: path
+  archive:
+    description: The source archive on the host. The action plugin fetches it and copies it there.
+    type: path
+  account:
+    description: Account that builds. Without it the connecting user builds.
+    type: str
+"""
+
+EXAMPLES = r"""
+- name: Build the planned release
+  llamacpp.cluster.release:
+    release: "{{ llama_planned.plan.release }}"
+    build: "{{ llama_build_plan.builds[0] }}"
+    prefix: "{{ llama_build_plan.prefix }}"
+    cache: "{{ llama_build_plan.cache }}"
+"""
+
+RETURN = r"""
+manifest:
+  description: What was installed, with a hash for each file and the capabilities that its programs report.
+  returned: when the release is installed
+  type: dict
+  sample: {"id": "pypi-0.3.36-cpu-1f2e3d4c", "seconds": 262, "files": {"bin/llama-server": "8f1c..."}}
+path:
+  description: The archive in the controller's cache.
+  returned: when O(state=fetched)
+  type: str
+  sample: /home/user/.cache/llamacpp/sources/832db0699007f1be.tar.gz
+"""
+
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llamacpp.cluster.plugins.module_utils import building
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "state": {"type": "str", "choices": ["fetched", "present"], "default": "present"},
+            "release": {"type": "dict", "required": True},
+            "build": {"type": "dict"},
+            "prefix": {"type": "path"},
+            "cache": {"type": "path"},
+            "archive": {"type": "path"},
+            "account": {"type": "str"},
+        },
+        required_if=[("state", "present", ("build", "prefix", "cache"))],
+        supports_check_mode=True,
+    )
+    if module.params["state"] == "fetched":
+        module.fail_json(
+            msg="state: fetched is carried out on the controller, by the action plugin llamacpp.cluster.release."
+        )
+    build, release = module.params["build"], module.params["release"]
+    manifest = building.installed(Path(module.params["prefix"]) / "releases" / build["id"])
+    if manifest:
+        module.exit_json(changed=False, manifest=manifest)
+    diff = {"before": "", "after": build["id"] + "\n"}
+    if module.check_mode or not module.params["archive"]:
+        module.exit_json(changed=True, diff=diff)
+    source = {
+        "archive": module.params["archive"],
+        "sha256": release["checksum"].split(":", 1)[1],
+        "member": release["member"],
+        "commit": release["commit"],
+        "number": release["build"],
+    }
+    try:
+        manifest = building.Builder(
+            module.params["prefix"], module.params["cache"], build, source, module.params["account"]
+        ).install()
+    except (building.BuildError, OSError, KeyError) as error:
+        module.fail_json(msg=f"Building {build['id']}: {error}")
+    module.exit_json(changed=True, manifest=manifest, diff=diff)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+#!/usr/bin/python
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: rpc_info
+short_description: Asks an RPC worker for its protocol, devices and memory
+version_added: 0.1.0
+author: llamacpp.cluster contributors (@llamacpp-cluster)
+description:
+  - Shakes hands with a llama.cpp RPC worker, asks for its devices, and closes the connection.
+  - Any other state than V(ok) is information too and does not make the module fail.
+notes:
+  - A worker serves one client at a time. Do not probe one that a head holds. It does not answer, and a worker that does not ignore the signal
+    C(SIGPIPE) ends when it comes to the connection that was given up.
+attributes:
+  check_mode:
+    support: full
+    description: Changes nothing in either mode.
+options:
+  address:
+    description: Numeric IPv4 address of the worker, as seen from the host on which the module runs.
+    type: str
+    required: true
+  port:
+    description: TCP port of the worker.
+    type: int
+    required: true
+  protocol:
+    description: Protocol that the head speaks. A worker that it would not accept is reported as V(protocol_mismatch).
+    type: str
+  timeout:
+    description: Seconds for the whole conversation.
+    type: float
+    default: 5.0
+"""
+
+EXAMPLES = r"""
+- name: Ask a worker before the head starts
+  llamacpp.cluster.rpc_info:
+    address: 192.168.128.12
+    port: 50052
+    protocol: 7.0.0
+  register: answer
+  until: answer.state == 'ok'
+  retries: 5
+  delay: 1
+"""
+
+RETURN = r"""
+state:
+  description:
+    - V(ok), a worker that a head can use; V(protocol_mismatch), a worker of another generation; V(refused), nothing listens there;
+      V(unreachable), there is no way there; V(not_rpc), something else answers.
+    - V(silent), accepted but not answered, held by a client, hung, or no worker at all. From outside these three look alike.
+  returned: always
+  type: str
+  sample: ok
+detail:
+  description: More about a state other than V(ok).
+  returned: always
+  type: str
+protocol:
+  description: The worker's version of the protocol.
+  returned: always
+  type: str
+  sample: 7.0.0
+devices:
+  description: Memory of each device.
+  returned: always
+  type: list
+  elements: dict
+  sample: [{"free_mib": 24105, "total_mib": 24105}]
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llamacpp.cluster.plugins.module_utils import rpc
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "address": {"type": "str", "required": True},
+            "port": {"type": "int", "required": True},
+            "protocol": {"type": "str"},
+            "timeout": {"type": "float", "default": 5.0},
+        },
+        supports_check_mode=True,
+    )
+    params = module.params
+    try:
+        module.exit_json(
+            changed=False, **rpc.probe(params["address"], params["port"], params["timeout"], params["protocol"])
+        )
+    except ValueError as error:
+        module.fail_json(
+            msg=f"{params['address']}:{params['port']} is no endpoint of a worker: {error}. Give a numeric IPv4 address and a port."
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+#!/usr/bin/python
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: verify
+short_description: Holds a running cluster against its plan
+version_added: 0.1.0
+author: llamacpp.cluster contributors (@llamacpp-cluster)
+description:
+  - Runs on the head, asks the server, reads the log of its start and what its workers said before, and judges each check.
+  - An action plugin of the same name waits for the server, adds what the other hosts reported in the registered variable C(llama_compared),
+    and shows a table. It fails when a check failed.
+  - It never connects to a worker that the head holds.
+attributes:
+  check_mode:
+    support: full
+    description: Changes nothing in either mode, apart from writing O(path).
+options:
+  plan:
+    description: The plan.
+    type: dict
+    required: true
+  path:
+    description: File on the controller for the report as JSON.
+    type: path
+  wait:
+    description: Seconds to wait for the server in one call. The action plugin calls the module until the plan's start timeout is over.
+    type: float
+    default: 5.0
+"""
+
+EXAMPLES = r"""
+- name: Verify the cluster
+  llamacpp.cluster.verify:
+    plan: "{{ llama_planned.plan }}"
+    path: "{{ llama_verify_path | default(omit) }}"
+"""
+
+RETURN = r"""
+report:
+  description: C(passed), and C(checks) with C(name), C(subject), C(status) (V(passed), V(failed) or V(not tested)) and C(evidence).
+  returned: always
+  type: dict
+  sample: {"schema": 1, "passed": true, "checks": [{"name": "health", "subject": "http://127.0.0.1:8080", "status": "passed", "evidence": "ok"}]}
+evidence:
+  description: What the head reported.
+  returned: always
+  type: dict
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llamacpp.cluster.plugins.module_utils import verification
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "plan": {"type": "dict", "required": True},
+            "path": {"type": "path"},
+            "wait": {"type": "float", "default": 5.0},
+        },
+        supports_check_mode=True,
+    )
+    plan = module.params["plan"]
+    head = plan["head"]
+    unused = [worker["endpoint"] for host in plan["hosts"].values() for worker in host["workers"] if not worker["used"]]
+    evidence = verification.collect(
+        {
+            "url": head["url"],
+            "prefix": plan["hosts"][head["host"]]["prefix"],
+            "argv": head["argv"],
+            "api_key_file": head["api_key_file"],
+            "known_answer": bool(plan["model"]["known_answer"]),
+            "unused": unused,
+            "protocol": plan["release"]["protocol"],
+        },
+        module.params["wait"],
+    )
+    module.exit_json(changed=False, evidence=evidence)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the inventory says of a cluster: its hosts, their groups, and their variables held against the roles' specifications."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ansible.errors import AnsibleActionFail
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+
+ROLES = Path(__file__).resolve().parents[2] / "roles"
+CLUSTER_GROUP = "llama_cluster"
+GROUPS = {"head": "llama_head", "worker": "llama_workers"}
+INTERNAL_ENDINGS = ("_plan", "_facts", "_services", "_restart", "_runtime", "_protocol", "_build_release")
+
+
+def specification() -> dict[str, dict]:
+    """Every variable of an operator, with type, default and description, from the roles' argument specifications."""
+    found: dict[str, dict] = {}
+    for path in sorted(ROLES.glob("*/meta/argument_specs.yml")):
+        options = yaml.safe_load(path.read_text())["argument_specs"]["main"]["options"]
+        found.update({name: option for name, option in options.items() if not name.endswith(INTERNAL_ENDINGS)})
+    return found
+
+
+def packages() -> dict[str, dict[str, str]]:
+    """Distribution family → tool → package."""
+    return yaml.safe_load((ROLES / "llama_host" / "vars" / "packages.yml").read_text())["llama_host_packages"]
+
+
+def _variables(name: str, hostvars: Any, spec: dict[str, dict]) -> dict:
+    given = {variable: hostvars[variable] for variable in spec if hostvars.get(variable) is not None}
+    checked = ArgumentSpecValidator(spec).validate(given)
+    if checked.error_messages:
+        raise AnsibleActionFail(
+            f"Variables of host {name} are not right: {'; '.join(checked.error_messages)}. They are described in docs/variables.md."
+        )
+    return {variable: checked.validated_parameters.get(variable) for variable in spec}
+
+
+def hosts(task_vars: dict) -> tuple[str, dict[str, dict]]:
+    """Name of the cluster, and its hosts as planning takes them. Facts are those that the play registered as ``llama_facts``."""
+    groups, hostvars = task_vars["groups"], task_vars["hostvars"]
+    cluster = task_vars.get("llama_cluster_group") or CLUSTER_GROUP
+    if cluster not in groups:
+        raise AnsibleActionFail(
+            f"The inventory has no group {cluster}: put the cluster's hosts into it, or name the right group in llama_cluster_group."
+        )
+    spec = specification()
+    found = {}
+    for name in groups[cluster]:
+        parts = [part for part, group in GROUPS.items() if name in groups.get(group, [])]
+        if parts:
+            own = hostvars[name]
+            found[name] = {
+                "groups": parts,
+                "ansible_host": own.get("ansible_host") or name,
+                "variables": _variables(name, own, spec),
+                "facts": (own.get("llama_facts") or {}).get("facts"),
+            }
+    if not found:
+        raise AnsibleActionFail(
+            f"Group {cluster} has no host that is also in llama_head or llama_workers: put the head and the workers there."
+        )
+    return cluster, found

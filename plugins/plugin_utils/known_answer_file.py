@@ -1,0 +1,150 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Writes the known-answer model as GGUF, one tensor at a time, so that a model may be larger than the memory."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils import known_answer
+
+try:
+    import gguf
+    import numpy
+
+    HAS_GGUF = True
+except ImportError:
+    HAS_GGUF = False
+
+ATTENTION_SPREAD = 0.25
+"""Standard deviation of attention weights times the width; more loses the answer on wide models."""
+EPSILON = 1e-9
+
+
+FORM = 1
+"""Counts up when the written file changes, so that a cached one of an older form is not taken for it."""
+
+
+def versioned_name(layers: int, width: int, kind: str) -> str:
+    return f"{FORM}-{known_answer.file_name(layers, width, kind)}"
+
+
+def _tensors(layers: int, width: int) -> Iterator[tuple[str, numpy.ndarray]]:
+    """All tensors in the file's order, as 32-bit floats; norms are one-dimensional."""
+    states = known_answer.positions()
+    begin, end = states - 1, states - 1
+    first_piece = len(known_answer.CONTROL_TOKENS) + len(known_answer.BYTE_TOKENS)
+    tokens = first_piece + len(known_answer.pieces())
+    state_of = {1: begin, 2: end, **{first_piece + index: index for index in range(states - 1)}}
+
+    embedding = numpy.zeros((tokens, width), numpy.float32)
+    for token, state in state_of.items():
+        embedding[token, state] = 1
+    yield "token_embd.weight", embedding
+
+    reached = list(range(states))
+    hidden = math.sqrt(width) / (1 + math.exp(-math.sqrt(width))) * math.sqrt(width)
+    ones = numpy.ones(width, numpy.float32)
+    identity = numpy.eye(width, dtype=numpy.float32)
+    for layer in range(layers):
+        after = known_answer.permutation(layer)
+        reached = [after[state] for state in reached]
+        down = numpy.zeros((width, width), numpy.float32)
+        for state, following in enumerate(after):
+            down[following, state] += 1 / hidden
+            down[state, state] -= 1 / hidden
+        noise = numpy.frombuffer(random.Random(layer).randbytes(2 * width * width), numpy.int16).reshape(width, width)
+        noise = (noise / 32768 * math.sqrt(3) * ATTENTION_SPREAD / width).astype(numpy.float32)
+        name = f"blk.{layer}."
+        yield name + "attn_norm.weight", ones
+        for turn, part in enumerate(("attn_q", "attn_k", "attn_v", "attn_output")):
+            yield f"{name}{part}.weight", numpy.roll(noise, turn, axis=1)
+        yield name + "ffn_norm.weight", ones
+        yield name + "ffn_gate.weight", identity
+        yield name + "ffn_up.weight", identity
+        yield name + "ffn_down.weight", down
+    yield "output_norm.weight", ones
+
+    output = numpy.zeros((tokens, width), numpy.float32)
+    for token, state in state_of.items():
+        if token != 1:
+            output[token, reached[(state - 1) % states]] = 1
+    yield "output.weight", output
+
+
+def _shapes(layers: int, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    tokens = known_answer.summary(layers, width, "f32")["vocabulary"]
+    square, row = (width, width), (width,)
+    yield "token_embd.weight", (tokens, width)
+    for layer in range(layers):
+        for part, shape in (
+            ("attn_norm", row),
+            ("attn_q", square),
+            ("attn_k", square),
+            ("attn_v", square),
+            ("attn_output", square),
+            ("ffn_norm", row),
+            ("ffn_gate", square),
+            ("ffn_up", square),
+            ("ffn_down", square),
+        ):
+            yield f"blk.{layer}.{part}.weight", shape
+    yield "output_norm.weight", row
+    yield "output.weight", (tokens, width)
+
+
+def _metadata(writer: gguf.GGUFWriter, layers: int, width: int, kind: str) -> None:
+    summary = known_answer.summary(layers, width, kind)
+    pieces = known_answer.pieces()
+    writer.add_name(summary["name"])
+    writer.add_context_length(summary["context"])
+    writer.add_embedding_length(width)
+    writer.add_block_count(layers)
+    writer.add_feed_forward_length(width)
+    writer.add_head_count(summary["heads"])
+    writer.add_head_count_kv(summary["kv_heads"])
+    writer.add_rope_dimension_count(known_answer.HEAD_DIMENSION)
+    writer.add_layer_norm_rms_eps(EPSILON)
+    writer.add_vocab_size(summary["vocabulary"])
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(known_answer.CONTROL_TOKENS + known_answer.BYTE_TOKENS + pieces)
+    writer.add_token_scores([0.0] * summary["vocabulary"])
+    writer.add_token_types(
+        [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL]
+        + [gguf.TokenType.BYTE] * len(known_answer.BYTE_TOKENS)
+        + [gguf.TokenType.NORMAL] * len(pieces)
+    )
+    writer.add_unk_token_id(0)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_add_bos_token(True)
+    writer.add_add_eos_token(False)
+
+
+def write(path: Path, layers: int, width: int, kind: str) -> None:
+    """Writes the model to ``path``, which appears only when it is complete.
+
+    :param kind: type of the matrices: f32, f16 or q8_0; norms are always f32.
+    """
+    weight_type = gguf.GGMLQuantizationType[kind.upper()]
+
+    def stored_as(shape: tuple[int, ...]) -> gguf.GGMLQuantizationType:
+        return weight_type if len(shape) == 2 else gguf.GGMLQuantizationType.F32
+
+    partial = path.with_name(path.name + ".partial")
+    writer = gguf.GGUFWriter(partial, "llama")
+    _metadata(writer, layers, width, kind)
+    for name, shape in _shapes(layers, width):
+        stored = gguf.quant_shape_to_byte_shape(shape, stored_as(shape))
+        writer.add_tensor_info(name, stored, numpy.dtype(numpy.uint8), math.prod(stored), raw_dtype=stored_as(shape))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for _name, values in _tensors(layers, width):
+        writer.write_tensor_data(gguf.quantize(values, stored_as(values.shape)).view(numpy.uint8))
+    writer.close()
+    partial.replace(path)

@@ -1,0 +1,198 @@
+"""The handshake against a scripted server, one script for each generation and for each thing that is no worker."""
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils import rpc
+
+GIB = 1 << 30
+
+
+def reply(payload):
+    return struct.pack("<Q", len(payload)) + payload
+
+
+class Server(threading.Thread):
+    """Accepts connections one after the other and lets ``script(socket)`` handle each; counts those left open by the client."""
+
+    def __init__(self, script):
+        super().__init__(daemon=True)
+        self.script = script
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.connections = []
+        self.start()
+
+    def run(self):
+        with contextlib.suppress(OSError):
+            while True:
+                client, _address = self.listener.accept()
+                self.connections.append(client)
+                with contextlib.suppress(OSError):
+                    self.script(client)
+
+    def all_closed_by_client(self):
+        """Whether each connection ends when the server reads on; one that the script closed itself counts as closed."""
+        for client in self.connections:
+            if client.fileno() < 0:
+                continue
+            client.settimeout(2)
+            try:
+                while client.recv(4096):
+                    pass
+            except socket.timeout:
+                return False
+            except OSError:
+                continue
+        return True
+
+
+def worker(version, hello_sizes, devices=((3 * GIB, 4 * GIB),)):
+    """A worker of the given protocol that closes the connection on a HELLO of another size, as the real one does."""
+
+    def script(client):
+        while True:
+            head = client.recv(9, socket.MSG_WAITALL)
+            if len(head) < 9:
+                return
+            command, size = struct.unpack("<BQ", head)
+            payload = client.recv(size, socket.MSG_WAITALL) if size else b""
+            if command == rpc.HELLO:
+                if size not in hello_sizes:
+                    client.close()
+                    return
+                client.sendall(reply(bytes(version) + (bytes(25) if version[0] >= 4 else b"")))
+            elif command == rpc.DEVICE_COUNT and version[0] >= 3:
+                client.sendall(reply(struct.pack("<I", len(devices))))
+            elif command == rpc.GET_DEVICE_MEMORY:
+                index = struct.unpack("<I", payload)[0] if version[0] >= 3 else 0
+                client.sendall(reply(struct.pack("<QQ", *devices[index])))
+            else:
+                client.close()
+                return
+
+    return script
+
+
+def probe(script, **options):
+    server = Server(script)
+    try:
+        found = rpc.probe("127.0.0.1", server.port, timeout=options.pop("timeout", 5), **options)
+        assert server.all_closed_by_client()
+        return found
+    finally:
+        server.listener.close()
+
+
+@pytest.mark.parametrize(
+    "version, sizes",
+    [((1, 0, 0), {0}), ((2, 0, 0), {0}), ((3, 6, 1), {0}), ((4, 0, 0), {24}), ((7, 0, 0), {24}), ((8, 1, 0), {24})],
+)
+def test_every_generation_answers(version, sizes):
+    found = probe(worker(version, sizes))
+    assert found["state"] == "ok"
+    assert found["protocol"] == ".".join(map(str, version))
+    assert found["devices"] == [{"free_mib": 3072, "total_mib": 4096}]
+
+
+def test_every_device_of_a_worker_is_reported():
+    found = probe(worker((7, 0, 0), {24}, devices=((GIB, 2 * GIB), (5 * GIB, 6 * GIB))))
+    assert [device["total_mib"] for device in found["devices"]] == [2048, 6144]
+
+
+@pytest.mark.parametrize(
+    "head, state", [("7.0.0", "ok"), ("7.1.0", "ok"), ("6.0.0", "protocol_mismatch"), ("8.0.0", "protocol_mismatch")]
+)
+def test_protocol_of_the_head(head, state):
+    found = probe(worker((7, 0, 3), {24}), protocol=head)
+    assert found["state"] == state
+    assert state == "ok" or (head in found["detail"] and "7.0.3" in found["detail"])
+
+
+def test_a_worker_with_a_higher_minor_version_is_a_mismatch():
+    assert probe(worker((3, 6, 1), {0}), protocol="3.5.0")["state"] == "protocol_mismatch"
+
+
+def test_silent_when_nothing_is_answered():
+    started = time.monotonic()
+    found = probe(lambda client: time.sleep(2), timeout=0.3)
+    assert found["state"] == "silent"
+    assert time.monotonic() - started < 2
+
+
+def test_silent_when_bytes_drip_slower_than_the_deadline():
+    def drip(client):
+        for byte in reply(bytes(28)):
+            client.sendall(bytes([byte]))
+            time.sleep(0.1)
+
+    assert probe(drip, timeout=0.5)["state"] == "silent"
+
+
+def test_refused():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    assert rpc.probe("127.0.0.1", port)["state"] == "refused"
+
+
+def test_unreachable(monkeypatch):
+    def no_way(*_arguments, **_options):
+        raise OSError(113, "No route to host")
+
+    monkeypatch.setattr(rpc.socket, "create_connection", no_way)
+    found = rpc.probe("192.0.2.1", 50052)
+    assert found["state"] == "unreachable"
+    assert "No route to host" in found["detail"]
+
+
+def test_unreachable_when_the_connection_attempt_times_out(monkeypatch):
+    def late(*_arguments, **_options):
+        raise socket.timeout("timed out")
+
+    monkeypatch.setattr(rpc.socket, "create_connection", late)
+    assert rpc.probe("192.0.2.1", 50052)["state"] == "unreachable"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(lambda client: client.sendall(b"SSH-2.0-OpenSSH_9.2p1\r\n"), id="ssh"),
+        pytest.param(lambda client: client.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"), id="http"),
+        pytest.param(lambda client: client.close(), id="closes"),
+        pytest.param(lambda client: client.sendall(struct.pack("<Q", 1 << 62)), id="endless reply"),
+        pytest.param(
+            lambda client: (
+                client.sendall(reply(bytes([7, 0, 0]) + bytes(25))),
+                client.recv(100),
+                client.recv(100),
+                client.close(),
+            ),
+            id="only shakes hands",
+        ),
+    ],
+)
+def test_not_rpc(script):
+    assert probe(script)["state"] == "not_rpc"
+
+
+def test_too_many_devices_are_not_believed():
+    assert probe(worker((7, 0, 0), {24}, devices=((1, 1),) * 65))["state"] == "not_rpc"
+
+
+def test_a_server_that_closes_and_then_refuses_is_no_worker():
+    def close_all(client):
+        client.close()
+        server.listener.close()
+
+    server = Server(close_all)
+    assert rpc.probe("127.0.0.1", server.port)["state"] == "not_rpc"
+
+
+@pytest.mark.parametrize("address, port", [("worker1", 50052), ("::1", 50052), ("127.0.0.1", 0), ("127.0.0.1", 70000)])
+def test_endpoints_that_cannot_be(address, port):
+    with pytest.raises(ValueError):
+        rpc.probe(address, port)
