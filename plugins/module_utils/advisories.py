@@ -71,7 +71,22 @@ def _open_server(plan: dict) -> list[dict]:
     ]
 
 
-CONDITIONS = (_security_floor, _unprotected_workers, _open_server)
+def _unused_accelerators(plan: dict) -> list[dict]:
+    return [
+        _advisory(
+            "accelerator-unused",
+            "warning",
+            name,
+            f"{name} has {', '.join(host['unused_accelerators'])}, but llama.cpp is built there for the CPU: no toolchain for it was found.",
+            "Install ROCm, CUDA, or glslc and the Vulkan headers, or set llama_backend to cpu to say that this is meant.",
+            "docs/variables.md",
+        )
+        for name, host in plan["hosts"].items()
+        if host["unused_accelerators"]
+    ]
+
+
+CONDITIONS = (_security_floor, _unprotected_workers, _open_server, _unused_accelerators)
 
 
 def evaluate(plan: dict) -> list[dict]:

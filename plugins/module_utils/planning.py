@@ -173,6 +173,7 @@ def _planned_host(name: str, host: dict, head_name: str, head: dict, release: di
     return {
         **{key: facts[key] for key in ("scope", "prefix", "cache", "python", "service_manager", "units")},
         "tools": host["tools"],
+        "unused_accelerators": workers.unused_accelerators(host),
         "builds": [host["build"]],
         "workers": [
             {

@@ -68,6 +68,13 @@ def backend_of(name: str, wanted: str, facts: dict) -> str:
     return "cpu"
 
 
+def unused_accelerators(host: dict) -> list[str]:
+    """Names of the accelerators of a host for which ``auto`` found no toolchain."""
+    if host["backend"] != "cpu" or host["variables"]["llama_backend"] != "auto":
+        return []
+    return sorted({accelerator["name"] for accelerator in host["facts"]["accelerators"]})
+
+
 def reserve_mib(total_mib: int, shared: bool) -> int:
     """What is left to the system: more where the device's memory is the host's own."""
     return max(2048, total_mib // 10) if shared else max(512, total_mib // 20)

@@ -1,0 +1,91 @@
+"""Hosts and plans that the tests of planning and verification start from."""
+
+import copy
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils import known_answer, planning
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+
+RELEASE = {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "a" * 64}
+
+FACTS = {
+    "system": "Linux",
+    "architecture": "x86_64",
+    "distribution": {"id": "debian", "version": "13", "family": "debian"},
+    "cpu": {"model": "test", "cores": 16, "features_id": "f"},
+    "memory_mib": 65536,
+    "accelerators": [],
+    "toolchain": {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", "venv": "1.0", "ccache": None},
+    "scope": "system",
+    "python": "/usr/bin/python3",
+    "service_manager": "systemd",
+    "prefix": "/opt/llamacpp",
+    "cache": "/var/cache/llamacpp",
+    "units": "/etc/systemd/system",
+}
+
+
+class Cluster:
+    """Builds the input of planning.make; variables and facts are set per host before the plan is made."""
+
+    def __init__(self):
+        self.hosts = {}
+        self.model = None
+
+    def add(self, name, *groups, address="192.0.2.1", facts=None, **variables):
+        spec = inventory.specification()
+        defaults = {variable: copy.deepcopy(option.get("default")) for variable, option in spec.items()}
+        self.hosts[name] = {
+            "groups": list(groups),
+            "ansible_host": address,
+            "facts": {**copy.deepcopy(FACTS), **(facts or {})},
+            "variables": {**defaults, "llama_release": RELEASE, **variables},
+        }
+        return self
+
+    def plan(self):
+        return planning.make("test", copy.deepcopy(self.hosts), self.model, inventory.packages(), "runtime-id")
+
+    def reason(self):
+        plan = self.plan()
+        assert plan["refused"]
+        assert not plan["fits"] or plan["advisories"]
+        return " ".join(plan["reasons"])
+
+
+def known_answer_of(layers=16, width=128, kind="f32"):
+    return {"layers": layers, "width": width, "type": kind}
+
+
+@pytest.fixture
+def local():
+    """One machine as head and as two workers, as in inventories/local."""
+    return Cluster().add(
+        "here",
+        "head",
+        "worker",
+        llama_model_known_answer=known_answer_of(),
+        llama_worker_endpoints=[{"name": "one", "port": 50052}, {"name": "two", "port": 50053}],
+    )
+
+
+@pytest.fixture
+def pair():
+    """A head and two workers on a network of their own."""
+    return (
+        Cluster()
+        .add("head", "head", address="192.0.2.10", llama_model_known_answer=known_answer_of())
+        .add("worker1", "worker", address="192.0.2.11")
+        .add("worker2", "worker", address="192.0.2.12")
+    )
+
+
+@pytest.fixture
+def big_model():
+    """A summary of 80 layers with 1 GiB of weights each."""
+    return {
+        **known_answer.summary(80, 128, "f32"),
+        "name": "big",
+        "layer_bytes": [1 << 30] * 80,
+        "context": 32768,
+    }

@@ -1,0 +1,197 @@
+"""Builds of a tiny real tree with cmake: what is installed, what is kept, and how each step fails."""
+
+import hashlib
+import json
+import os
+import subprocess
+import tarfile
+import threading
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils import building
+
+CMAKE = """
+cmake_minimum_required(VERSION 3.14)
+project(tiny C)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+add_executable(ggml-rpc-server worker.c)
+add_executable(llama-server server.c)
+target_compile_definitions(llama-server PRIVATE COMMIT="${LLAMA_BUILD_COMMIT}")
+"""
+WORKER = '#include <stdio.h>\nint main(void) { puts("usage:\\n  -d, --device D\\n  -c, --cache"); return 0; }\n'
+SERVER = '#include <stdio.h>\nint main(void) { puts("usage: --fit --load-mode " COMMIT); return 0; }\n'
+
+
+@pytest.fixture
+def tree(tmp_path):
+    folder = tmp_path / "tree" / "package-1" / "vendor" / "llama.cpp"
+    folder.mkdir(parents=True)
+    for name, text in (("CMakeLists.txt", CMAKE), ("worker.c", WORKER), ("server.c", SERVER)):
+        (folder / name).write_text(text)
+    return folder
+
+
+def pack(tree, tmp_path):
+    archive = tmp_path / "source.tar.gz"
+    with tarfile.open(archive, "w:gz") as packed:
+        packed.add(tree.parents[1], "package-1")
+    return archive
+
+
+def builder(tmp_path, archive, **build):
+    source = {
+        "archive": str(archive),
+        "sha256": building.sha256(archive),
+        "member": "package-1/vendor/llama.cpp",
+        "commit": "abc1234",
+        "number": 7,
+    }
+    planned = {
+        "id": "tiny",
+        "cmake_options": {"CMAKE_BUILD_TYPE": "Release"},
+        "environment": {},
+        "targets": ["ggml-rpc-server", "llama-server"],
+        **build,
+    }
+    return building.Builder(str(tmp_path / "prefix"), str(tmp_path / "cache"), planned, source, None)
+
+
+def test_a_build_is_installed_with_a_manifest(tmp_path, tree):
+    manifest = builder(tmp_path, pack(tree, tmp_path)).install()
+    release = tmp_path / "prefix" / "releases" / "tiny"
+    assert json.loads((release / "manifest.json").read_text()) == manifest
+    assert set(manifest["files"]) == {"bin/ggml-rpc-server", "bin/llama-server"}
+    assert manifest["capabilities"]["worker_flags"] == ["c", "d"]
+    assert manifest["capabilities"]["server_flags"] == ["fit", "load-mode"]
+    assert (
+        "abc1234"
+        in subprocess.run([release / "bin" / "llama-server"], capture_output=True, text=True, check=True).stdout
+    )
+    assert building.installed(release) == manifest
+    assert not (tmp_path / "cache" / "builds" / "tiny").exists()
+    assert [path.name for path in release.parent.iterdir()] == ["tiny"]
+
+
+def test_an_installed_release_is_left_alone(tmp_path, tree):
+    archive = pack(tree, tmp_path)
+    builder(tmp_path, archive).install()
+    program = tmp_path / "prefix/releases/tiny/bin/llama-server"
+    before = program.stat().st_mtime_ns
+    builder(tmp_path, archive).install()
+    assert program.stat().st_mtime_ns == before
+
+
+def test_a_damaged_release_is_built_again(tmp_path, tree):
+    archive = pack(tree, tmp_path)
+    builder(tmp_path, archive).install()
+    program = tmp_path / "prefix/releases/tiny/bin/llama-server"
+    program.write_bytes(program.read_bytes()[:-1])
+    assert building.installed(program.parents[1]) is None
+    builder(tmp_path, archive).install()
+    assert building.installed(program.parents[1])
+
+
+def test_only_the_targets_are_built(tmp_path, tree):
+    (tree / "server.c").write_text("this is no C")
+    manifest = builder(tmp_path, pack(tree, tmp_path), targets=["ggml-rpc-server"]).install()
+    assert set(manifest["files"]) == {"bin/ggml-rpc-server"}
+
+
+def test_an_option_that_the_tree_does_not_know_is_reported(tmp_path, tree):
+    manifest = builder(tmp_path, pack(tree, tmp_path), cmake_options={"GGML_NO_SUCH_THING": "ON"}).install()
+    assert manifest["options_ignored"] == ["GGML_NO_SUCH_THING"]
+
+
+def test_another_archive_than_planned(tmp_path, tree):
+    archive = pack(tree, tmp_path)
+    one = builder(tmp_path, archive)
+    one.source["sha256"] = hashlib.sha256(b"other").hexdigest()
+    with pytest.raises(building.BuildError, match="does not have the sha256"):
+        one.install()
+    assert not (tmp_path / "prefix").exists()
+
+
+def test_an_archive_without_a_tree(tmp_path, tree):
+    (tree / "CMakeLists.txt").unlink()
+    with pytest.raises(building.BuildError, match=r"CMakeLists\.txt is missing"):
+        builder(tmp_path, pack(tree, tmp_path)).install()
+
+
+def test_an_archive_that_is_none(tmp_path):
+    archive = tmp_path / "source.tar.gz"
+    archive.write_bytes(b"no archive")
+    with pytest.raises(building.BuildError, match="unpack failed"):
+        builder(tmp_path, archive).install()
+
+
+def test_a_configuration_error_names_the_step_and_shows_the_log(tmp_path, tree):
+    (tree / "CMakeLists.txt").write_text(
+        'cmake_minimum_required(VERSION 3.14)\nproject(x C)\nmessage(FATAL_ERROR "no such toolkit")\n'
+    )
+    with pytest.raises(building.BuildError, match=r"(?s)configure failed.*tiny\.log.*no such toolkit"):
+        builder(tmp_path, pack(tree, tmp_path)).install()
+
+
+def test_a_compile_error_leaves_nothing_installed_and_the_next_run_goes_on(tmp_path, tree):
+    (tree / "server.c").write_text("this is no C")
+    one = builder(tmp_path, pack(tree, tmp_path))
+    with pytest.raises(building.BuildError, match="compile failed"):
+        one.install()
+    assert not one.release.exists()
+    (one.work / "source" / "server.c").write_text(SERVER)
+    one.install()
+    assert (one.release / "manifest.json").exists()
+
+
+def test_a_full_disk_is_named(tmp_path, tree, monkeypatch):
+    one = builder(tmp_path, pack(tree, tmp_path))
+    monkeypatch.setattr(
+        one, "_unpack", lambda: one._run("unpack", ["sh", "-c", "echo tar: No space left on device; exit 2"])
+    )
+    with pytest.raises(building.BuildError, match=r"disk of .* is full"):
+        one.install()
+
+
+def test_a_program_that_does_not_run_is_no_release(tmp_path, tree):
+    (tree / "server.c").write_text("int main(void) { return 3; }\n")
+    one = builder(tmp_path, pack(tree, tmp_path))
+    with pytest.raises(building.BuildError, match="llama-server was built, but does not run"):
+        one.install()
+    assert not one.release.exists()
+
+
+def test_a_second_builder_waits_and_then_finds_the_release(tmp_path, tree):
+    archive = pack(tree, tmp_path)
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(builder(tmp_path, archive).install())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found[0] == found[1]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can build as another account")
+def test_root_builds_as_another_account(tmp_path, tree):
+    for folder in [tmp_path, *tmp_path.parents]:
+        if str(folder).startswith("/tmp/"):
+            folder.chmod(0o755)
+    (tree / "worker.c").write_text(WORKER)
+    (tree / "CMakeLists.txt").write_text(
+        CMAKE + 'execute_process(COMMAND id -un OUTPUT_VARIABLE who)\nmessage(STATUS "built by ${who}")\n'
+    )
+    archive = pack(tree, tmp_path)
+    archive.chmod(0o644)
+    one = builder(tmp_path, archive)
+    one.account = building.pwd.getpwnam("nobody")
+    one.install()
+    assert "built by nobody" in one.log.read_text()
+    assert (one.release / "bin" / "llama-server").stat().st_uid == 0
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [("[12/211] Building CXX object ggml.cpp.o", "step 12 of 211"), ("== configure", "configure"), ("", "starting")],
+)
+def test_progress(line, said):
+    assert building.step(line) == said

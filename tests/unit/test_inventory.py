@@ -1,0 +1,65 @@
+import pytest
+from ansible.errors import AnsibleActionFail
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+
+
+def task_vars(groups, **variables):
+    names = {name for members in groups.values() for name in members}
+    return {"groups": groups, "hostvars": {name: {"inventory_hostname": name, **variables} for name in names}}
+
+
+GROUPS = {"llama_cluster": ["a", "b", "c"], "llama_head": ["a", "other"], "llama_workers": ["a", "b", "other"]}
+
+
+def test_hosts_of_one_cluster_with_defaults():
+    cluster, hosts = inventory.hosts(task_vars(GROUPS))
+    assert cluster == "llama_cluster"
+    assert {name: host["groups"] for name, host in hosts.items()} == {"a": ["head", "worker"], "b": ["worker"]}
+    assert hosts["a"]["variables"]["llama_server_port"] == 8080
+    assert hosts["a"]["variables"]["llama_release"]["version"] == "0.3.36"
+    assert hosts["a"]["ansible_host"] == "a"
+    assert hosts["a"]["facts"] is None
+
+
+def test_another_cluster_of_the_same_inventory():
+    variables = task_vars({**GROUPS, "second": ["other"]})
+    variables["llama_cluster_group"] = "second"
+    cluster, hosts = inventory.hosts(variables)
+    assert (cluster, list(hosts)) == ("second", ["other"])
+
+
+def test_the_known_answer_model_has_a_default_size():
+    _cluster, hosts = inventory.hosts(task_vars(GROUPS, llama_model_known_answer={}))
+    assert hosts["a"]["variables"]["llama_model_known_answer"] == {"layers": 16, "width": 128, "type": "f32"}
+
+
+@pytest.mark.parametrize(
+    "variables, said",
+    [
+        ({"llama_server_port": "eighty"}, "llama_server_port"),
+        ({"llama_placement": "some"}, "fewest, all"),
+        ({"llama_worker_endpoints": [{"prot": 50052}]}, "prot"),
+        ({"llama_model_known_answer": {"layers": "many"}}, "layers"),
+    ],
+)
+def test_values_of_the_wrong_kind_name_the_host_and_the_variable(variables, said):
+    with pytest.raises(AnsibleActionFail, match=said) as raised:
+        inventory.hosts(task_vars(GROUPS, **variables))
+    assert "host a" in str(raised.value)
+
+
+def test_a_cluster_group_that_is_not_there():
+    with pytest.raises(AnsibleActionFail, match="llama_cluster_group"):
+        inventory.hosts(task_vars({"llama_head": ["a"]}))
+
+
+def test_a_cluster_without_head_and_workers():
+    with pytest.raises(AnsibleActionFail, match="llama_workers"):
+        inventory.hosts(task_vars({"llama_cluster": ["a"]}))
+
+
+def test_every_variable_is_described_and_typed():
+    for name, option in inventory.specification().items():
+        assert name.startswith("llama_")
+        assert option["description"]
+        assert option["type"]

@@ -1,0 +1,372 @@
+"""The plan of small clusters, and every reason for which there is none."""
+
+import copy
+import json
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils import planning, workers
+from conftest import Cluster, known_answer_of
+
+GPU = {"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}
+CUDA = {"accelerators": [GPU, GPU], "toolchain": {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", "nvcc": "12.9"}}
+
+
+def test_the_local_cluster(local):
+    plan = local.plan()
+    here = plan["hosts"]["here"]
+    assert not plan["refused"]
+    assert plan["fits"]
+    assert [worker["endpoint"] for worker in here["workers"]] == ["127.0.0.1:50052", "127.0.0.1:50053"]
+    assert here["workers"][0]["argv"][1:] == ["-H", "127.0.0.1", "-p", "50052", "-d", "CPU", "-t", "8"]
+    assert here["workers"][0]["staging_port"] == 50152
+    assert here["firewall"] == []
+    assert [entry["layers"] for entry in plan["placement"]] == [8, 8]
+    assert [entry["output"] for entry in plan["placement"]] == [False, True]
+    argv = plan["head"]["argv"]
+    assert argv[argv.index("--rpc") + 1] == "127.0.0.1:50052,127.0.0.1:50053"
+    assert argv.index("--rpc") < argv.index("--device")
+    assert argv[argv.index("--tensor-split") + 1] == "8,9"
+    assert argv[argv.index("--n-gpu-layers") + 1] == "17"
+    assert plan["advisories"] == []
+
+
+def test_the_plan_is_json_and_the_same_each_time(local):
+    assert json.dumps(local.plan(), sort_keys=True) == json.dumps(local.plan(), sort_keys=True)
+
+
+def test_load_and_free_memory_are_no_part_of_the_plan(local):
+    before = local.plan()
+    local.hosts["here"]["facts"]["toolchain"]["ccache"] = "4.8"
+    local.hosts["here"]["facts"]["tools"] = ["ccache"]
+    assert local.plan() == before
+
+
+def test_workers_bind_to_the_link_and_are_open_to_the_head_only(pair):
+    pair.hosts["worker1"]["variables"]["llama_links"] = [{"address": "198.51.100.2/30"}]
+    plan = pair.plan()
+    assert not plan["refused"]
+    assert plan["hosts"]["worker1"]["workers"][0]["endpoint"] == "198.51.100.2:50052"
+    assert plan["hosts"]["worker2"]["workers"][0]["endpoint"] == "192.0.2.12:50052"
+    assert plan["hosts"]["worker1"]["firewall"] == [
+        {"port": port, "protocol": "tcp", "sources": ["192.0.2.10"]} for port in (50052, 50152)
+    ]
+    assert plan["hosts"]["worker1"]["services"][0]["allow"] == ["192.0.2.10", "localhost"]
+
+
+def test_hosts_of_one_kind_share_a_build(pair):
+    plan = pair.plan()
+    ids = {name: host["builds"][0]["id"] for name, host in plan["hosts"].items()}
+    assert len(set(ids.values())) == 1
+    assert plan["hosts"]["worker1"]["builds"][0]["targets"] == ["ggml-rpc-server", "llama-server"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda host: host["facts"]["toolchain"].update({"c++": "15.1"}),
+        lambda host: host["facts"]["cpu"].update(features_id="other"),
+        lambda host: host["variables"]["llama_build_cmake_options"].update(GGML_AVX512="OFF"),
+    ],
+)
+def test_another_kind_or_option_is_another_build_of_this_host_alone(pair, change):
+    before = pair.plan()["hosts"]
+    change(pair.hosts["worker2"])
+    after = pair.plan()["hosts"]
+    assert after["worker2"]["builds"][0]["id"] != before["worker2"]["builds"][0]["id"]
+    assert after["worker2"]["builds"][0]["targets"] in (["ggml-rpc-server"], before["worker2"]["builds"][0]["targets"])
+
+
+def test_operators_cmake_options_win():
+    cluster = Cluster().add(
+        "here",
+        "head",
+        "worker",
+        llama_model_known_answer=known_answer_of(),
+        llama_build_cmake_options={"GGML_RPC_RDMA": "ON"},
+    )
+    assert cluster.plan()["hosts"]["here"]["builds"][0]["cmake_options"]["GGML_RPC_RDMA"] == "ON"
+
+
+def test_one_worker_for_each_accelerator():
+    cluster = Cluster().add("here", "head", "worker", facts=CUDA, llama_model_known_answer=known_answer_of())
+    plan = cluster.plan()
+    planned = plan["hosts"]["here"]["workers"]
+    assert [(worker["name"], worker["device"]) for worker in planned] == [("cuda0", "CUDA0"), ("cuda1", "CUDA1")]
+    options = plan["hosts"]["here"]["builds"][0]["cmake_options"]
+    assert options["GGML_CUDA"] == "ON"
+    assert options["CMAKE_CUDA_ARCHITECTURES"] == "86-real"
+
+
+def test_the_local_inventory_lends_the_gpu_and_then_the_cpu(local):
+    local.hosts["here"]["facts"].update({**copy.deepcopy(CUDA), "accelerators": [GPU]})
+    assert [worker["device"] for worker in local.plan()["hosts"]["here"]["workers"]] == ["CUDA0", "CPU"]
+
+
+def test_an_accelerator_without_its_toolchain_is_not_built_for_but_told():
+    facts = {**copy.deepcopy(CUDA), "toolchain": {"cmake": "3.31", "ninja": "1.12", "c++": "14.2"}}
+    plan = Cluster().add("here", "head", "worker", facts=facts, llama_model_known_answer=known_answer_of()).plan()
+    assert not plan["refused"]
+    assert plan["hosts"]["here"]["builds"][0]["backend"] == "cpu"
+    assert [advisory["id"] for advisory in plan["advisories"]] == ["accelerator-unused"]
+
+
+def test_fewest_uses_no_more_workers_than_needed(pair, big_model):
+    for worker in ("worker1", "worker2"):
+        pair.hosts[worker]["variables"]["llama_worker_endpoints"] = [{"memory_mib": 100 * 1024}]
+    pair.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_path="/models/big.gguf")
+    pair.model = big_model
+    plan = pair.plan()
+    assert [entry["host"] for entry in plan["placement"]] == ["worker1"]
+    assert [plan["hosts"][name]["workers"][0]["used"] for name in ("worker1", "worker2")] == [True, False]
+    assert "--tensor-split" not in plan["head"]["argv"]
+    pair.hosts["head"]["variables"]["llama_placement"] = "all"
+    assert [entry["host"] for entry in pair.plan()["placement"]] == ["worker1", "worker2"]
+
+
+def test_a_head_without_workers():
+    plan = Cluster().add("alone", "head", llama_model_known_answer=known_answer_of()).plan()
+    assert not plan["refused"]
+    assert "--rpc" not in plan["head"]["argv"]
+
+
+def test_every_setting_of_the_server_is_in_its_command_line(local):
+    local.hosts["here"]["variables"].update(
+        llama_server_context=1024,
+        llama_server_parallel=3,
+        llama_server_threads=7,
+        llama_server_flash_attention="on",
+        llama_server_cache_type_k="q8_0",
+        llama_server_cache_type_v="q4_0",
+        llama_server_load_mode="dio",
+        llama_server_warmup=False,
+        llama_server_api_key_file="/etc/llama.key",
+        llama_server_extra_args=["--metrics"],
+        llama_server_environment={"OMP_NUM_THREADS": 2},
+    )
+    plan = local.plan()
+    line = " ".join(plan["head"]["argv"])
+    for part in (
+        "--ctx-size 1024",
+        "--parallel 3",
+        "--threads 7",
+        "--flash-attn on",
+        "--cache-type-k q8_0",
+        "--cache-type-v q4_0",
+        "--load-mode dio",
+        "--no-warmup",
+        "--api-key-file /etc/llama.key",
+    ):
+        assert part in line
+    assert plan["head"]["argv"][-1] == "--metrics"
+    assert plan["head"]["environment"] == {"OMP_NUM_THREADS": "2"}
+
+
+@pytest.mark.parametrize(
+    "build, mode, expected",
+    [(6170, "none", "--no-mmap"), (8643, "dio", "-dio"), (8643, "mmap", None), (11063, "none", "--load-mode none")],
+)
+def test_load_mode_is_spelled_as_the_build_knows_it(local, build, mode, expected):
+    release = {"source": "archive", "path": "/tmp/x.tar.gz", "checksum": "sha256:" + "b" * 64, "build": build}
+    local.hosts["here"]["variables"].update(
+        llama_release=release, llama_server_load_mode=mode, llama_accept_advisories=["rpc-remote-code-execution"]
+    )
+    line = " ".join(local.plan()["head"]["argv"])
+    assert (expected in line) if expected else ("mmap" not in line)
+
+
+def test_context_is_never_more_than_the_model_was_trained_for(local):
+    assert local.plan()["head"]["context"] == 4096
+
+
+def refused(cluster):
+    return cluster.reason()
+
+
+PYPI = {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "a" * 64}
+
+
+@pytest.mark.parametrize(
+    "variables, said",
+    [
+        ({"llama_release": "latest"}, ["llama_release", "'latest'", "use a build like b8600"]),
+        ({"llama_release": "b8600"}, ["llama_release", "'b8600'", "source: pypi or archive"]),
+        ({"llama_release": {"source": "ftp"}}, ["llama_release", "ftp", "use a build"]),
+        ({"llama_release": {**PYPI, "checksum": "md5:1"}}, ["llama_release", "'md5:1'", "64 hexadecimal digits"]),
+        ({"llama_release": {**PYPI, "colour": 1}}, ["llama_release", "colour", "use "]),
+        ({"llama_release": {**PYPI, "version": "newest; rm"}}, ["llama_release", "'newest; rm'", "like 0.3.36"]),
+        ({"llama_release": {**PYPI, "version": "0.2.1"}}, ["llama_release", "add build"]),
+        ({"llama_release": {"source": "archive", "checksum": PYPI["checksum"], "build": 9000}}, ["path", "url"]),
+        ({"llama_backend": "cudaa"}, ["llama_backend of here is 'cudaa'", "vulkan"]),
+        ({"llama_backend": "cuda"}, ["llama_backend of here is cuda", "no such device", "llama_hardware"]),
+        ({"llama_worker_endpoints": [{"device": "CUDA0"}]}, ["llama_worker_endpoints[0] of here", "'CUDA0'", "CPU"]),
+        ({"llama_worker_endpoints": [{"backend": "hip"}]}, ["llama_worker_endpoints[0] of here", "'hip'", "leave"]),
+        ({"llama_worker_endpoints": [{"port": 99999}]}, ["llama_worker_endpoints[0] of here", "99999", "65535"]),
+        (
+            {"llama_worker_endpoints": [{"port": 50052}, {"port": 50052}]},
+            ["llama_worker_endpoints[1]", "50052", "own ports"],
+        ),
+        ({"llama_worker_endpoints": [{"port": 50052}, {"port": 50152}]}, ["llama_worker_endpoints[1]", "50152"]),
+        ({"llama_worker_endpoints": [{"name": "a b"}]}, ["llama_worker_endpoints[0] of here", "'a b'", "a-z"]),
+        ({"llama_worker_endpoints": [{"name": "a"}, {"name": "a"}]}, ["llama_worker_endpoints[1]", "'a'"]),
+        ({"llama_server_port": 50052}, ["llama_server_port is 50052", "another port"]),
+        ({"llama_server_port": 0}, ["llama_server_port is 0", "65535"]),
+        ({"llama_server_host": "headbox"}, ["llama_server_host is 'headbox'", "numeric"]),
+        ({"llama_server_cache_type_k": "q9"}, ["llama_server_cache_type_k is 'q9'", "q8_0"]),
+        (
+            {"llama_server_load_mode": "dio", "llama_release": {**PYPI, "version": "0.3.16"}},
+            ["llama_server_load_mode is dio", "b7668"],
+        ),
+        ({"llama_model_path": "/m.gguf"}, ["llama_model_path", "llama_model_known_answer", "both"]),
+        ({"llama_model_known_answer": None}, ["llama_model_path", "none is set"]),
+        ({"llama_model_known_answer": None, "llama_model_path": "/m.gguf"}, ["/m.gguf", "reachable"]),
+        ({"llama_model_known_answer": known_answer_of(width=100)}, ["llama_model_known_answer", "multiple of 64"]),
+    ],
+)
+def test_bad_input_is_one_sentence_with_variable_value_and_remedy(local, variables, said):
+    local.hosts["here"]["variables"].update(variables)
+    reason = local.reason()
+    for part in said:
+        assert part in reason
+
+
+@pytest.mark.parametrize("address", ["worker1.lan", "fe80::1", "0.0.0.0"])
+def test_an_address_that_no_worker_can_bind_to(pair, address):
+    pair.hosts["worker1"]["ansible_host"] = address
+    assert address in pair.reason()
+    assert "ansible_host of worker1" in pair.reason()
+    pair.hosts["worker1"]["variables"]["llama_links"] = [{"address": address}]
+    assert "llama_links[0].address of worker1" in pair.reason()
+
+
+def test_no_compiler_and_no_root(local):
+    local.hosts["here"]["facts"].update(scope="user", toolchain={"cmake": "3.31"})
+    reason = local.reason()
+    for part in ("here lacks ninja, c++", "llama_host_scope", "ninja-build, g++"):
+        assert part in reason
+    local.hosts["here"]["facts"]["scope"] = "system"
+    plan = local.plan()
+    assert not plan["refused"]
+    assert plan["hosts"]["here"]["tools"] == {
+        "cmake": "cmake",
+        "ninja": "ninja-build",
+        "c++": "g++",
+        "ccache": "ccache",
+    }
+
+
+def test_a_tool_without_a_known_package(local):
+    local.hosts["here"]["facts"].update(distribution={"id": "plan9", "version": "4", "family": "unknown"}, toolchain={})
+    assert "plan9" in local.reason()
+
+
+def test_cmake_too_old(local):
+    local.hosts["here"]["facts"]["toolchain"]["cmake"] = "3.10.2"
+    assert "3.10.2" in local.reason()
+
+
+def test_no_python_for_the_services(local):
+    local.hosts["here"]["facts"]["python"] = None
+    assert "python3" in local.reason()
+
+
+def test_a_host_of_which_nothing_is_known(pair):
+    pair.hosts["worker2"]["facts"] = None
+    assert "worker2" in pair.reason()
+
+
+def test_two_heads_and_none(pair):
+    pair.hosts["worker1"]["groups"] = ["head"]
+    assert "2 hosts" in pair.reason()
+    pair.hosts["worker1"]["groups"] = pair.hosts["head"]["groups"] = ["worker"]
+    assert "0 hosts" in pair.reason()
+
+
+def test_two_workers_on_one_accelerator():
+    cluster = Cluster().add(
+        "here",
+        "head",
+        "worker",
+        facts=CUDA,
+        llama_model_known_answer=known_answer_of(),
+        llama_worker_endpoints=[{"device": "CUDA0", "name": "a"}, {"device": "CUDA0", "name": "b"}],
+    )
+    assert "CUDA0 a second time" in cluster.reason()
+
+
+def test_a_model_that_does_not_fit_says_how_much_is_missing_where(pair, big_model):
+    pair.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_path="/models/big.gguf")
+    pair.hosts["worker2"]["facts"]["memory_mib"] = 16384
+    pair.model = big_model
+    plan = pair.plan()
+    assert plan["refused"]
+    assert not plan["fits"]
+    assert "MiB are missing on 192.0.2.12:50052 (worker2)" in plan["reasons"][0]
+
+
+def test_a_model_that_does_not_fit_on_a_head_alone(big_model):
+    cluster = Cluster().add("alone", "head", llama_model_path="/models/big.gguf")
+    cluster.model = big_model
+    assert "MiB are missing" in cluster.reason()
+
+
+def test_seventeen_workers_are_too_many():
+    cluster = Cluster().add("head", "head", address="192.0.2.1", llama_model_known_answer=known_answer_of(layers=40))
+    for number in range(17):
+        cluster.add(f"worker{number}", "worker", address=f"192.0.2.{100 + number}")
+    assert "17 workers" in cluster.reason()
+    cluster.hosts["head"]["variables"]["llama_placement"] = "fewest"
+    assert not cluster.plan()["refused"]
+
+
+@pytest.mark.parametrize(
+    "facts, hardware, memory",
+    [
+        ({"memory_mib": 1}, None, 1),
+        (None, None, None),
+        (None, {"memory_mib": 2}, 2),
+        ({"memory_mib": 1}, {"memory_mib": 2}, 2),
+    ],
+)
+def test_declared_hardware_wins_over_facts(facts, hardware, memory):
+    known = workers.known(facts, hardware)
+    assert (known or {}).get("memory_mib") == memory
+
+
+def drifts(plan, **states):
+    return {
+        name: {
+            "services": {
+                service["name"]: {"state": states.get(service["name"], "running")} for service in host["services"]
+            },
+            "stale": [],
+        }
+        for name, host in plan["hosts"].items()
+    }
+
+
+def test_nothing_is_restarted_while_all_runs_as_planned(local):
+    plan = local.plan()
+    assert planning.restarts(plan, drifts(plan)) == {"here": []}
+
+
+@pytest.mark.parametrize("state", ["stopped", "different"])
+def test_the_head_is_restarted_with_its_workers(local, state):
+    plan = local.plan()
+    found = planning.restarts(plan, drifts(plan, **{"llamacpp-worker-two": state}))
+    assert found == {"here": ["llamacpp-worker-two", "llamacpp-server"]}
+
+
+def test_the_head_is_restarted_when_a_worker_goes(local):
+    plan = local.plan()
+    found = drifts(plan)
+    found["here"]["stale"] = ["llamacpp-worker-old"]
+    assert planning.restarts(plan, found) == {"here": ["llamacpp-server"]}
+
+
+def test_the_head_goes_on_when_an_unused_worker_is_restarted(pair):
+    for name, size in (("worker1", 60000), ("worker2", 1000)):
+        pair.hosts[name]["variables"]["llama_worker_endpoints"] = [{"name": name, "memory_mib": size}]
+    pair.hosts["head"]["variables"]["llama_placement"] = "fewest"
+    plan = pair.plan()
+    found = planning.restarts(plan, drifts(plan, **{"llamacpp-worker-worker2": "stopped"}))
+    assert found == {"head": [], "worker1": [], "worker2": ["llamacpp-worker-worker2"]}

@@ -1,0 +1,200 @@
+"""The head's launcher against a scripted worker and a stand-in for llama-server, both real processes with real connections."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils import runtime
+from test_rpc import Server, worker
+
+RUNTIME = Path(runtime.__file__)
+
+SERVER = """
+import http.server, socket, sys
+port, endpoints = int(sys.argv[1]), sys.argv[2:]
+held = [socket.create_connection((e.split(":")[0], int(e.split(":")[1]))) for e in endpoints]
+print("load_tensors: RPC0[x:1] model buffer size = 1.00 MiB", flush=True)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def log_message(self, *a):
+        pass
+http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def until(condition, seconds=15):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.05)
+    raise AssertionError("it did not happen in time")
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Starts the runtime as a service would: as an installed pair of files, without the collection on its path."""
+    installed = tmp_path / "runtime"
+    installed.mkdir()
+    for name in ("runtime.py", "rpc.py"):
+        (installed / name).write_text(RUNTIME.with_name(name).read_text())
+    program = tmp_path / "server.py"
+    program.write_text(SERVER)
+    started = []
+
+    def start(port, endpoints, *extra):
+        argv = [
+            sys.executable,
+            str(installed / "runtime.py"),
+            "--url",
+            f"http://127.0.0.1:{port}",
+            "--state",
+            str(tmp_path),
+            "--timeout",
+            "0.5",
+        ]
+        for endpoint in endpoints:
+            argv += ["--worker", endpoint]
+        argv += [*extra, "--", sys.executable, str(program), str(port), *endpoints]
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def a_worker(port=0):
+    server = Server(worker((7, 0, 0), {24}))
+    return server, f"127.0.0.1:{server.port}"
+
+
+def lines_until(process, text):
+    seen = []
+    while True:
+        line = process.stdout.readline().decode()
+        assert line, f"it ended: {seen}"
+        seen.append(line)
+        if text in line:
+            return seen
+
+
+def children(process):
+    found = subprocess.run(
+        ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False
+    ).stdout.split()
+    return [int(pid) for pid in found]
+
+
+def test_it_waits_for_every_worker_then_starts_and_records_the_handshakes(launch, tmp_path):
+    first, first_endpoint = a_worker()
+    second_port = free_port()
+    process = launch(free_port(), [first_endpoint, f"127.0.0.1:{second_port}"], "--protocol", "7.0.0")
+    lines_until(process, f"waiting for worker 127.0.0.1:{second_port}: refused")
+    assert children(process) == []
+    second = Server.__new__(Server)
+    listener = socket.create_server(("127.0.0.1", second_port))
+    super(Server, second).__init__(daemon=True)
+    second.script, second.listener, second.port, second.connections = worker((7, 0, 0), {24}), listener, second_port, []
+    second.start()
+    lines_until(process, "model buffer size")
+    record = json.loads((tmp_path / runtime.HANDSHAKES).read_text())
+    assert set(record["workers"]) == {first_endpoint, f"127.0.0.1:{second_port}"}
+    assert record["workers"][first_endpoint]["protocol"] == "7.0.0"
+    assert "model buffer size" in (tmp_path / runtime.START_LOG).read_text()
+    first.listener.close()
+    listener.close()
+
+
+def test_a_worker_of_another_protocol_is_waited_for(launch):
+    _server, endpoint = a_worker()
+    process = launch(free_port(), [endpoint], "--protocol", "6.0.0")
+    lines_until(process, "protocol_mismatch")
+    assert children(process) == []
+
+
+def test_asked_to_stop_it_ends_the_server_and_says_success(launch):
+    _server, endpoint = a_worker()
+    process = launch(free_port(), [endpoint])
+    lines_until(process, "model buffer size")
+    (child,) = children(process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=15) == 0
+    assert not os.path.exists(f"/proc/{child}")
+
+
+def test_asked_to_stop_while_it_waits(launch):
+    process = launch(free_port(), [f"127.0.0.1:{free_port()}"])
+    lines_until(process, "refused")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=15) == 0
+
+
+def test_a_server_that_ends_is_a_failure_for_the_service_manager(launch):
+    _server, endpoint = a_worker()
+    process = launch(free_port(), [endpoint])
+    lines_until(process, "model buffer size")
+    os.kill(children(process)[0], signal.SIGKILL)
+    assert process.wait(timeout=15) == 1
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="connections are read from /proc")
+def test_a_lost_worker_ends_an_idle_server(launch):
+    server, endpoint = a_worker()
+    process = launch(free_port(), [endpoint])
+    lines_until(process, "model buffer size")
+    time.sleep(2.5)
+    assert process.poll() is None
+    server.listener.close()
+    for connection in server.connections:
+        connection.shutdown(socket.SHUT_RDWR)
+    lines_until(process, f"lost worker {endpoint}")
+    assert process.wait(timeout=15) == 1
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux ends a child with its parent")
+def test_the_server_does_not_outlive_a_killed_launcher(launch):
+    _server, endpoint = a_worker()
+    process = launch(free_port(), [endpoint])
+    lines_until(process, "model buffer size")
+    (child,) = children(process)
+    process.kill()
+    process.wait()
+    until(lambda: not os.path.exists(f"/proc/{child}"))
+
+
+def test_connections_of_a_process():
+    table = (
+        "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+        "   0: 0100007F:A000 0100007F:C384 01 00000000:00000000 00:00000000 00000000     0        0 111 1\n"
+        "   1: 0100007F:A001 0100007F:C385 08 00000000:00000000 00:00000000 00000000     0        0 222 1\n"
+        "   2: 0100007F:A002 0100007F:C386 01 00000000:00000000 00:00000000 00000000     0        0 333 1\n"
+    )
+    endpoints = ["127.0.0.1:50052", "127.0.0.1:50053", "127.0.0.1:50054"]
+    assert runtime.connections(table, {"111", "222"}, endpoints) == {"127.0.0.1:50052"}
+
+
+def test_the_log_of_a_start_is_bounded(launch, tmp_path, monkeypatch):
+    monkeypatch.setattr(runtime, "START_LOG_BYTES", 100)
+    head = runtime.Head([sys.executable, "-c", "print('x' * 1000)"], [], "http://127.0.0.1:1", tmp_path)
+    head.process.wait()
+    head.relay.join(timeout=5)
+    assert len((tmp_path / runtime.START_LOG).read_text()) == 100

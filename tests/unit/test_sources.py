@@ -1,0 +1,101 @@
+import hashlib
+import http.server
+import threading
+
+import pytest
+from ansible.errors import AnsibleError
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import sources
+
+CONTENT = b"an archive"
+SHA = hashlib.sha256(CONTENT).hexdigest()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "llamacpp" / "sources"
+
+
+def release(**values):
+    return {"source": "archive", "checksum": f"sha256:{SHA}", **values}
+
+
+def kept(cache):
+    return [path.name for path in cache.iterdir() if path.name != ".lock"]
+
+
+def test_a_file_of_the_controller(tmp_path, cache):
+    (tmp_path / "a.tar.gz").write_bytes(CONTENT)
+    path, changed = sources.fetch(release(path=str(tmp_path / "a.tar.gz")))
+    assert changed
+    assert path.read_bytes() == CONTENT
+    (tmp_path / "a.tar.gz").unlink()
+    assert sources.fetch(release(path=str(tmp_path / "a.tar.gz"))) == (path, False)
+    assert kept(cache) == [path.name]
+
+
+def test_a_damaged_file_in_the_cache_is_fetched_again(tmp_path):
+    (tmp_path / "a.tar.gz").write_bytes(CONTENT)
+    path, _changed = sources.fetch(release(path=str(tmp_path / "a.tar.gz")))
+    path.write_bytes(b"damaged")
+    assert sources.fetch(release(path=str(tmp_path / "a.tar.gz"))) == (path, True)
+    assert path.read_bytes() == CONTENT
+
+
+def test_a_wrong_checksum_names_both_and_leaves_nothing(tmp_path, cache):
+    (tmp_path / "a.tar.gz").write_bytes(b"something else")
+    with pytest.raises(
+        AnsibleError, match=f"(?s)llama_release.*{SHA}.*{hashlib.sha256(b'something else').hexdigest()}"
+    ):
+        sources.fetch(release(path=str(tmp_path / "a.tar.gz")))
+    assert kept(cache) == []
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(AnsibleError, match=r"llama_release has the path .*none\.tar\.gz.*No such file"):
+        sources.fetch(release(path=str(tmp_path / "none.tar.gz")))
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/a.tar.gz" else 404)
+        self.end_headers()
+        self.wfile.write(CONTENT)
+
+    def log_message(self, *_arguments):
+        pass
+
+
+@pytest.fixture
+def server():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as served:
+        threading.Thread(target=served.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{served.server_port}"
+        served.shutdown()
+
+
+def test_an_archive_behind_a_url(server):
+    path, changed = sources.fetch(release(url=server + "/a.tar.gz"))
+    assert changed
+    assert path.read_bytes() == CONTENT
+
+
+def test_a_url_that_is_not_there(server):
+    with pytest.raises(AnsibleError, match=r"llama_release has the url .*404"):
+        sources.fetch(release(url=server + "/other"))
+
+
+@pytest.mark.parametrize(
+    "stderr, said",
+    [
+        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.", "not that of the source archive"),
+        ("ERROR: No matching distribution found", "check the version"),
+        ("/usr/bin/python3: No module named pip", "has no pip"),
+    ],
+)
+def test_pip_that_fails(monkeypatch, stderr, said):
+    """What pip says was recorded from pip 23.2."""
+    failed = type("Completed", (), {"returncode": 1, "stderr": stderr})()
+    monkeypatch.setattr(sources.subprocess, "run", lambda *_arguments, **_options: failed)
+    with pytest.raises(AnsibleError, match=said):
+        sources.fetch({"source": "pypi", "version": "0.3.36", "checksum": f"sha256:{SHA}"})

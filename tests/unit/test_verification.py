@@ -1,0 +1,270 @@
+"""Every check passes on right evidence, and fails on wrong."""
+
+import copy
+import http.server
+import json
+import threading
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils import known_answer, report, runtime, verification
+
+ENDPOINTS = ("127.0.0.1:50052", "127.0.0.1:50053")
+
+
+@pytest.fixture
+def plan(local):
+    return local.plan()
+
+
+@pytest.fixture
+def drifts(plan):
+    services = {
+        service["name"]: {"state": "running", "pid": 1, "addresses": ["127.0.0.1"]}
+        for service in plan["hosts"]["here"]["services"]
+    }
+    return {"here": {"services": services, "stale": [], "missing_builds": []}}
+
+
+@pytest.fixture
+def evidence(plan):
+    answer = {"state": "ok", "detail": "", "protocol": "7.0.0", "devices": [{"free_mib": 1, "total_mib": 65536}]}
+    return {
+        "health": {"healthy": True, "said": "ok"},
+        "handshakes": {"workers": {endpoint: copy.deepcopy(answer) for endpoint in ENDPOINTS}},
+        "buffers": {
+            entry["device"]: {"model": entry["weights_mib"], "KV": entry["kv_mib"], "compute": 1.0}
+            for entry in plan["placement"]
+        },
+        "completion": {"text": known_answer.SENTENCE, "tokens": 33, "tokens_per_second": 700.0},
+        "log": [],
+    }
+
+
+def test_all_right(plan, drifts, evidence):
+    judged = verification.judge(plan, drifts, evidence)
+    assert judged["passed"]
+    assert {check["status"] for check in judged["checks"]} == {"passed"}
+    assert [check["name"] for check in judged["checks"]] == [
+        "release",
+        "closed",
+        "closed",
+        "health",
+        "handshake",
+        "handshake",
+        "buffers",
+        "buffers",
+        "known answer",
+        "completion",
+    ]
+    assert "700.0 tokens per second" in judged["checks"][-1]["evidence"]
+
+
+def words(change):
+    said = known_answer.SENTENCE.split()
+    change(said)
+    return " ".join(said)
+
+
+WRONG = {
+    "a service is stopped": (
+        "release",
+        "llamacpp-server is stopped",
+        lambda p, d, e: d["here"]["services"]["llamacpp-server"].update(state="stopped"),
+    ),
+    "a service of an older plan runs": (
+        "release",
+        "old runs, but is not planned",
+        lambda p, d, e: d["here"]["stale"].append("llamacpp-worker-old"),
+    ),
+    "a host does not answer": ("release", "did not answer", lambda p, d, e: d.clear()),
+    "a worker listens everywhere": (
+        "closed",
+        "0.0.0.0",
+        lambda p, d, e: d["here"]["services"]["llamacpp-worker-one"].update(addresses=["0.0.0.0"]),
+    ),
+    "no handshake": ("handshake", "did not record", lambda p, d, e: e["handshakes"]["workers"].pop(ENDPOINTS[1])),
+    "an unused worker is silent": (
+        "handshake",
+        "silent: held",
+        lambda p, d, e: e["handshakes"]["workers"][ENDPOINTS[0]].update(state="silent", detail="held"),
+    ),
+    "too little memory": (
+        "handshake",
+        "planned were 1 device",
+        lambda p, d, e: e["handshakes"]["workers"][ENDPOINTS[0]].update(devices=[{"free_mib": 1, "total_mib": 9}]),
+    ),
+    "one device too many": (
+        "handshake",
+        "2 device",
+        lambda p, d, e: e["handshakes"]["workers"][ENDPOINTS[0]]["devices"].append({"free_mib": 1, "total_mib": 1}),
+    ),
+    "layers are elsewhere": (
+        "buffers",
+        "model 3.0 MiB, planned",
+        lambda p, d, e: e["buffers"]["RPC0[127.0.0.1:50052]"].update(model=3.0),
+    ),
+    "a worker was left out": ("buffers", "model 0 MiB", lambda p, d, e: e["buffers"].pop("RPC0[127.0.0.1:50053]")),
+    "cache of another size": (
+        "buffers",
+        "KV 99 MiB",
+        lambda p, d, e: e["buffers"]["RPC0[127.0.0.1:50052]"].update(KV=99),
+    ),
+    "a wrong word": (
+        "known answer",
+        "word 3 is 'off', expected 'of'",
+        lambda p, d, e: e["completion"].update(text=words(lambda w: w.__setitem__(2, "off"))),
+    ),
+    "a missing end": (
+        "known answer",
+        "expected 'right'",
+        lambda p, d, e: e["completion"].update(text=words(lambda w: w.pop())),
+    ),
+    "one word more": (
+        "known answer",
+        "'the end'",
+        lambda p, d, e: e["completion"].update(text=known_answer.SENTENCE + " every"),
+    ),
+    "no words": ("known answer", "word 1 is 'missing'", lambda p, d, e: e["completion"].update(text="")),
+    "an error": ("completion", "status 500", lambda p, d, e: e.update(completion={"error": "status 500: no"})),
+    "no tokens": ("completion", "0 tokens", lambda p, d, e: e["completion"].update(tokens=0)),
+    "not healthy": (
+        "health",
+        "the model is loading",
+        lambda p, d, e: e.update(health={"healthy": False, "said": "the model is loading"}),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong(plan, drifts, evidence, case):
+    name, said, change = WRONG[case]
+    change(plan, drifts, evidence)
+    judged = verification.judge(plan, drifts, evidence)
+    assert not judged["passed"]
+    assert any(
+        check["name"] == name and check["status"] == "failed" and said in check["evidence"]
+        for check in judged["checks"]
+    )
+
+
+def test_what_could_not_be_tested_is_said_with_the_reason(plan, drifts, evidence):
+    evidence["health"] = {"healthy": False, "said": "refused"}
+    checks = {check["name"]: check for check in verification.judge(plan, drifts, evidence)["checks"]}
+    assert checks["known answer"]["status"] == "not tested"
+    assert checks["known answer"]["evidence"] == "the server is not healthy"
+
+
+def test_another_model_has_no_known_answer(plan, drifts, evidence):
+    plan["model"].update(known_answer=None, name="GLM")
+    evidence["completion"]["text"] = "2, 3 and 5"
+    judged = verification.judge(plan, drifts, evidence)
+    assert judged["passed"]
+    assert [check["evidence"] for check in judged["checks"] if check["status"] == "not tested"] == [
+        "GLM is served, not the known-answer model"
+    ]
+
+
+def test_a_worker_on_a_network_is_not_said_to_be_closed(pair):
+    plan = pair.plan()
+    service = {"state": "running", "pid": 1, "addresses": ["192.0.2.11"]}
+    found = verification._closed(plan, {"worker1": {"services": {"llamacpp-worker-cpu": service}}})
+    assert {check["status"] for check in found} == {"not tested"}
+
+
+def test_buffers_of_a_log():
+    log = (
+        "0.00 I load_tensors:   CPU_Mapped model buffer size =     0.07 MiB\n"
+        "0.00 I load_tensors: RPC0[127.0.0.1:50052] model buffer size =     1.98 MiB\n"
+        "0.00 I load_tensors: RPC0[127.0.0.1:50052] model buffer size =     1.00 MiB\n"
+        "0.03 I llama_kv_cache: RPC0[127.0.0.1:50052] KV buffer size =     2.25 MiB\n"
+        "0.03 I sched_reserve: RPC0[127.0.0.1:50052] compute buffer size =     4.29 MiB\n"
+    )
+    assert verification.buffers(log) == {
+        "CPU_Mapped": {"model": 0.07},
+        "RPC0[127.0.0.1:50052]": {"model": 2.98, "KV": 2.25, "compute": 4.29},
+    }
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(self.server.health)
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def do_POST(self):
+        self.server.asked.append(
+            (self.headers.get("Authorization"), json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        )
+        self.send_response(self.server.status)
+        self.end_headers()
+        reply = {
+            "choices": [{"text": "hello"}],
+            "usage": {"completion_tokens": 1},
+            "timings": {"predicted_per_second": 5},
+        }
+        self.wfile.write(json.dumps(reply).encode())
+
+    def log_message(self, *_arguments):
+        pass
+
+
+@pytest.fixture
+def server():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as served:
+        served.health, served.status, served.asked = 200, 200, []
+        threading.Thread(target=served.serve_forever, daemon=True).start()
+        yield served
+        served.shutdown()
+
+
+def asked(server, tmp_path, **more):
+    (tmp_path / "state").mkdir(exist_ok=True)
+    return {
+        "url": f"http://127.0.0.1:{server.server_port}",
+        "prefix": str(tmp_path),
+        "argv": ["x"],
+        "api_key_file": None,
+        "known_answer": True,
+        "unused": [],
+        "protocol": None,
+        **more,
+    }
+
+
+def test_evidence_of_the_head(server, tmp_path):
+    key = tmp_path / "key"
+    key.write_text("\nsecret\nother\n")
+    plan = asked(server, tmp_path, api_key_file=str(key), unused=["127.0.0.1:1"])
+    (tmp_path / "state" / runtime.START_LOG).write_text("load_tensors: CPU model buffer size = 2 MiB\nlast\n")
+    (tmp_path / "state" / runtime.HANDSHAKES).write_text('{"workers": {"a": 1}}')
+    found = verification.collect(plan, 1)
+    assert found["health"]["healthy"]
+    assert found["buffers"] == {"CPU": {"model": 2.0}}
+    assert found["handshakes"]["workers"]["127.0.0.1:1"]["state"] == "refused"
+    assert found["completion"] == {"text": "hello", "tokens": 1, "fingerprint": None, "tokens_per_second": 5}
+    assert server.asked == [("Bearer secret", {"prompt": "", "temperature": 0})]
+    assert "secret" not in json.dumps(found)
+
+
+def test_evidence_of_a_server_that_loads_or_is_not_there(server, tmp_path):
+    server.health = 503
+    found = verification.collect(asked(server, tmp_path), 0.2)
+    assert found["health"] == {"healthy": False, "said": "the model is loading"}
+    server.shutdown()
+    server.server_close()
+    assert "refused" in verification.collect(asked(server, tmp_path), 0)["health"]["said"]
+
+
+def test_evidence_of_a_failing_completion_and_no_record(server, tmp_path):
+    server.status = 500
+    found = verification.collect(asked(server, tmp_path), 1)
+    assert found["completion"]["error"].startswith("status 500")
+    assert found["handshakes"]["workers"] == {}
+
+
+def test_the_table_shows_each_check(plan, drifts, evidence):
+    evidence["completion"]["tokens"] = 0
+    text = report.checks_table(verification.judge(plan, drifts, evidence)["checks"])
+    assert text.count("\n") == 9
+    assert "FAILED      completion" in text or "FAILED  completion" in text
+    assert report.plan_table(plan).count("RPC0[") == 2
