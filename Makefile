@@ -8,7 +8,11 @@ TREE := $(VENV)/collections/ansible_collections/llamacpp
 INVENTORY ?= inventories/local
 PLAYBOOK := $(VENV)/bin/ansible-playbook
 
-.PHONY: help venv demo down plan build
+BIN := $(CURDIR)/$(VENV)/bin
+SANITY := $(VENV)/sanity
+ARGS ?=
+
+.PHONY: help venv dev demo down plan build docs lint sanity unit integration test test-full
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,14 +29,50 @@ $(VENV)/ready: requirements.txt
 	@touch $@
 
 demo: venv ## Build, run and verify a cluster on this machine
-	@$(PLAYBOOK) site.yml -i inventories/local
+	@$(PLAYBOOK) site.yml -i inventories/local $(ARGS)
 	@printf '\nIt answers now. Ask it:\n  curl -s http://127.0.0.1:8080/v1/completions -d '"'"'{"prompt": "", "temperature": 0}'"'"'\nStop and remove it: make down\n'
 
 down: venv ## Stop the cluster of make demo and remove what it installed
-	@$(PLAYBOOK) playbooks/teardown.yml -i inventories/local
+	@$(PLAYBOOK) playbooks/teardown.yml -i inventories/local $(ARGS)
 
 plan: venv ## Show what site.yml would do with INVENTORY, touching no host
-	@$(PLAYBOOK) playbooks/plan.yml -i $(INVENTORY)
+	@$(PLAYBOOK) playbooks/plan.yml -i $(INVENTORY) $(ARGS)
 
 build: venv ## Make the Galaxy archive
 	@$(VENV)/bin/ansible-galaxy collection build --force
+
+dev: $(VENV)/dev ## Add the test tools to the virtual environment
+
+$(VENV)/dev: $(VENV)/ready requirements-dev.txt
+	@echo "Installing test tools into $(VENV) ..."
+	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --constraint requirements.txt --requirement requirements-dev.txt
+	@touch $@
+
+docs: venv ## Write the generated documentation
+	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/python docs/generate.py
+
+lint: dev ## Run ansible-lint, ruff, mypy and the changelog's check
+	@$(VENV)/bin/ruff check --quiet . && $(VENV)/bin/ruff format --quiet --check .
+	@cd $(TREE)/cluster && PATH=$(BIN):$$PATH ansible-lint --offline -q
+	@cd $(VENV)/collections && $(BIN)/mypy --config-file $(CURDIR)/pyproject.toml $(addprefix ansible_collections/llamacpp/cluster/plugins/,module_utils plugin_utils)
+	@$(VENV)/bin/antsibull-changelog lint
+
+# ansible-test wants a real tree, not a link, and a pip bootstrap that it would download: the interpreter has one.
+sanity: dev ## Run ansible-test sanity
+	@rm -rf $(SANITY)/ansible_collections && mkdir -p $(SANITY)/ansible_collections/llamacpp/cluster $(SANITY)/.ansible/test/cache
+	@git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents -t $(SANITY)/ansible_collections/llamacpp/cluster
+	@echo 'import ensurepip; ensurepip.bootstrap(default_pip=True)' > $(SANITY)/.ansible/test/cache/get_pip_24_2.py
+	@cd $(SANITY)/ansible_collections/llamacpp/cluster && git init -q && git add -A && \
+	  PIP_CONFIG_FILE=$${PIP_CONFIG_FILE:-$$HOME/.config/pip/pip.conf} HOME=$(CURDIR)/$(SANITY) PATH=$(BIN):$$PATH PIP_QUIET=1 \
+	  ansible-test sanity --python $$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+
+unit: dev ## Run the unit tests
+	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -q tests/unit
+
+integration: dev ## Run the playbooks on real llama.cpp
+	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -v --timeout 1800 tests/integration
+
+test: lint sanity unit integration ## Run all tests
+
+test-full: test ## Run all tests and the benchmarks
+	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/python tests/benchmarks/first_run.py

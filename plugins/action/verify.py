@@ -28,12 +28,14 @@ class ActionModule(ActionBase):
         arguments = dict(self._task.args)
         path = arguments.pop("path", None)
         plan = arguments["plan"]
-        found = self._collect(arguments, plan, task_vars)
-        if "evidence" not in found:
-            return found
         drifts = {
             name: (task_vars["hostvars"][name].get("llama_compared") or {}).get("drift") for name in plan["hosts"]
         }
+        patience = plan["head"]["start_timeout"] if verification.may_become_healthy(plan, drifts) else 0
+        found = self._collect(arguments, plan, patience, task_vars)
+        if "evidence" not in found:
+            return found
+        drifts[plan["head"]["host"]] = found["evidence"]["drift"]
         judged = verification.judge(plan, drifts, found["evidence"])
         if path:
             Path(path).write_text(json.dumps(judged, indent=2) + "\n")
@@ -49,7 +51,7 @@ class ActionModule(ActionBase):
                 result["msg"] += " The server's log ends in:\n" + "\n".join(found["evidence"]["log"])
         return result
 
-    def _collect(self, arguments: dict, plan: dict, task_vars: dict) -> dict:
+    def _collect(self, arguments: dict, plan: dict, patience: float, task_vars: dict) -> dict:
         started = time.monotonic()
         processes: set[int] = set()
         wait = FIRST_WAIT
@@ -59,7 +61,7 @@ class ActionModule(ActionBase):
                 return found
             processes.update(found["evidence"]["processes"])
             elapsed = time.monotonic() - started
-            if len(processes) >= STARTS_BEFORE_GIVING_UP or elapsed >= plan["head"]["start_timeout"]:
+            if len(processes) >= STARTS_BEFORE_GIVING_UP or elapsed >= patience:
                 return found
             display.display(
                 f"  [{plan['head']['host']}] llama-server: {found['evidence']['health']['said']}, {elapsed:.0f} s"

@@ -108,12 +108,12 @@ class _Reader:
                 return count
             return [value for (value,) in struct.iter_unpack(SCALARS[kind], data)]
         if kind == STRING and count > KEPT_ARRAY:
-            for _ in range(count):
+            for _index in range(count):
                 self.take(self.number("<Q"))
             return count
         if count > self.limit - self.position:
             raise GGUFError("is truncated: an array goes on beyond the file")
-        return [self.value(kind, nesting) for _ in range(count)]
+        return [self.value(kind, nesting) for _index in range(count)]
 
 
 def _read_part(path: Path) -> tuple[dict, dict]:
@@ -128,17 +128,17 @@ def _read_part(path: Path) -> tuple[dict, dict]:
             raise GGUFError(f"is refused: GGUF version {version} is unknown, 2 and 3 are read")
         tensor_count, metadata_count = reader.number("<Q"), reader.number("<Q")
         metadata = {}
-        for _ in range(metadata_count):
+        for _index in range(metadata_count):
             key = reader.string()
             metadata[key] = reader.value(reader.number("<I"))
         tensors, end = {}, 0
-        for _ in range(tensor_count):
+        for _index in range(tensor_count):
             name = reader.string()
             dimensions = reader.number("<I")
             if dimensions > MAX_DIMENSIONS:
                 raise GGUFError(f"is refused: tensor {name!r} has {dimensions} dimensions")
             elements = 1
-            for _ in range(dimensions):
+            for _index in range(dimensions):
                 elements *= reader.number("<Q")
             kind, offset = reader.number("<I"), reader.number("<Q")
             if kind not in TENSOR_TYPES:

@@ -31,6 +31,7 @@ SEARCH = os.pathsep.join(
     ]
 )
 MINIMUM_PYTHON = (3, 9)
+COMMAND_SECONDS = 20
 VERSION_ARGUMENTS = {
     "cmake": ["--version"],
     "ninja": ["--version"],
@@ -73,7 +74,9 @@ def output(argv: list[str]) -> str:
     if not program:
         return ""
     try:
-        return subprocess.run([program, *argv[1:]], capture_output=True, text=True, timeout=20, check=True).stdout
+        return subprocess.run(
+            [program, *argv[1:]], capture_output=True, text=True, timeout=COMMAND_SECONDS, check=True
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
 
@@ -176,7 +179,7 @@ def toolchain() -> dict:
 
 def readable_by_all(path: str) -> bool:
     """Whether every account may run the program: each folder above it is open, and so is what links lead to."""
-    for name in {path, os.path.realpath(path)}:
+    for name in (path, os.path.realpath(path)):
         for part in [Path(name), *Path(name).parents]:
             if not part.exists() or not part.stat().st_mode & stat.S_IXOTH:
                 return False
@@ -200,6 +203,9 @@ def service_manager(scope: str) -> str:
     if os.path.isdir("/run/systemd/system"):
         if scope == "system":
             return "systemd"
+        runtime = f"/run/user/{os.geteuid()}"
+        if os.path.exists(runtime + "/bus"):
+            os.environ.setdefault("XDG_RUNTIME_DIR", runtime)
         if output(["systemctl", "--user", "show", "--property=Version"]):
             return "systemd_user"
     return "supervisor"
@@ -232,6 +238,7 @@ def facts(wanted_scope: str) -> dict:
         )
         wanted_scope = "system" if may_become_root else "user"
     manager = service_manager(wanted_scope)
+    user = pwd.getpwuid(os.geteuid()).pw_name
     os_release = Path("/etc/os-release")
     place = places(wanted_scope, manager)
     interpreter = python(wanted_scope)
@@ -251,11 +258,15 @@ def facts(wanted_scope: str) -> dict:
         "toolchain": tools,
         "tools": sorted(tool for tool, version in tools.items() if version),
         "scope": wanted_scope,
+        "user": user,
         "uid": os.geteuid(),
         "python": interpreter,
         "service_manager": manager,
         "supervisor": supervisor(place["prefix"]),
-        "lingering": os.path.exists("/var/lib/systemd/linger/" + pwd.getpwuid(os.geteuid()).pw_name),
+        "lingering": {
+            "enabled": os.path.exists("/var/lib/systemd/linger/" + user),
+            "by_us": os.path.exists(place["prefix"] + "/lingering"),
+        },
         **place,
     }
 
@@ -283,7 +294,7 @@ def processes(prefix: str) -> dict[int, list[str]]:
     found = {}
     if sys.platform == "darwin":
         for line in output(["ps", "-axww", "-o", "pid=,command="]).splitlines():
-            number, _, command = line.strip().partition(" ")
+            number, command = line.split(None, 1)
             if any(word.startswith(prefix + "/") for word in command.split(" ")[:2]):
                 found[int(number)] = command.split(" ")
         return found
@@ -357,22 +368,19 @@ def listening_addresses(port: int) -> list[str]:
 
 
 def service_state(service: dict, running: dict[int, list[str]]) -> dict:
-    """How a planned service stands: ``running`` as planned, ``different`` (another argv or environment), ``stopped``, or
-    ``foreign`` when something else has its port."""
+    """How a planned service stands: ``running`` as planned, ``stopped``, ``foreign`` when something else has its port, or
+    ``different``: another command line or environment, or a head whose launcher waits for its workers."""
     address, port = service["listens"].rsplit(":", 1)
-    same = [pid for pid, argv in running.items() if argv == service["process"]]
-    if same and service["argv"] in running.values():
-        state, pid = "running", same[0]
-        actual = environment_of(pid)
-        if actual is not None and any(actual.get(name) != value for name, value in service["environment"].items()):
-            state = "different"
+    programs = [pid for pid, argv in running.items() if argv == service["process"]]
+    services = [pid for pid, argv in running.items() if argv == service["argv"]]
+    own = programs or services or [pid for pid, ports in listeners(list(running)).items() if int(port) in ports]
+    if programs and services:
+        actual = environment_of(programs[0])
+        same = actual is None or all(actual.get(name) == value for name, value in service["environment"].items())
+        state = "running" if same else "different"
     else:
-        own = same or [pid for pid, ports in listeners(list(running)).items() if int(port) in ports]
-        state, pid = (
-            "different" if own else "foreign" if occupied(address, int(port)) else "stopped",
-            (own or [None])[0],
-        )
-    return {"state": state, "pid": pid, "addresses": listening_addresses(int(port))}
+        state = "different" if own else "foreign" if occupied(address, int(port)) else "stopped"
+    return {"state": state, "pid": own[0] if own else None, "addresses": listening_addresses(int(port))}
 
 
 def drift(host: dict) -> dict:

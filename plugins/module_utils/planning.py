@@ -208,7 +208,11 @@ def services(plan: dict, host: str) -> list[dict]:
             "listens": worker["endpoint"],
             "after": [],
             "allow": sorted(
-                {source for rule in plan["hosts"][host]["firewall"] for source in rule["sources"]} | {"localhost"}
+                {
+                    "localhost",
+                    worker["endpoint"].rsplit(":", 1)[0],
+                    *(source for rule in plan["hosts"][host]["firewall"] for source in rule["sources"]),
+                }
             ),
         }
         for worker in plan["hosts"][host]["workers"]

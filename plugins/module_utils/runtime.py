@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import http.client
 import json
 import os
 import signal
@@ -24,9 +25,8 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
+from typing import IO, cast
 
 try:
     from ansible_collections.llamacpp.cluster.plugins.module_utils import rpc
@@ -42,7 +42,8 @@ ESTABLISHED = 1
 
 
 def say(text: str) -> None:
-    print(f"llamacpp: {text}", flush=True)
+    sys.stdout.write(f"llamacpp: {text}\n")
+    sys.stdout.flush()
 
 
 def shake_hands(endpoints: list[str], protocol: str | None, timeout: float, pause: float = 1.0) -> dict:
@@ -96,11 +97,14 @@ def socket_inodes(process: int) -> set[str]:
 
 
 def healthy(url: str) -> bool:
+    connection = http.client.HTTPConnection(url.split("//", 1)[1], timeout=2)
     try:
-        with urllib.request.urlopen(url + "/health", timeout=2) as reply:
-            return reply.status == 200
-    except (OSError, urllib.error.URLError):
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
         return False
+    finally:
+        connection.close()
 
 
 class Head:
@@ -123,10 +127,10 @@ class Head:
 
     def _relay(self, path: Path) -> None:
         """Passes the output on to the service's log, and keeps the beginning of this start in a file."""
-        assert self.process.stdout is not None
+        pipe = cast(IO[bytes], self.process.stdout).fileno()
         room = START_LOG_BYTES
         with path.open("wb", buffering=0) as start_log:
-            while part := os.read(self.process.stdout.fileno(), 65536):
+            while part := os.read(pipe, 65536):
                 start_log.write(part[:room])
                 room -= len(part[:room])
                 os.write(sys.stdout.fileno(), part)
@@ -215,4 +219,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -8,11 +8,10 @@ A check is ``{"name", "subject", "status", "evidence"}``; status is passed, fail
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +28,19 @@ SECONDS_FOR_ANSWER = 300
 # ------------------------------------------------------------------------------------------------ evidence, on the head
 
 
-def _request(url: str, key: str | None, body: dict | None = None, seconds: float = 5) -> tuple[int, Any]:
+def _request(url: str, path: str, key: str | None, body: dict | None = None, seconds: float = 5) -> tuple[int, Any]:
     """Status and JSON of a reply; status 0 and the reason when there is none."""
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
-    request = urllib.request.Request(url, data=None if body is None else json.dumps(body).encode(), headers=headers)
+    connection = http.client.HTTPConnection(url.split("//", 1)[1], timeout=seconds)
     try:
-        with urllib.request.urlopen(request, timeout=seconds) as reply:
-            return reply.status, json.loads(reply.read(MAX_REPLY_BYTES))
-    except urllib.error.HTTPError as error:
-        return error.code, error.read(2000).decode("utf-8", "replace")
-    except (OSError, ValueError) as error:
+        connection.request("POST" if body else "GET", path, json.dumps(body) if body else None, headers)
+        reply = connection.getresponse()
+        text = reply.read(MAX_REPLY_BYTES).decode("utf-8", "replace")
+        return reply.status, json.loads(text) if reply.status == 200 else text[:2000]
+    except (OSError, http.client.HTTPException, ValueError) as error:
         return 0, str(error)
+    finally:
+        connection.close()
 
 
 def first_key(path: str | None) -> str | None:
@@ -59,7 +60,7 @@ def wait_for_health(url: str, seconds: float) -> dict:
     """``{"healthy", "said"}`` after at most so many seconds."""
     deadline = time.monotonic() + seconds
     while True:
-        status, said = _request(url + "/health", None)
+        status, said = _request(url, "/health", None)
         if status == 200:
             return {"healthy": True, "said": "ok"}
         if time.monotonic() >= deadline:
@@ -70,13 +71,14 @@ def wait_for_health(url: str, seconds: float) -> dict:
 def collect(plan: dict, seconds: float) -> dict:
     """Everything that only the head can tell.
 
-    :param plan: ``url``, ``prefix``, ``argv``, ``api_key_file``, ``known_answer`` (whether that is the model served),
-        ``unused`` (endpoints that the head does not hold), ``protocol``.
     :param seconds: how long to wait for the server.
     """
-    state = Path(plan["prefix"]) / "state"
-    found: dict = {"health": wait_for_health(plan["url"], seconds)}
-    found["processes"] = [pid for pid, argv in host.processes(plan["prefix"]).items() if argv == plan["argv"]]
+    head = plan["head"]
+    own = plan["hosts"][head["host"]]
+    state = Path(own["prefix"]) / "state"
+    found: dict = {"health": wait_for_health(head["url"], seconds)}
+    found["processes"] = [pid for pid, argv in host.processes(own["prefix"]).items() if argv == head["argv"]]
+    found["drift"] = host.drift(own)
     try:
         log = (state / runtime.START_LOG).read_text(errors="replace")
     except OSError:
@@ -89,16 +91,17 @@ def collect(plan: dict, seconds: float) -> dict:
         found["handshakes"] = json.loads((state / runtime.HANDSHAKES).read_text())
     except (OSError, ValueError) as error:
         found["handshakes"] = {"workers": {}, "error": str(error)}
-    for endpoint in plan["unused"]:
-        address, port = endpoint.rsplit(":", 1)
-        found["handshakes"]["workers"][endpoint] = rpc.probe(address, int(port), protocol=plan["protocol"])
-    key = first_key(plan["api_key_file"])
+    for worker in (worker for planned in plan["hosts"].values() for worker in planned["workers"] if not worker["used"]):
+        address, port = worker["endpoint"].rsplit(":", 1)
+        answer = rpc.probe(address, int(port), protocol=plan["release"]["protocol"])
+        found["handshakes"]["workers"][worker["endpoint"]] = answer
+    key = first_key(head["api_key_file"])
     question = (
         {"prompt": "", "temperature": 0}
-        if plan["known_answer"]
+        if plan["model"]["known_answer"]
         else {"prompt": PROMPT, "temperature": 0, "max_tokens": TOKENS}
     )
-    status, said = _request(plan["url"] + "/v1/completions", key, question, SECONDS_FOR_ANSWER)
+    status, said = _request(head["url"], "/v1/completions", key, question, SECONDS_FOR_ANSWER)
     if status == 200:
         found["completion"] = {
             "text": said["choices"][0]["text"],
@@ -241,6 +244,17 @@ def _completion(plan: dict, evidence: dict) -> dict:
         said["tokens"] > 0,
         f"{said['tokens']} tokens" + (f", {speed:.1f} tokens per second" if speed else ""),
     )
+
+
+def may_become_healthy(plan: dict, drifts: dict[str, dict | None]) -> bool:
+    """Whether it makes sense to wait for the server: all workers that it uses run."""
+    for name, planned in plan["hosts"].items():
+        services = (drifts.get(name) or {"services": {}})["services"]
+        for worker in planned["workers"]:
+            state = services.get(f"llamacpp-worker-{worker['name']}", {}).get("state")
+            if worker["used"] and state != "running":
+                return False
+    return True
 
 
 def judge(plan: dict, drifts: dict[str, dict | None], evidence: dict) -> dict:

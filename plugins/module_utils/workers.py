@@ -43,7 +43,7 @@ def known(facts: dict | None, hardware: dict | None) -> dict | None:
     """Facts of a host, with what ``llama_hardware`` declares in place of what was found."""
     if hardware is None:
         return facts
-    return {**(facts or DECLARED), **hardware}
+    return {**(facts or DECLARED), **{key: value for key, value in hardware.items() if value is not None}}
 
 
 def _accelerators(facts: dict, backend: str) -> list[dict]:
@@ -89,7 +89,7 @@ def address_of(name: str, host: dict) -> str:
         else ("ansible_host", str(host["ansible_host"]))
     )
     try:
-        parsed = ipaddress.IPv4Address(address.split("/")[0])
+        parsed = ipaddress.IPv4Address(address.split("/", maxsplit=1)[0])
     except ValueError:
         raise Refusal(
             f"{variable} of {name} is {address!r}: workers and the head need a numeric IPv4 address there; "
@@ -120,7 +120,7 @@ def _devices(name: str, host: dict) -> list[dict]:
 def workers_of(name: str, host: dict, head: str) -> list[dict]:
     """The declared workers of one host with everything but their place in the model."""
     offered = _devices(name, host)
-    declared = host["variables"]["llama_worker_endpoints"] or [{} for _ in offered[:-1] or offered]
+    declared = host["variables"]["llama_worker_endpoints"] or [{} for _device in offered[:-1] or offered]
     address = "127.0.0.1" if name == head else address_of(name, host)
     found: list[dict] = []
     for index, endpoint in enumerate(declared):

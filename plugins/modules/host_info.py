@@ -58,6 +58,7 @@ def main():
             "plan": {"type": "dict"},
         },
         supports_check_mode=True,
+        no_log=True,
     )
     if module.params["plan"] is None:
         module.exit_json(changed=False, facts=host.facts(module.params["scope"]))

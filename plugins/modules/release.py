@@ -91,6 +91,7 @@ def main():
         },
         required_if=[("state", "present", ("build", "prefix", "cache"))],
         supports_check_mode=True,
+        no_log=True,
     )
     if module.params["state"] == "fetched":
         module.fail_json(

@@ -63,6 +63,10 @@ detail:
   description: More about a state other than V(ok).
   returned: always
   type: str
+msg:
+  description: The state in a sentence.
+  returned: always
+  type: str
 protocol:
   description: The worker's version of the protocol.
   returned: always
@@ -92,13 +96,15 @@ def main():
     )
     params = module.params
     try:
-        module.exit_json(
-            changed=False, **rpc.probe(params["address"], params["port"], params["timeout"], params["protocol"])
-        )
+        found = rpc.probe(params["address"], params["port"], params["timeout"], params["protocol"])
     except ValueError as error:
         module.fail_json(
             msg=f"{params['address']}:{params['port']} is no endpoint of a worker: {error}. Give a numeric IPv4 address and a port."
         )
+    told = f"The worker at {params['address']}:{params['port']} is {found['state']}"
+    if found["detail"]:
+        told += f": {found['detail']}. Look at its service and its log"
+    module.exit_json(changed=False, msg=told + ".", **found)
 
 
 if __name__ == "__main__":

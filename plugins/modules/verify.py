@@ -64,22 +64,9 @@ def main():
             "wait": {"type": "float", "default": 5.0},
         },
         supports_check_mode=True,
+        no_log=True,
     )
-    plan = module.params["plan"]
-    head = plan["head"]
-    unused = [worker["endpoint"] for host in plan["hosts"].values() for worker in host["workers"] if not worker["used"]]
-    evidence = verification.collect(
-        {
-            "url": head["url"],
-            "prefix": plan["hosts"][head["host"]]["prefix"],
-            "argv": head["argv"],
-            "api_key_file": head["api_key_file"],
-            "known_answer": bool(plan["model"]["known_answer"]),
-            "unused": unused,
-            "protocol": plan["release"]["protocol"],
-        },
-        module.params["wait"],
-    )
+    evidence = verification.collect(module.params["plan"], module.params["wait"])
     module.exit_json(changed=False, evidence=evidence)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -54,14 +55,16 @@ def _download_pypi(release: dict, folder: Path) -> Path:
             raise AnsibleError(
                 f"llama_release has source: pypi, and {sys.executable} on the controller has no pip: install it, or use source: archive"
             )
-        if "DO NOT MATCH THE HASHES" in said:
+        got = re.search(r"Got\s+([0-9a-f]{64})", said)
+        if got:
             raise AnsibleError(
-                f"llama_release has the checksum {release['checksum']}, which is not that of the source archive of llama-cpp-python "
-                f"{release['version']}: correct it. If it was right before, do not use what is offered now. pip says:\n{said}"
+                f"llama_release has the checksum {release['checksum']}, but the source archive of llama-cpp-python {release['version']} "
+                f"that pip was offered has sha256:{got[1]}: correct the checksum. If it was right before, do not use what is offered now."
             )
+        errors = " ".join(line for line in said.splitlines() if line.startswith("ERROR"))
         raise AnsibleError(
             f"pip could not fetch the source archive of llama-cpp-python {release['version']} (llama_release): check the version and "
-            f"the index that pip is configured for. pip says:\n{said[-1500:]}"
+            f"the index that pip is configured for. pip says: {errors or said[-500:]}"
         )
     return next(folder.glob("llama_cpp_python-*"))
 

@@ -163,7 +163,9 @@ def test_a_program_that_does_not_run_is_no_release(tmp_path, tree):
 def test_a_second_builder_waits_and_then_finds_the_release(tmp_path, tree):
     archive = pack(tree, tmp_path)
     found = []
-    threads = [threading.Thread(target=lambda: found.append(builder(tmp_path, archive).install())) for _ in range(2)]
+    threads = [
+        threading.Thread(target=lambda: found.append(builder(tmp_path, archive).install())) for _index in range(2)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -72,9 +72,9 @@ def test_a_damaged_header_is_an_error_or_a_model_never_anything_else(model):
     """Mutations of the header, with a fixed seed."""
     data = model.read_bytes()
     chance = random.Random(1)
-    for _ in range(1500):
+    for _index in range(1500):
         damaged = bytearray(data)
-        for _ in range(chance.randint(1, 4)):
+        for _index in range(chance.randint(1, 4)):
             damaged[chance.randrange(4, 9000)] = chance.randrange(256)
         model.write_bytes(damaged)
         with contextlib.suppress(gguf.GGUFError):

@@ -167,6 +167,14 @@ def test_a_head_without_its_launcher_is_different(installation):
     assert state(prefix, planned)["state"] == "different"
 
 
+def test_a_launcher_that_waits_for_its_workers_is_different(installation):
+    prefix, program, start = installation
+    launcher = start(free_port())
+    planned = service(program, free_port())
+    planned["argv"] = list(launcher.args)
+    assert state(prefix, planned) == {"state": "different", "pid": launcher.pid, "addresses": []}
+
+
 def test_a_stopped_service(installation):
     prefix, program, _start = installation
     assert state(prefix, service(program, free_port()))["state"] == "stopped"
@@ -204,8 +212,7 @@ def test_supervisor_that_is_not_there(tmp_path):
 def test_output_of_a_command_that_hangs_fails_or_is_missing(monkeypatch):
     assert host.output(["no-such-command"]) == ""
     assert host.output(["false"]) == ""
-    real = subprocess.run
-    monkeypatch.setattr(host.subprocess, "run", lambda *a, **k: real(*a, **{**k, "timeout": 0.1}))
+    monkeypatch.setattr(host, "COMMAND_SECONDS", 0.1)
     started = time.monotonic()
     assert host.output(["sleep", "5"]) == ""
     assert time.monotonic() - started < 4

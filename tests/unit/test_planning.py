@@ -50,7 +50,7 @@ def test_workers_bind_to_the_link_and_are_open_to_the_head_only(pair):
     assert plan["hosts"]["worker1"]["firewall"] == [
         {"port": port, "protocol": "tcp", "sources": ["192.0.2.10"]} for port in (50052, 50152)
     ]
-    assert plan["hosts"]["worker1"]["services"][0]["allow"] == ["192.0.2.10", "localhost"]
+    assert plan["hosts"]["worker1"]["services"][0]["allow"] == ["192.0.2.10", "198.51.100.2", "localhost"]
 
 
 def test_hosts_of_one_kind_share_a_build(pair):

@@ -88,7 +88,13 @@ def test_a_url_that_is_not_there(server):
 @pytest.mark.parametrize(
     "stderr, said",
     [
-        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.", "not that of the source archive"),
+        (
+            "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES\n  Expected sha256 "
+            + "0" * 64
+            + "\n       Got        "
+            + "1" * 64,
+            f"has sha256:{'1' * 64}",
+        ),
         ("ERROR: No matching distribution found", "check the version"),
         ("/usr/bin/python3: No module named pip", "has no pip"),
     ],

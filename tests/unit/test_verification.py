@@ -217,30 +217,43 @@ def server():
         served.shutdown()
 
 
-def asked(server, tmp_path, **more):
+def asked(server, tmp_path, **head):
+    """The parts of a plan that the head is asked about, for a server of this test."""
     (tmp_path / "state").mkdir(exist_ok=True)
     return {
-        "url": f"http://127.0.0.1:{server.server_port}",
-        "prefix": str(tmp_path),
-        "argv": ["x"],
-        "api_key_file": None,
-        "known_answer": True,
-        "unused": [],
-        "protocol": None,
-        **more,
+        "head": {
+            "host": "here",
+            "url": f"http://127.0.0.1:{server.server_port}",
+            "argv": ["x"],
+            "api_key_file": None,
+            **head,
+        },
+        "hosts": {
+            "here": {
+                "prefix": str(tmp_path),
+                "units": str(tmp_path),
+                "services": [],
+                "builds": [],
+                "workers": [{"endpoint": "127.0.0.1:1", "used": False}, {"endpoint": "127.0.0.1:2", "used": True}],
+            }
+        },
+        "release": {"protocol": None},
+        "model": {"known_answer": {"layers": 1}},
     }
 
 
 def test_evidence_of_the_head(server, tmp_path):
     key = tmp_path / "key"
     key.write_text("\nsecret\nother\n")
-    plan = asked(server, tmp_path, api_key_file=str(key), unused=["127.0.0.1:1"])
+    plan = asked(server, tmp_path, api_key_file=str(key))
     (tmp_path / "state" / runtime.START_LOG).write_text("load_tensors: CPU model buffer size = 2 MiB\nlast\n")
     (tmp_path / "state" / runtime.HANDSHAKES).write_text('{"workers": {"a": 1}}')
     found = verification.collect(plan, 1)
     assert found["health"]["healthy"]
     assert found["buffers"] == {"CPU": {"model": 2.0}}
     assert found["handshakes"]["workers"]["127.0.0.1:1"]["state"] == "refused"
+    assert "127.0.0.1:2" not in found["handshakes"]["workers"]
+    assert found["drift"] == {"services": {}, "stale": [], "missing_builds": []}
     assert found["completion"] == {"text": "hello", "tokens": 1, "fingerprint": None, "tokens_per_second": 5}
     assert server.asked == [("Bearer secret", {"prompt": "", "temperature": 0})]
     assert "secret" not in json.dumps(found)
@@ -259,7 +272,7 @@ def test_evidence_of_a_failing_completion_and_no_record(server, tmp_path):
     server.status = 500
     found = verification.collect(asked(server, tmp_path), 1)
     assert found["completion"]["error"].startswith("status 500")
-    assert found["handshakes"]["workers"] == {}
+    assert found["handshakes"]["error"]
 
 
 def test_the_table_shows_each_check(plan, drifts, evidence):
@@ -268,3 +281,12 @@ def test_the_table_shows_each_check(plan, drifts, evidence):
     assert text.count("\n") == 9
     assert "FAILED      completion" in text or "FAILED  completion" in text
     assert report.plan_table(plan).count("RPC0[") == 2
+
+
+def test_a_server_is_waited_for_only_while_its_workers_run(plan, drifts):
+    assert verification.may_become_healthy(plan, drifts)
+    drifts["here"]["services"]["llamacpp-server"]["state"] = "stopped"
+    assert verification.may_become_healthy(plan, drifts)
+    drifts["here"]["services"]["llamacpp-worker-two"]["state"] = "stopped"
+    assert not verification.may_become_healthy(plan, drifts)
+    assert not verification.may_become_healthy(plan, {})

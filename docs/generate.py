@@ -1,0 +1,76 @@
+"""Writes docs/variables.md from the roles' argument specifications: make docs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import yaml
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.inventory import INTERNAL_ENDINGS
+
+ROOT = Path(__file__).resolve().parents[1]
+ROLES = ["llama_host", "llama_build", "llama_worker", "llama_model", "llama_server"]
+
+INTRODUCTION = """# Variables
+
+<!-- Written by docs/generate.py from roles/*/meta/argument_specs.yml. Change it there, then run `make docs`. -->
+
+Every variable has a default; the smallest inventory is host names and a model. Set them for a host, a group or the
+whole inventory. Those of the server and the model are read from the head.
+
+| name | where it is given | meaning |
+|---|---|---|
+| `llama_head`, `llama_workers` | groups | the host that runs llama-server, and those that lend their devices; a host may be in both |
+| `llama_cluster` | group | the cluster's hosts |
+| `llama_cluster_group` | `-e` | name of that group, for inventories with several clusters |
+| `llama_plan_path`, `llama_verify_path` | `-e` | files on the controller for plan and report as JSON |
+"""
+
+
+def text(description: str | list[str]) -> str:
+    """Ansible's markup as Markdown, in one line."""
+    joined = " ".join(description) if isinstance(description, list) else description
+    joined = re.sub(r"[CVOP]\(([^()]*(?:\([^()]*\))?[^()]*)\)", lambda found: f"`{found[1].split('#')[0]}`", joined)
+    return joined.replace("|", "\\|")
+
+
+def default(option: dict) -> str:
+    if "default" not in option or option["default"] in ([], {}):
+        return ""
+    value = option["default"]
+    if value == "":
+        return ""
+    if isinstance(value, dict):
+        return ", ".join(f"`{key}: {entry}`" for key, entry in value.items())
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def rows(options: dict, prefix: str = "") -> list[str]:
+    found = []
+    for name, option in options.items():
+        if not prefix and name.endswith(INTERNAL_ENDINGS):
+            continue
+        kind = option["type"] + (f" of {option['elements']}" if "elements" in option else "")
+        found.append(f"| `{prefix}{name}` | {kind} | {default(option)} | {text(option['description'])} |")
+        found += rows(
+            option.get("options", {}), f"{prefix}{name}[]." if option["type"] == "list" else f"{prefix}{name}."
+        )
+    return found
+
+
+def page() -> str:
+    parts = [INTRODUCTION]
+    for role in ROLES:
+        main = yaml.safe_load((ROOT / "roles" / role / "meta" / "argument_specs.yml").read_text())["argument_specs"][
+            "main"
+        ]
+        parts.append(
+            f"\n## {role}\n\n{main['short_description']}.\n\n| variable | type | default | meaning |\n|---|---|---|---|\n"
+            + "\n".join(rows(main["options"]))
+            + "\n"
+        )
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    (ROOT / "docs" / "variables.md").write_text(page())

@@ -1,0 +1,87 @@
+"""What the demo costs beyond the compiler: a bare cmake build against the first and the second `make demo`, in one run.
+
+Works in a temporary folder with a fresh clone, an empty HOME and empty caches, as the current user, on other ports than
+the demo's. Prints one JSON object; the figures in README.md come from it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PORTS = {
+    "llama_server_port": 18081,
+    "llama_worker_endpoints": [{"name": "one", "port": 51062}, {"name": "two", "port": 51063}],
+}
+
+
+def seconds(argv: list[str], folder: Path, environment: dict[str, str], log: Path) -> float:
+    started = time.monotonic()
+    with log.open("ab") as stream:
+        subprocess.run(argv, cwd=folder, env=environment, stdout=stream, stderr=subprocess.STDOUT, check=True)
+    return round(time.monotonic() - started, 1)
+
+
+def bare_build(work: Path, plan: dict, environment: dict[str, str], log: Path) -> float:
+    """The same tree, options and programs as the plan's, with cmake alone."""
+    build = plan["hosts"]["localhost"]["builds"][0]
+    archive = next((work / "home" / ".cache" / "llamacpp" / "sources").glob("*.tar.gz"))
+    tree = work / "tree"
+    tree.mkdir()
+    subprocess.run(["tar", "-xf", archive, "-C", tree, "--strip-components=3", plan["release"]["member"]], check=True)
+    options = [f"-D{name}={value}" for name, value in build["cmake_options"].items()]
+    configure = seconds(
+        ["cmake", "-S", str(tree), "-B", str(work / "bare"), "-G", "Ninja", *options], work, environment, log
+    )
+    compiled = seconds(["cmake", "--build", str(work / "bare"), "--target", *build["targets"]], work, environment, log)
+    return round(configure + compiled, 1)
+
+
+def main() -> None:
+    work = Path(tempfile.mkdtemp(prefix="llamacpp-benchmark-"))
+    log = work / "log"
+    clone, home = work / "clone", work / "home"
+    home.mkdir()
+    arguments = f"-e llama_host_scope=user -e @{work / 'ports.json'} -e llama_plan_path={work / 'plan.json'}"
+    (work / "ports.json").write_text(json.dumps(PORTS))
+    environment = {**os.environ, "HOME": str(home), "CCACHE_DIR": str(work / "ccache")}
+    for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME"):
+        environment.pop(name, None)
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+    try:
+        first = seconds(["make", "demo", f"ARGS={arguments}"], clone, environment, log)
+        second = seconds(["make", "demo", f"ARGS={arguments}"], clone, environment, log)
+        assert "changed=0" in log.read_text().rsplit("PLAY RECAP", 1)[1]
+        bare = bare_build(work, json.loads((work / "plan.json").read_text()), environment, log)
+    finally:
+        subprocess.run(
+            ["make", "down", f"ARGS={arguments}"], cwd=clone, env=environment, capture_output=True, check=False
+        )
+    cpu = next(
+        line.split(":", 1)[1].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    )
+    print(
+        json.dumps(
+            {
+                "machine": f"{os.cpu_count()} cores of {cpu}, {platform.freedesktop_os_release()['PRETTY_NAME']}",
+                "bare_build_s": bare,
+                "first_demo_s": first,
+                "first_demo_beyond_build_s": round(first - bare, 1),
+                "second_demo_s": second,
+            }
+        )
+    )
+    shutil.rmtree(work)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Drives the playbooks through ansible-runner against real llama.cpp, apart from whatever else the machine runs.
+
+The cluster of these tests belongs to the current user, lives in a temporary folder and has ports of its own. Only the
+caches are the user's, so that llama.cpp is compiled once.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import ansible_runner
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+TREE = ROOT / ".venv" / "collections"
+PORTS = (51052, 51053)
+SERVER_PORT = 18080
+
+
+class Cluster:
+    """One inventory, and the playbooks run on it."""
+
+    def __init__(self, folder, environment=None, **variables):
+        self.folder = folder
+        self.prefix = folder / "data" / "llamacpp"
+        self.url = f"http://127.0.0.1:{SERVER_PORT}"
+        self.environment = {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "XDG_DATA_HOME": str(folder / "data"),
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_HOME": str(folder / "ansible"),
+            "ANSIBLE_NOCOLOR": "1",
+            **(environment or {}),
+        }
+        self.inventory = folder / "inventory.yml"
+        hosts = {"localhost": None}
+        self.inventory.write_text(
+            yaml.safe_dump(
+                {
+                    "llama_cluster": {
+                        "children": {"llama_head": {"hosts": hosts}, "llama_workers": {"hosts": dict(hosts)}},
+                        "vars": {
+                            "ansible_connection": "local",
+                            "ansible_python_interpreter": sys.executable,
+                            "ansible_remote_tmp": str(folder / "ansible" / "tmp"),
+                            "ansible_async_dir": str(folder / "ansible" / "async"),
+                            "llama_host_scope": "user",
+                            "llama_model_known_answer": {},
+                            "llama_server_port": SERVER_PORT,
+                            "llama_worker_endpoints": [
+                                {"name": "one", "port": PORTS[0]},
+                                {"name": "two", "port": PORTS[1]},
+                            ],
+                            **variables,
+                        },
+                    }
+                }
+            )
+        )
+
+    def run(self, playbook, *arguments, **extra):
+        """Runs a playbook; extra variables by name. Returns ansible-runner's result with ``text`` and ``changed``."""
+        work = self.folder / "runner"
+        work.mkdir()
+        result = ansible_runner.run(
+            private_data_dir=str(work),
+            project_dir=str(ROOT),
+            playbook=playbook,
+            inventory=str(self.inventory),
+            envvars=self.environment,
+            extravars=extra,
+            cmdline=" ".join(arguments) or None,
+            quiet=True,
+        )
+        result.text = result.stdout.read()
+        result.changed = sum((result.stats or {}).get("changed", {}).values())
+        shutil.rmtree(work)
+        return result
+
+    def site(self, *arguments, **extra):
+        return self.run("site.yml", *arguments, **extra)
+
+    def complete(self, seconds=5):
+        body = json.dumps({"prompt": "", "temperature": 0}).encode()
+        request = urllib.request.Request(
+            self.url + "/v1/completions", data=body, headers={"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=seconds) as reply:
+            return json.load(reply)["choices"][0]["text"]
+
+    def processes(self):
+        """Process → argv of all that belongs to this installation."""
+        found = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    argv = (entry / "cmdline").read_bytes().decode().split("\0")[:-1]
+                except OSError:
+                    continue
+                if any(str(self.prefix) in word for word in argv):
+                    found[int(entry.name)] = argv
+        return found
+
+    def pid_of(self, *words):
+        return next(pid for pid, argv in self.processes().items() if all(word in " ".join(argv[:8]) for word in words))
+
+
+def until(condition, seconds=120):
+    """Waits for a condition; how long it takes is no matter of these tests."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            found = condition()
+            if found:
+                return found
+        except (OSError, StopIteration):
+            pass
+        time.sleep(0.5)
+    raise AssertionError("it did not happen in time")
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory):
+    """A cluster that nothing has been done to yet; whatever the tests leave of it is removed."""
+    made = Cluster(tmp_path_factory.mktemp("cluster"))
+    yield made
+    if made.prefix.exists():
+        made.run("playbooks/teardown.yml")
+    for pid in made.processes():
+        subprocess.run(["kill", "-9", str(pid)], check=False)
+
+
+@pytest.fixture
+def served(cluster):
+    """The cluster, up and answering."""
+    if not any("llama-server" in argv[0] for argv in cluster.processes().values()):
+        result = cluster.site()
+        assert result.status == "successful", result.text
+    return cluster

@@ -1,0 +1,99 @@
+"""Whatever is wrong is said in one sentence with the variable, its value and the remedy, before anything was changed."""
+
+import json
+import socket
+
+import pytest
+from conftest import PORTS, Cluster
+
+CHECKSUM = "sha256:" + "0" * 64
+
+
+@pytest.fixture
+def bare(tmp_path):
+    return Cluster(tmp_path)
+
+
+def refuses(cluster, *said, **variables):
+    result = cluster.site(**variables)
+    assert result.status == "failed"
+    text = " ".join(result.text.split())
+    for part in said:
+        assert part in text, result.text
+    assert result.changed == 0
+    assert not cluster.prefix.exists()
+    return text
+
+
+def test_a_release_of_an_unknown_form(bare):
+    refuses(bare, "llama_release is 'newest'", "use a build like b8600", "nothing was changed", llama_release="newest")
+
+
+def test_a_wrong_checksum(bare, tmp_path):
+    archive = tmp_path / "source.tar.gz"
+    archive.write_bytes(b"something else")
+    release = {"source": "archive", "path": str(archive), "checksum": CHECKSUM, "build": 11063}
+    refuses(bare, f"llama_release has the checksum {CHECKSUM}", "correct the checksum", llama_release=release)
+
+
+def test_an_unknown_backend(bare):
+    refuses(bare, "llama_backend of localhost is 'rocm'", "hip", llama_backend="rocm")
+
+
+def test_a_backend_without_a_device(bare):
+    refuses(bare, "llama_backend of localhost is hip", "no such device", llama_backend="hip")
+
+
+def test_a_port_that_something_else_uses(bare):
+    with socket.create_server(("127.0.0.1", PORTS[1])):
+        refuses(
+            bare, f"127.0.0.1:{PORTS[1]}, on which llamacpp-worker-two is to listen", "stop it, or give another port"
+        )
+
+
+def test_a_host_name_where_an_address_is_needed(bare):
+    refuses(bare, "llama_server_host is 'headbox'", "numeric IPv4 address", llama_server_host="headbox")
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        (None, "which is not there"),
+        (b"", "which is not a GGUF file"),
+        (b"GGUF\x03\x00\x00\x00" + (5).to_bytes(8, "little") * 2, "which is truncated"),
+        (b"PK\x03\x04" * 100, "which is not a GGUF file"),
+    ],
+)
+def test_a_model_that_is_missing_truncated_or_something_else(tmp_path, content, said):
+    model = tmp_path / "model.gguf"
+    if content is not None:
+        model.write_bytes(content)
+    cluster = Cluster(tmp_path, llama_model_path=str(model))
+    cluster.inventory.write_text(
+        cluster.inventory.read_text().replace("llama_model_known_answer: {}\n", "llama_unused: 1\n")
+    )
+    refuses(cluster, f"llama_model_path is {model}, {said}", "Name a complete GGUF file on the head")
+
+
+def test_a_value_of_the_wrong_kind(bare):
+    refuses(bare, "Variables of host localhost are not right", "llama_server_port", llama_server_port="eighty")
+
+
+def test_no_compiler_and_no_root(bare):
+    """This machine has a compiler, so the inventory declares that it has none."""
+    declared = "llama_host_scope: user\n    llama_hardware: {toolchain: {cmake: '3.25'}}"
+    bare.inventory.write_text(bare.inventory.read_text().replace("llama_host_scope: user", declared))
+    refuses(bare, "localhost lacks ninja, c++", "may not become root", "ninja-build, g++", "run it again")
+
+
+def test_the_plan_playbook_refuses_with_2_and_writes_why(bare, tmp_path):
+    path = tmp_path / "plan.json"
+    result = bare.run("playbooks/plan.yml", llama_plan_path=str(path), llama_release="newest")
+    assert result.rc == 2
+    written = json.loads(path.read_text())
+    assert written["refused"]
+    assert "newest" in written["reasons"][0]
+    result = bare.run("playbooks/plan.yml", llama_plan_path=str(path))
+    assert result.rc == 0
+    assert json.loads(path.read_text())["fits"]
+    assert not bare.prefix.exists()

@@ -1,0 +1,58 @@
+"""The demo as a newcomer runs it: as root it installs for the system, with accounts of its own."""
+
+import os
+import pwd
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils import known_answer
+from conftest import ROOT, Cluster
+
+PREFIX = Path("/opt/llamacpp")
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or PREFIX.exists(),
+    reason="the demo's installation for the system needs root, and that none is there",
+)
+
+
+def make(target, **options):
+    return subprocess.run(["make", target], cwd=ROOT, capture_output=True, text=True, check=False, **options)
+
+
+def accounts():
+    return {entry.pw_name for entry in pwd.getpwall()}
+
+
+def test_the_demo_runs_twice_and_goes_without_a_trace(tmp_path, monkeypatch):
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    before = accounts()
+    cluster = Cluster(tmp_path)
+    cluster.prefix, cluster.url = PREFIX, "http://127.0.0.1:8080"
+    try:
+        first = make("demo", env=environment)
+        assert first.returncode == 0, first.stdout + first.stderr
+        assert cluster.complete() == known_answer.SENTENCE
+        owners = {
+            argv[0].rsplit("/", 1)[1]: pwd.getpwuid(Path(f"/proc/{pid}").stat().st_uid).pw_name
+            for pid, argv in cluster.processes().items()
+        }
+        assert owners["ggml-rpc-server"] == owners["llama-server"] == "llamacpp"
+        assert not [path for path in PREFIX.rglob("*") if path.owner() == "llamacpp-build"]
+
+        second = make("demo", env=environment)
+        assert second.returncode == 0, second.stdout + second.stderr
+        assert "changed=0" in second.stdout
+    finally:
+        down = make("down", env=environment)
+    assert down.returncode == 0, down.stdout + down.stderr
+    deadline = time.monotonic() + 10
+    while cluster.processes() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert cluster.processes() == {}
+    assert not PREFIX.exists()
+    assert accounts() == before
+    left = {path.name for path in tmp_path.iterdir()} - {"inventory.yml"}
+    assert left <= {".cache"}
