@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import errno
+import grp
 import hashlib
 import os
 import platform
@@ -32,6 +33,9 @@ SEARCH = os.pathsep.join(
 )
 MINIMUM_PYTHON = (3, 9)
 COMMAND_SECONDS = 20
+DEVICE_GROUPS = ("render", "video")
+"""Groups whose members may use the graphics devices of Linux."""
+
 VERSION_ARGUMENTS = {
     "cmake": ["--version"],
     "ninja": ["--version"],
@@ -260,6 +264,7 @@ def facts(wanted_scope: str) -> dict:
         "scope": wanted_scope,
         "user": user,
         "uid": os.geteuid(),
+        "device_groups": [group.gr_name for group in grp.getgrall() if group.gr_name in DEVICE_GROUPS],
         "python": interpreter,
         "service_manager": manager,
         "supervisor": supervisor(place["prefix"]),
@@ -286,6 +291,14 @@ def supervisor(prefix: str) -> dict:
 # ---------------------------------------------------------------------------------------------------------- processes
 
 
+def _in_container(process: Path) -> bool:
+    """Whether a process belongs to a container of this host, whose programs may lie at the same path as ours."""
+    try:
+        return os.readlink(process / "ns" / "pid") != os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return False
+
+
 def processes(prefix: str) -> dict[int, list[str]]:
     """Process → argv, of all whose program or script lies below the prefix.
 
@@ -304,7 +317,7 @@ def processes(prefix: str) -> dict[int, list[str]]:
                 argv = (entry / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")[:-1]
             except OSError:
                 continue
-            if any(word.startswith(prefix + "/") for word in argv[:2]):
+            if any(word.startswith(prefix + "/") for word in argv[:2]) and not _in_container(entry):
                 found[int(entry.name)] = argv
     return found
 

@@ -66,6 +66,7 @@ def _make(cluster: str, hosts: dict, model_summary: dict | None, packages: dict,
     variables = hosts[head_name]["variables"]
     release = releases.release_of(variables["llama_release"])
     hosts = {name: _equipped(name, host, head_name, packages) for name, host in hosts.items()}
+    _no_endpoint_twice(hosts)
     releases.builds(hosts, release)
     head = hosts[head_name]
     model = heads.model_of(variables, model_summary, head["facts"]["prefix"] + "/models")
@@ -103,6 +104,18 @@ def _equipped(name: str, host: dict, head_name: str, packages: dict) -> dict:
     equipped = {**host, "backend": backend, "tools": workers.tools_of(name, facts, backend, packages)}
     equipped["workers"] = workers.workers_of(name, equipped, head_name) if "worker" in host["groups"] else []
     return equipped
+
+
+def _no_endpoint_twice(hosts: dict) -> None:
+    owners: dict[str, str] = {}
+    for name, host in hosts.items():
+        for worker in host["workers"]:
+            other = owners.setdefault(worker["endpoint"], name)
+            if other != name:
+                raise Refusal(
+                    f"{name} and {other} both have the worker {worker['endpoint']}: give each host its own address "
+                    "in ansible_host or llama_links"
+                )
 
 
 def _placed(hosts: dict, head_name: str, model: dict) -> tuple[list[dict], placement.Load, list[int], list[str]]:

@@ -102,7 +102,7 @@ def address_of(name: str, host: dict) -> str:
     return str(parsed)
 
 
-def _devices(name: str, host: dict) -> list[dict]:
+def _devices(host: dict) -> list[dict]:
     """All devices that the host's build offers, the CPU last: backend, device, memory in MiB, whether that is the host's own memory."""
     facts = host["facts"]
     found = [
@@ -119,7 +119,7 @@ def _devices(name: str, host: dict) -> list[dict]:
 
 def workers_of(name: str, host: dict, head: str) -> list[dict]:
     """The declared workers of one host with everything but their place in the model."""
-    offered = _devices(name, host)
+    offered = _devices(host)
     declared = host["variables"]["llama_worker_endpoints"] or [{} for _device in offered[:-1] or offered]
     address = "127.0.0.1" if name == head else address_of(name, host)
     found: list[dict] = []

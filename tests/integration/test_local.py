@@ -114,19 +114,42 @@ def test_a_head_whose_launcher_was_killed_comes_back(served):
     assert until(served.complete) == known_answer.SENTENCE
 
 
-def test_a_stopped_worker_is_started_by_the_next_run(served):
-    supervisor = [
-        served.prefix / "venv/bin/python",
+def supervisorctl(cluster, *arguments):
+    program = [
+        cluster.prefix / "venv/bin/python",
         "-m",
         "supervisor.supervisorctl",
         "-c",
-        served.prefix / "supervisor/supervisord.conf",
+        cluster.prefix / "supervisor/supervisord.conf",
     ]
-    subprocess.run([*supervisor, "stop", "llamacpp-worker-two"], check=True, capture_output=True)
-    assert served.run("playbooks/verify.yml").status == "failed"
+    subprocess.run([*program, *arguments], check=True, capture_output=True)
+
+
+def test_a_stopped_worker_fails_verify_and_is_started_by_the_next_run(served):
+    supervisorctl(served, "stop", "llamacpp-worker-two")
+    failed = served.run("playbooks/verify.yml")
+    assert failed.status == "failed"
+    assert "llamacpp-worker-two is stopped" in failed.text
     result = served.site()
     assert result.status == "successful", result.text
     assert result.changed > 0
+    assert served.complete() == known_answer.SENTENCE
+
+
+def test_everything_stops_head_first_and_is_started_by_the_next_run(served):
+    log = served.prefix / "supervisor" / "supervisord.log"
+    before = len(log.read_text())
+    supervisorctl(served, "shutdown")
+    until(lambda: not served.processes())
+    stopped = [
+        line.split("stopped: ")[1].split(" ")[0]
+        for line in log.read_text()[before:].splitlines()
+        if "stopped: " in line
+    ]
+    assert stopped[0] == "llamacpp-server"
+    assert sorted(stopped[1:]) == ["llamacpp-worker-one", "llamacpp-worker-two"]
+    result = served.site()
+    assert result.status == "successful", result.text
     assert served.complete() == known_answer.SENTENCE
 
 

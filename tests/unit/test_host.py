@@ -1,4 +1,5 @@
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -173,6 +174,24 @@ def test_a_launcher_that_waits_for_its_workers_is_different(installation):
     planned = service(program, free_port())
     planned["argv"] = list(launcher.args)
     assert state(prefix, planned) == {"state": "different", "pid": launcher.pid, "addresses": []}
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="only root can make a process namespace")
+def test_a_process_of_a_container_is_not_ours(installation):
+    prefix, program, start = installation
+    port = free_port()
+    process = subprocess.Popen(
+        ["unshare", "--pid", "--fork", "--kill-child", sys.executable, str(program), str(port)], stdout=subprocess.PIPE
+    )
+    try:
+        process.stdout.readline()
+        assert state(prefix, service(program, port))["state"] == "foreign"
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    start(port)
+    assert state(prefix, service(program, port))["state"] == "running"
 
 
 def test_a_stopped_service(installation):

@@ -274,6 +274,11 @@ def test_a_host_of_which_nothing_is_known(pair):
     assert "worker2" in pair.reason()
 
 
+def test_two_hosts_with_one_address(pair):
+    pair.hosts["worker2"]["ansible_host"] = "192.0.2.11"
+    assert "worker2 and worker1 both have the worker 192.0.2.11:50052" in pair.reason()
+
+
 def test_two_heads_and_none(pair):
     pair.hosts["worker1"]["groups"] = ["head"]
     assert "2 hosts" in pair.reason()
