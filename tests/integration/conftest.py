@@ -101,6 +101,8 @@ class Cluster:
             if entry.name.isdigit():
                 try:
                     argv = (entry / "cmdline").read_bytes().decode().split("\0")[:-1]
+                    if (entry / "ns" / "pid").readlink() != Path("/proc/self/ns/pid").readlink():
+                        continue
                 except OSError:
                     continue
                 if any(str(self.prefix) in word for word in argv):
