@@ -19,9 +19,9 @@ def plan_table(plan: dict) -> str:
     head, release = plan["head"], plan["release"]
     lines = [
         f"  release  {release['ref']} ({', '.join(sorted({build['id'] for host in plan['hosts'].values() for build in host['builds']}))})",
-        f"  model    {plan['model']['name']}, {plan['model']['layers']} layers",
+        f"  model    {plan['model']['name']}",
         f"  head     {head['host']}, {head['url']}",
-        "",
+        "\n",
     ]
     rows = [["device", "host", "layers", "weights", "KV", "compute", "capacity (MiB)"]]
     for entry in plan["placement"]:
