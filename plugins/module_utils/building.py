@@ -3,8 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """From a source archive to an installed release, on the host that builds.
 
-Everything up to the finished programs is done by an ordinary account; what root then does is to copy them. A release
-appears under its final name only when it is complete, and an interrupted build goes on where it was.
+Everything in the folder of a build is done by an ordinary account, reading its results included: root opens no path that
+this account could have turned into a link. A release appears under its final name only when it is complete, and an
+interrupted build goes on where it was.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from typing import Any
 from ansible_collections.llamacpp.cluster.plugins.module_utils import capabilities, host
 
 MANIFEST = "manifest.json"
-UNPACKED = "unpacked"
 LOG_LINES_SHOWN = 15
 STEP_LINES = r"^(\[[0-9]+/[0-9]+\]|== )"
 """Lines of a build's log that tell how far it is, as an expression for grep -E: ninja's and our own."""
@@ -86,17 +86,19 @@ class Builder:
                 for name in [folder, *(os.path.join(folder, entry) for entry in [*names, *files])]:
                     os.chown(name, self.account.pw_uid, self.account.pw_gid, follow_symlinks=False)
 
+    def _as_account(self) -> dict[str, Any]:
+        if self.account and os.geteuid() == 0:
+            return {"user": self.account.pw_uid, "group": self.account.pw_gid, "extra_groups": []}
+        return {}
+
     def _run(self, step: str, argv: list[str]) -> None:
         environment = {
             "PATH": host.SEARCH,
-            "HOME": str(self.cache / "builds"),
+            "HOME": str(self.work),
             "LC_ALL": "C",
             "CCACHE_DIR": str(self.cache / "ccache"),
             **self.build["environment"],
         }
-        identity: dict[str, Any] = {}
-        if self.account and os.geteuid() == 0:
-            identity = {"user": self.account.pw_uid, "group": self.account.pw_gid, "extra_groups": []}
         with self.log.open("ab") as log:
             log.write(f"== {step}\n".encode())
             log.flush()
@@ -109,7 +111,7 @@ class Builder:
                 cwd=self.work,
                 umask=0o022,
                 check=False,
-                **identity,
+                **self._as_account(),
             )
         if process.returncode:
             text = self.log.read_text(errors="replace").splitlines()
@@ -137,7 +139,7 @@ class Builder:
             if manifest:
                 return manifest
             started = time.monotonic()
-            for folder in (self.cache / "builds", self.cache / "ccache", self.work):
+            for folder in (self.cache / "ccache", self.work):
                 self._folder(folder)
             self.log.write_bytes(b"")
             self._unpack()
@@ -148,19 +150,20 @@ class Builder:
             )
             manifest = self._install(round(time.monotonic() - started))
             shutil.rmtree(self.work)
+            self.log.with_suffix(".unpacked").unlink()
             return manifest
 
     def _unpack(self) -> None:
         archive = Path(self.source["archive"])
         if sha256(archive) != self.source["sha256"]:
             raise BuildError(f"{archive} does not have the sha256 {self.source['sha256']}: remove it and run it again")
-        marker = self.work / UNPACKED
-        if marker.exists():
+        unpacked = self.log.with_suffix(".unpacked")
+        if unpacked.exists() and (self.work / "source").exists():
             return
-        shutil.rmtree(self.work / "source", ignore_errors=True)
-        self._folder(self.work / "source")
         member = self.source["member"]
         depth = len(Path(member).parts) if member else 1
+        self._run("clean", ["rm", "-rf", "source"])
+        self._run("clean", ["mkdir", "source"])
         self._run(
             "unpack",
             [
@@ -178,7 +181,7 @@ class Builder:
             raise BuildError(
                 f"{archive} holds no llama.cpp tree: CMakeLists.txt is missing in {member or 'its first folder'}"
             )
-        marker.touch()
+        unpacked.touch()
 
     def _configure(self) -> None:
         options = {
@@ -205,7 +208,10 @@ class Builder:
         shutil.rmtree(partial, ignore_errors=True)
         (partial / "bin").mkdir(parents=True)
         for target in self.build["targets"]:
-            shutil.copyfile(self.work / "build" / "bin" / target, partial / "bin" / target)
+            with (partial / "bin" / target).open("wb") as program:
+                subprocess.run(
+                    ["cat", str(self.work / "build" / "bin" / target)], stdout=program, check=True, **self._as_account()
+                )
             (partial / "bin" / target).chmod(0o755)
         unknown = re.search(
             r"Manually-specified variables were not used by the project:\n\n((?:    \w+\n)+)",
@@ -240,6 +246,7 @@ class Builder:
                     text=True,
                     timeout=60,
                     check=False,
+                    **self._as_account(),
                 )
                 said[role] = process.stdout + process.stderr
                 if "usage" not in said[role].lower():

@@ -72,6 +72,7 @@ path:
   sample: /home/user/.cache/llamacpp/sources/832db0699007f1be.tar.gz
 """
 
+import subprocess
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
@@ -115,7 +116,7 @@ def main():
         manifest = building.Builder(
             module.params["prefix"], module.params["cache"], build, source, module.params["account"]
         ).install()
-    except (building.BuildError, OSError, KeyError) as error:
+    except (building.BuildError, OSError, KeyError, subprocess.SubprocessError) as error:
         module.fail_json(msg=f"Building {build['id']}: {error}")
     module.exit_json(changed=True, manifest=manifest, diff=diff)
 
