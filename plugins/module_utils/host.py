@@ -400,7 +400,8 @@ def drift(host: dict) -> dict:
     """What differs on this host from its part of the plan.
 
     :param host: ``plan["hosts"][name]``.
-    :returns: ``services`` (name → state, pid, addresses), ``stale`` (definitions of services that are not planned),
+    :returns: ``services`` (name → state, pid, addresses), ``defined`` (names of services that have a definition), ``stale``
+        (those of them that are not planned),
         ``missing_builds`` (ids of planned builds that are not installed).
     """
     running = processes(host["prefix"])
@@ -413,4 +414,9 @@ def drift(host: dict) -> dict:
         for build in host["builds"]
         if not os.path.exists(f"{host['prefix']}/releases/{build['id']}/manifest.json")
     ]
-    return {"services": planned, "stale": sorted(installed - set(planned)), "missing_builds": missing}
+    return {
+        "services": planned,
+        "defined": sorted(installed),
+        "stale": sorted(installed - set(planned)),
+        "missing_builds": missing,
+    }

@@ -221,7 +221,12 @@ def test_drift_names_missing_builds_and_stale_services(tmp_path):
     found = host.drift(
         {"prefix": str(tmp_path), "units": str(units), "services": [], "builds": [{"id": "here"}, {"id": "gone"}]}
     )
-    assert found == {"services": {}, "stale": ["llamacpp-worker-old"], "missing_builds": ["gone"]}
+    assert found == {
+        "services": {},
+        "defined": ["llamacpp-worker-old"],
+        "stale": ["llamacpp-worker-old"],
+        "missing_builds": ["gone"],
+    }
 
 
 def test_supervisor_that_is_not_there(tmp_path):

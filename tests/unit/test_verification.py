@@ -253,7 +253,7 @@ def test_evidence_of_the_head(server, tmp_path):
     assert found["buffers"] == {"CPU": {"model": 2.0}}
     assert found["handshakes"]["workers"]["127.0.0.1:1"]["state"] == "refused"
     assert "127.0.0.1:2" not in found["handshakes"]["workers"]
-    assert found["drift"] == {"services": {}, "stale": [], "missing_builds": []}
+    assert found["drift"] == {"services": {}, "defined": [], "stale": [], "missing_builds": []}
     assert found["completion"] == {"text": "hello", "tokens": 1, "fingerprint": None, "tokens_per_second": 5}
     assert server.asked == [("Bearer secret", {"prompt": "", "temperature": 0})]
     assert "secret" not in json.dumps(found)
