@@ -1,0 +1,125 @@
+#!/usr/bin/python
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: firewall
+short_description: Opens the ports of RPC workers to their head only
+version_added: 0.1.0
+author: llamacpp.cluster contributors (@llamacpp-cluster)
+description:
+  - Lets the given sources connect to the given ports and nobody else, by means of the firewall manager that is active on the host.
+  - Rules of others stay as they are, whether they are permanent or belong to the running firewall only.
+    A manager that is not active is never enabled or started.
+  - What this module has once made and is not wanted any more is removed, from the active manager and from every other that is installed.
+    Without O(manager) or without O(rules) that is all this module does.
+notes:
+  - With ufw, the rules carry a comment and stand before all others. A rule that is there already, made by somebody else, is left as it is.
+    The port is then not closed to others by this module.
+  - With firewalld, the rules stand in the policy C(llamacpp), which takes effect when firewalld is next reloaded or started.
+    Until then rich rules in the running zones do the same, because a reload would drop the run-time rules of others.
+    When the rules are removed, the running policy is emptied and has no effect. Its name is listed until the next reload.
+  - With nftables, the rules stand in the table C(inet llamacpp). Chains of others that could drop the connection get a rule that accepts it.
+    C(firewall-llamacpp.service) sets all of them anew when C(nftables.service) is started or reloaded.
+attributes:
+  check_mode:
+    support: full
+    description: Changes nothing and shows the rules in the difference.
+  diff_mode:
+    support: full
+    description: Shows the rules of this module before and after, one in a line.
+options:
+  manager:
+    description: The host's active firewall manager. Without it nothing is opened or closed, and what is there of this module is removed.
+    type: str
+    choices: [firewalld, ufw, nftables]
+  rules:
+    description: The ports, and for whom they are open.
+    type: list
+    elements: dict
+    required: true
+    suboptions:
+      port:
+        description: Port on which a worker listens.
+        type: int
+        required: true
+      protocol:
+        description: Protocol of the port.
+        type: str
+        choices: [tcp]
+        default: tcp
+      address:
+        description: Numeric IPv4 address of the host on which the worker listens.
+        type: str
+        required: true
+      sources:
+        description: Numeric IPv4 addresses that may connect.
+        type: list
+        elements: str
+        required: true
+"""
+
+EXAMPLES = r"""
+- name: Open a worker's port to its head
+  llamacpp.cluster.firewall:
+    manager: nftables
+    rules:
+      - port: 50052
+        address: 192.168.128.12
+        sources: [192.168.128.11]
+
+- name: Remove every rule that this module has made
+  llamacpp.cluster.firewall:
+    rules: []
+"""
+
+RETURN = r"""
+rules:
+  description: What is there of this module afterwards, or would be in check mode, as the host's manager names it.
+  returned: success
+  type: list
+  elements: str
+  sample:
+    - ufw allow from 192.168.128.11 to 192.168.128.12 port 50052 proto tcp
+    - ufw deny to 192.168.128.12 port 50052 proto tcp
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llamacpp.cluster.plugins.module_utils import firewall
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "manager": {"type": "str", "choices": list(firewall.MANAGERS)},
+            "rules": {
+                "type": "list",
+                "elements": "dict",
+                "required": True,
+                "options": {
+                    "port": {"type": "int", "required": True},
+                    "protocol": {"type": "str", "choices": ["tcp"], "default": "tcp"},
+                    "address": {"type": "str", "required": True},
+                    "sources": {"type": "list", "elements": "str", "required": True},
+                },
+            },
+        },
+        supports_check_mode=True,
+    )
+    try:
+        before, after = firewall.apply(module.params["manager"], module.params["rules"], module.check_mode)
+    except firewall.FirewallError as error:
+        module.fail_json(msg=str(error))
+    except OSError as error:
+        module.fail_json(
+            msg=f"The firewall's files cannot be written: {error}. Run as root, on a file system that takes changes."
+        )
+    shown = {side: "".join(f"{line}\n" for line in lines) for side, lines in (("before", before), ("after", after))}
+    module.exit_json(changed=before != after, diff=shown, rules=after)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,459 @@
+"""Outputs in data/firewall were recorded on hosts with systemd (ufw 0.36.2, firewalld 2.3.1, nftables 1.1.3)."""
+
+import json
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils import firewall
+from ansible_collections.llamacpp.cluster.plugins.module_utils.firewall import FirewallError
+
+RECORDED = Path(__file__).parent / "data" / "firewall"
+ADDED, ZONES, POLICIES, RULESET = (
+    (RECORDED / name).read_text()
+    for name in (
+        "ufw-show-added.txt",
+        "firewalld-list-all-zones.txt",
+        "firewalld-list-all-policies.txt",
+        "nft-list-ruleset.json",
+    )
+)
+LOOKS = ("ufw show", "nft list", "nft --json", "systemctl is-active", "firewall-cmd --list", "firewall-cmd --get")
+
+
+def rule(port=50060, *sources):
+    return {"port": port, "protocol": "tcp", "address": "10.1.0.12", "sources": list(sources) or ["10.1.0.11"]}
+
+
+BOTH = [rule(50060), rule(50152)]
+
+
+class Host(firewall.System):
+    """A host whose files lie in a folder. Commands answer with what the test has put in, and are kept in ``changes``."""
+
+    def __init__(self, root, *active, programs=(), **answers):
+        super().__init__(str(root))
+        self.programs = {"systemctl", *programs}
+        self.on = active
+        self.answers = {name.replace("_", "-"): answer for name, answer in answers.items()}
+        self.changes = []
+        self.given = ""
+
+    def file(self, name, text=""):
+        self.path(name).parent.mkdir(parents=True, exist_ok=True)
+        self.path(name).write_text(text)
+        return self
+
+    def program(self, name):
+        return f"/usr/sbin/{name}" if name in self.programs else None
+
+    def run(self, argv, text="", may_fail=False):
+        line = shlex.join(argv)
+        if argv[:2] == ["systemctl", "is-active"]:
+            return "".join("active\n" if name in self.on else "inactive\n" for name in argv[2:])
+        if not line.startswith(LOOKS):
+            self.changes.append(line)
+            self.given += text
+        answer = self.answers.get(argv[0], "")
+        answer = answer(line) if callable(answer) else answer
+        if isinstance(answer, FirewallError):
+            raise answer
+        return answer
+
+
+# ------------------------------------------------------------------------------------------------- the active manager
+
+
+@pytest.mark.parametrize(
+    "active, enabled, expected",
+    [
+        (["firewalld", "ufw", "nftables"], "yes", "firewalld"),
+        (["ufw", "nftables"], "yes", "ufw"),
+        (["ufw", "nftables"], "no", "nftables"),
+        (["ufw"], "no", None),
+        ([], "yes", None),
+    ],
+)
+def test_active_manager(tmp_path, active, enabled, expected):
+    host = Host(tmp_path, *active).file("/etc/ufw/ufw.conf", f"# ufw\nENABLED={enabled}\n")
+    assert firewall.active_manager(host) == expected
+    assert host.changes == []
+
+
+def test_a_host_without_systemd_has_no_manager(tmp_path):
+    host = Host(tmp_path, "nftables")
+    host.programs = set()
+    assert firewall.active_manager(host) is None
+    assert firewall.apply(None, [], check=False, system=host) == ([], [])
+
+
+# --------------------------------------------------------------------------------------------------------------- rules
+
+
+def test_rules_are_merged_and_in_order():
+    assert firewall.checked([rule(50152), rule(50060, "10.1.0.14"), rule(50060, "10.1.0.13", "10.1.0.14")]) == [
+        rule(50060, "10.1.0.13", "10.1.0.14"),
+        rule(50152),
+    ]
+
+
+@pytest.mark.parametrize(
+    "change, named",
+    [
+        ({"port": 0}, "0 in a firewall rule is no port"),
+        ({"port": 65536}, "65536 in a firewall rule is no port"),
+        ({"address": "0.0.0.0"}, "'0.0.0.0' in a firewall rule is no IPv4 address"),
+        ({"address": "fd00::1"}, "'fd00::1' in a firewall rule is no IPv4 address"),
+        ({"sources": ["10.1.0.11; reboot"]}, "'10.1.0.11; reboot' in a firewall rule is no IPv4 address"),
+        ({"sources": ["head"]}, "'head' in a firewall rule is no IPv4 address"),
+        ({"protocol": "udp"}, "'udp' in a firewall rule is not tcp"),
+    ],
+)
+def test_what_no_manager_should_see(tmp_path, change, named):
+    host = Host(tmp_path, "nftables", programs=["nft"])
+    with pytest.raises(FirewallError, match="^" + named.replace("(", r"\(")):
+        firewall.apply("nftables", [{**rule(), **change}], check=False, system=host)
+    assert host.changes == []
+
+
+def test_a_manager_that_does_not_filter_is_refused(tmp_path):
+    host = Host(tmp_path, "ufw", programs=["ufw"]).file("/etc/ufw/ufw.conf", "ENABLED=no\n")
+    with pytest.raises(FirewallError, match=r"ufw is to open .* is not the active .* which is none: start it yourself"):
+        firewall.apply("ufw", [rule()], check=False, system=host)
+    assert host.changes == []
+
+
+# ----------------------------------------------------------------------------------------------------------------- ufw
+
+COMMENT = b"llamacpp.cluster".hex()
+
+
+def ufw_host(tmp_path, added):
+    host = Host(tmp_path, "ufw", programs=["ufw"], ufw=lambda line: "\n".join(added) if "show" in line else act(line))
+
+    def act(line):
+        words = shlex.split(line)
+        if words[1] == "prepend":
+            added.insert(0, f"ufw {' '.join(words[2:-2])} comment '{words[-1]}'")
+        else:
+            added.remove(f"ufw {' '.join(words[2:])} comment 'llamacpp.cluster'")
+        host.file("/etc/ufw/user.rules", f"comment={COMMENT}" if "llamacpp.cluster" in str(added) else "")
+        return ""
+
+    host.file("/etc/ufw/user.rules", f"comment={COMMENT}" if "llamacpp.cluster" in str(added) else "")
+    return host.file("/etc/ufw/ufw.conf", "ENABLED=yes\n")
+
+
+def test_ufw_closes_first_and_opens_before_all_others(tmp_path):
+    added = ["ufw allow 22/tcp", "ufw deny 50000:60000/tcp comment 'mine'"]
+    host = ufw_host(tmp_path, added)
+    before, after = firewall.apply("ufw", [rule(50060, "10.1.0.11", "10.1.0.13")], check=False, system=host)
+    assert before == []
+    assert after == [
+        "ufw allow from 10.1.0.11 to 10.1.0.12 port 50060 proto tcp",
+        "ufw allow from 10.1.0.13 to 10.1.0.12 port 50060 proto tcp",
+        "ufw deny to 10.1.0.12 port 50060 proto tcp",
+    ]
+    assert [line.partition(" comment ")[0] for line in added] == [
+        *after,
+        "ufw allow 22/tcp",
+        "ufw deny 50000:60000/tcp",
+    ]
+    assert host.changes[0] == "ufw prepend deny to 10.1.0.12 port 50060 proto tcp comment llamacpp.cluster"
+    assert not firewall.differs("ufw", [rule(50060, "10.1.0.11", "10.1.0.13")], host)
+
+
+def test_ufw_leaves_a_rule_of_the_operator_alone(tmp_path):
+    added = ADDED.splitlines()
+    host = ufw_host(tmp_path, added)
+    assert not firewall.differs("ufw", BOTH, host), "port 50060 is open to the head by the operator's own rule"
+    firewall.apply(None, [], check=False, system=host)
+    assert added[1:] == [
+        "ufw allow 22/tcp",
+        "ufw allow from 10.1.0.11 to 10.1.0.12 port 50060 proto tcp comment 'my own'",
+        "ufw deny 50060/tcp",
+    ]
+
+
+def test_ufw_a_port_that_moves_leaves_no_rule(tmp_path):
+    added = ADDED.splitlines()[:4]
+    host = ufw_host(tmp_path, added)
+    firewall.apply("ufw", [rule(50160)], check=False, system=host)
+    assert "50152" not in str(added)
+    assert host.changes == [
+        "ufw delete allow from 10.1.0.11 to 10.1.0.12 port 50152 proto tcp",
+        "ufw delete deny to 10.1.0.12 port 50152 proto tcp",
+        "ufw prepend deny to 10.1.0.12 port 50160 proto tcp comment llamacpp.cluster",
+        "ufw prepend allow from 10.1.0.11 to 10.1.0.12 port 50160 proto tcp comment llamacpp.cluster",
+    ]
+
+
+def test_ufw_is_not_even_asked_where_nothing_of_ours_is_in_its_file(tmp_path):
+    host = Host(tmp_path, programs=["ufw"], ufw=FirewallError("broken"))
+    assert not firewall.differs(None, [], host)
+
+
+# ----------------------------------------------------------------------------------------------------------- firewalld
+
+ACCEPT = (
+    'rule priority="-20052" family="ipv4" source address="10.1.0.11" destination address="10.1.0.12" '
+    'port port="{}" protocol="tcp" accept'
+)
+DROP = 'rule priority="-20051" family="ipv4" destination address="10.1.0.12" port port="{}" protocol="tcp" drop'
+POLICY = "/etc/firewalld/policies/llamacpp.xml"
+NO_POLICY = POLICIES.partition("\nllamacpp")[0]
+NO_RULES = "\n".join(line for line in ZONES.splitlines() if "priority=" not in line)
+
+
+def firewalld_host(tmp_path, zones=ZONES, policies=NO_POLICY, broken=False):
+    def answer(line):
+        if "--check-config" in line and broken:
+            return FirewallError("INVALID_ZONE")
+        if "--get-default-zone" in line:
+            return "trusted\n"
+        return zones if "all-zones" in line else policies if "all-policies" in line else ""
+
+    host = Host(tmp_path, "firewalld", programs=["firewall-cmd"], firewall_cmd=answer)
+    host.path("/etc/firewalld/policies").mkdir(parents=True)
+    return host
+
+
+def test_firewalld_sets_zones_in_use_and_its_own_policy(tmp_path):
+    host = firewalld_host(tmp_path, zones=NO_RULES)
+    firewall.Firewalld(host).change([rule(50060)])
+    assert [shlex.split(line)[1:] for line in host.changes] == [
+        ["--check-config"],
+        ["--zone=public", "--add-rich-rule=" + ACCEPT.format(50060)],
+        ["--zone=public", "--add-rich-rule=" + DROP.format(50060)],
+    ]
+    text = host.text(POLICY)
+    assert '<rule priority="-20051" family="ipv4"><destination address="10.1.0.12"/>' in text
+    assert os.stat(host.path(POLICY)).st_mode & 0o777 == 0o644
+    assert os.listdir(host.path("/etc/firewalld/policies")) == ["llamacpp.xml"]
+
+
+def test_firewalld_before_and_after_a_reload_nothing_differs(tmp_path):
+    host = firewalld_host(tmp_path)
+    host.file(POLICY, firewall.Firewalld(host)._xml(BOTH))
+    assert not firewall.differs("firewalld", BOTH, host)
+    host.answers["firewall-cmd"] = lambda line: NO_RULES if "zones" in line else POLICIES
+    host.file(POLICY, firewall.Firewalld(host)._xml([rule(50060)]))
+    assert not firewall.differs("firewalld", [rule(50060)], host)
+    assert host.changes == []
+
+
+def test_firewalld_of_another_release_names_its_default_zone_only_when_asked(tmp_path):
+    host = firewalld_host(tmp_path, zones=NO_RULES.replace(" (default, active)", ""))
+    _before, after = firewall.Firewalld(host).state([rule(50060)])
+    assert f"firewall-cmd --zone=trusted: {ACCEPT.format(50060)}" in after
+
+
+def test_firewalld_a_port_that_moves_in_a_loaded_policy(tmp_path):
+    host = firewalld_host(tmp_path, zones=NO_RULES, policies=POLICIES)
+    firewall.Firewalld(host).change([rule(50061)])
+    assert [shlex.split(line)[1:] for line in host.changes] == [
+        ["--check-config"],
+        ["--policy=llamacpp", "--add-rich-rule=" + ACCEPT.format(50061)],
+        ["--policy=llamacpp", "--add-rich-rule=" + DROP.format(50061)],
+        ["--policy=llamacpp", "--remove-rich-rule=" + ACCEPT.format(50060)],
+        ["--policy=llamacpp", "--remove-rich-rule=" + DROP.format(50060)],
+    ]
+
+
+def test_firewalld_a_loaded_policy_is_emptied(tmp_path):
+    host = firewalld_host(tmp_path, zones=NO_RULES, policies=POLICIES).file(POLICY, "<policy/>")
+    host.file(POLICY + ".old", "<policy/>")
+    firewall.Firewalld(host).change([])
+    assert [shlex.split(line)[1:3] for line in host.changes[:2]] == [
+        ["--policy=llamacpp", "--remove-ingress-zone=ANY"],
+        ["--policy=llamacpp", "--remove-egress-zone=HOST"],
+    ]
+    assert len(host.changes) == 4
+    assert os.listdir(host.path("/etc/firewalld/policies")) == []
+
+
+def test_firewalld_finds_what_was_made_permanent_with_the_zones(tmp_path):
+    host = firewalld_host(tmp_path).file("/etc/firewalld/zones/public.xml", '<rule priority="-20052">')
+    lines, _after = firewall.Firewalld(host).state([])
+    assert f"firewall-cmd --permanent --zone=public: {ACCEPT.format(50060)}" in lines
+    firewall.Firewalld(host).change([])
+    assert sum("--permanent --zone=public" in line for line in host.changes) == 4
+
+
+def test_firewalld_puts_back_a_policy_that_is_not_taken(tmp_path):
+    host = firewalld_host(tmp_path, zones=NO_RULES, broken=True)
+    with pytest.raises(FirewallError, match=r"did not take /etc/.*llamacpp.xml, which is as it was: INVALID_ZONE"):
+        firewall.apply("firewalld", [rule()], check=False, system=host)
+    assert not host.path(POLICY).exists()
+    host.file(POLICY, "former")
+    with pytest.raises(FirewallError, match="INVALID_ZONE"):
+        firewall.apply("firewalld", [rule()], check=False, system=host)
+    assert host.text(POLICY) == "former"
+
+
+def test_firewalld_without_policies_is_too_old(tmp_path):
+    host = firewalld_host(tmp_path)
+    host.path("/etc/firewalld/policies").rmdir()
+    with pytest.raises(FirewallError, match=r"older than 0\.9: update it"):
+        firewall.apply("firewalld", [rule()], check=False, system=host)
+
+
+def test_firewalld_that_is_off_may_still_hold_our_policy(tmp_path):
+    host = Host(tmp_path, programs=["firewall-cmd"], firewall_cmd=FirewallError("not running")).file(
+        POLICY, "<policy/>"
+    )
+    assert firewall.differs(None, [], host)
+    assert firewall.apply(None, [], check=False, system=host) == ([f"{POLICY}: holds these rules"], [])
+    assert not host.path(POLICY).exists()
+
+
+# ------------------------------------------------------------------------------------------------------------ nftables
+
+FOREIGN = ["inet filter input", "inet late in1", "ip early-1 early_in", "ip filter INPUT"]
+ITEMS = json.loads(RULESET)["nftables"]
+OTHERS = json.dumps(
+    {
+        "nftables": [
+            item
+            for item in ITEMS
+            if "llamacpp" not in item.get("rule", {}).get("comment", "")
+            and "llamacpp" not in (item.get("table", {}).get("name"), item.get("chain", {}).get("table"))
+        ]
+    }
+)
+
+
+def nft_host(tmp_path, ruleset, *active):
+    host = Host(tmp_path, "nftables", *active, programs=["nft"], nft=lambda line: ruleset if "--json" in line else "")
+    host.path("/etc/systemd/system/nftables.service.wants").mkdir(parents=True)
+    return host
+
+
+def test_nftables_accepts_in_every_chain_that_may_close(tmp_path):
+    host = nft_host(tmp_path, OTHERS)
+    _ours, chains = firewall.Nftables(host)._read()
+    assert chains == FOREIGN, "not in a chain that only counts"
+    firewall.Nftables(host).change([rule(50060)])
+    assert host.changes == [
+        "nft -f -",
+        "systemctl daemon-reload",
+        "systemctl enable --now firewall-llamacpp.service",
+    ]
+    for chain in FOREIGN:
+        assert (
+            f"insert rule {chain} ip saddr 10.1.0.11 ip daddr 10.1.0.12 tcp dport 50060 accept comment llamacpp.cluster/"
+            in host.given
+        )
+    assert "\ndelete table inet llamacpp\ntable inet llamacpp {" in host.given
+    assert "delete rule" not in host.given
+    unit = host.text("/etc/systemd/system/firewall-llamacpp.service")
+    assert unit.count("ExecStart=-/bin/sh") == unit.count("ExecReload=-/bin/sh") == len(FOREIGN)
+    assert "tcp dport 50060" in host.text("/etc/firewall-llamacpp.nft")
+
+
+def test_nftables_as_planned(tmp_path):
+    host = nft_host(tmp_path, RULESET, firewall.UNIT)
+    manager = firewall.Nftables(host)
+    host.file(manager.file, manager._table(BOTH)).file(manager.unit, manager._unit(BOTH, FOREIGN))
+    host.path(manager.link).symlink_to("/nowhere")
+    before, after = firewall.apply("nftables", BOTH, check=False, system=host)
+    assert before == after
+    assert host.changes == []
+    assert not firewall.differs("nftables", BOTH, host)
+    assert firewall.differs("nftables", [rule(50060)], host)
+    for name in (manager.file, manager.unit, manager.link):
+        host.path(name).rename(tmp_path / "away")
+        assert firewall.differs("nftables", BOTH, host), name
+        (tmp_path / "away").rename(host.path(name))
+    host.on = ("nftables",)
+    host.forget()
+    assert firewall.differs("nftables", BOTH, host), "a unit that is off does not follow a reload"
+
+
+def test_nftables_a_port_that_moves_leaves_no_rule(tmp_path):
+    host = nft_host(tmp_path, RULESET, firewall.UNIT)
+    firewall.Nftables(host).change([rule(50061)])
+    ours = [item["rule"] for item in ITEMS if item.get("rule", {}).get("comment", "").startswith("llamacpp.cluster/")]
+    foreign = [entry for entry in ours if entry["table"] != "llamacpp"]
+    assert len(foreign) == 2 * len(FOREIGN)
+    for entry in foreign:
+        assert (
+            f"delete rule {entry['family']} {entry['table']} {entry['chain']} handle {entry['handle']}\n" in host.given
+        )
+    assert host.given.count("delete rule") == len(foreign)
+    assert "50060" not in host.given
+    assert "50060" not in host.text("/etc/systemd/system/firewall-llamacpp.service")
+
+
+def test_nftables_removal_leaves_no_file(tmp_path):
+    host = nft_host(tmp_path, RULESET, firewall.UNIT)
+    manager = firewall.Nftables(host)
+    host.file(manager.file, "x").file(manager.unit, "x")
+    firewall.Nftables(host).change([])
+    assert host.given.endswith("\ntable inet llamacpp\ndelete table inet llamacpp\n")
+    assert "insert" not in host.given
+    assert not host.path(manager.file).exists()
+    assert not host.path(manager.unit).exists()
+    assert host.changes[1:] == ["systemctl disable --now firewall-llamacpp.service", "systemctl daemon-reload"]
+
+
+def test_nftables_leaves_tables_alone_that_belong_to_a_program(tmp_path):
+    ruleset = json.loads(OTHERS)
+    next(item for item in ruleset["nftables"] if "table" in item)["table"]["flags"] = ["owner"]
+    chains = firewall.Nftables(nft_host(tmp_path, json.dumps(ruleset)))._read()[1]
+    assert chains == [chain for chain in FOREIGN if chain != "inet filter input"]
+
+
+def test_nftables_keeps_its_accept_in_a_chain_that_closes_nothing_just_now(tmp_path):
+    ruleset = {"nftables": [item for item in ITEMS if "9.9.9.9" not in json.dumps(item)]}
+    assert firewall.Nftables(nft_host(tmp_path, json.dumps(ruleset)))._read()[1] == FOREIGN
+
+
+def test_nftables_that_cannot_be_read_on_a_host_that_does_not_use_it(tmp_path):
+    host = Host(tmp_path, programs=["nft"], nft=FirewallError("Operation not permitted"))
+    assert not firewall.differs(None, [], host)
+
+
+# ------------------------------------------------------------------------------------------------ commands and failure
+
+
+@pytest.mark.parametrize("manager", ["ufw", "firewalld", "nftables"])
+def test_check_mode_shows_and_changes_nothing(tmp_path, manager):
+    host = {
+        "ufw": lambda: ufw_host(tmp_path, ["ufw allow 22/tcp"]),
+        "firewalld": lambda: firewalld_host(tmp_path, zones=NO_RULES),
+        "nftables": lambda: nft_host(tmp_path, OTHERS),
+    }[manager]()
+    files = sorted(tmp_path.rglob("*"))
+    before, after = firewall.apply(manager, [rule()], check=True, system=host)
+    assert before == []
+    assert any("50060" in line for line in after)
+    assert host.changes == []
+    assert sorted(tmp_path.rglob("*")) == files
+
+
+def test_a_manager_that_did_not_do_as_told(tmp_path):
+    host = nft_host(tmp_path, OTHERS)
+    with pytest.raises(FirewallError, match=r"nftables was told to hold .*50060.*: look at its log"):
+        firewall.apply("nftables", [rule()], check=False, system=host)
+
+
+def test_commands_that_are_missing_fail_or_hang(monkeypatch):
+    system = firewall.System()
+    with pytest.raises(FirewallError, match=r"no-such-program is needed .* is not there: install it"):
+        system.run(["no-such-program"])
+    with pytest.raises(FirewallError, match=r"«ls /no/such/place» failed: .*No such file.* Run it on the host as root"):
+        system.run(["ls", "/no/such/place"])
+    assert system.run(["false"], may_fail=True) == ""
+    monkeypatch.setattr(firewall, "COMMAND_SECONDS", 0.1)
+    with pytest.raises(FirewallError, match="timed out"):
+        system.run(["sleep", "5"])
+
+
+def test_a_file_that_cannot_be_replaced_leaves_nothing_beside_it(tmp_path):
+    system = firewall.System(str(tmp_path))
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(OSError, match="taken"):
+        system.write("/taken", "text")
+    assert os.listdir(tmp_path) == ["taken"]
