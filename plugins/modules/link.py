@@ -1,0 +1,120 @@
+#!/usr/bin/python
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: link
+short_description: Gives the interfaces of direct links their addresses
+version_added: 0.1.0
+author: llamacpp.cluster contributors (@llamacpp-cluster)
+description:
+  - Configures a static address and the MTU of interfaces that are cabled directly to another host, through whichever of netplan,
+    NetworkManager and systemd-networkd the host runs. The address is there again after a restart of the host.
+  - Such an interface gets no gateway, no name server and no address from others, and nothing at boot waits for it.
+  - What the module has configured before and no link names any more is taken back, so an empty list leaves nothing behind.
+  - Authorises connected Thunderbolt devices where a managed link goes through Thunderbolt. With C(boltctl) that lasts; without it, it lasts
+    until the next restart of the host.
+  - Changes nothing and fails if an interface carries the connection that Ansible uses or the default route, is not there, is configured or used by
+    something else, or if the address lies in the network of another interface.
+notes:
+  - Needs root on the host as soon as a link is to be managed.
+  - On a host with netplan, C(netplan generate) writes the files of all interfaces anew, with the same content. systemd-networkd then goes over
+    those interfaces too, without taking their addresses away.
+  - NetworkManager gives the address as soon as the other end is there. systemd-networkd does not wait for it.
+attributes:
+  check_mode:
+    support: full
+    description: Tells what would be changed.
+  diff_mode:
+    support: full
+    description: Shows address and MTU of the interfaces, and the files.
+options:
+  links:
+    description: The links of this host.
+    type: list
+    elements: dict
+    required: true
+    suboptions:
+      interface:
+        description: Name of the interface.
+        type: str
+        required: true
+      address:
+        description: IPv4 address with prefix length. Each link needs a network of its own.
+        type: str
+        required: true
+      mtu:
+        description: MTU in bytes. Without it, the interface keeps what it has.
+        type: int
+      peer:
+        description: Name in the inventory of the host at the other end. Not used here.
+        type: str
+      manage:
+        description: Whether the interface is configured. Other links are only checked for their form.
+        type: bool
+        default: false
+"""
+
+EXAMPLES = r"""
+- name: Configure the cable to the head
+  llamacpp.cluster.link:
+    links:
+      - interface: thunderbolt0
+        address: 10.99.0.12/24
+        mtu: 65520
+        peer: strix0
+        manage: true
+
+- name: Take back what was configured
+  llamacpp.cluster.link:
+    links: []
+"""
+
+RETURN = r"""
+msg:
+  description: What was done, or why nothing was.
+  returned: always
+  type: str
+  sample: thunderbolt0 has 10.99.0.12/24.
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llamacpp.cluster.plugins.module_utils import links
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "links": {
+                "type": "list",
+                "elements": "dict",
+                "required": True,
+                "options": {
+                    "interface": {"type": "str", "required": True},
+                    "address": {"type": "str", "required": True},
+                    "mtu": {"type": "int"},
+                    "peer": {"type": "str"},
+                    "manage": {"type": "bool", "default": False},
+                },
+            }
+        },
+        supports_check_mode=True,
+    )
+    wanted = module.params["links"]
+    try:
+        before, after = links.apply(wanted, module.check_mode)
+    except (links.LinkError, OSError) as error:
+        module.fail_json(msg=str(error))
+    told = [f"{link['interface']} has {link['address']}." for link in links.managed(wanted)]
+    module.exit_json(
+        changed=before != after,
+        diff={"before": before, "after": after},
+        msg=" ".join(told) or "No link is to be configured.",
+    )
+
+
+if __name__ == "__main__":
+    main()
