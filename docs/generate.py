@@ -9,7 +9,7 @@ import yaml
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.inventory import INTERNAL_ENDINGS
 
 ROOT = Path(__file__).resolve().parents[1]
-ROLES = ["llama_host", "llama_build", "llama_worker", "llama_model", "llama_server"]
+ROLES = ["llama_host", "llama_link", "llama_build", "llama_worker", "llama_model", "llama_server"]
 
 INTRODUCTION = """# Variables
 

@@ -5,13 +5,10 @@
 
 from __future__ import annotations
 
-import sys
-
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible_collections.llamacpp.cluster.plugins.module_utils import known_answer
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import known_answer_file, sources
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.copying import copy
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import copying, sources
 
 
 class ActionModule(ActionBase):
@@ -31,16 +28,8 @@ class ActionModule(ActionBase):
         problem = known_answer.problem(*size)
         if problem:
             raise AnsibleActionFail(f"The known-answer model cannot be made: {problem}.")
-        if not known_answer_file.HAS_GGUF:
-            raise AnsibleActionFail(
-                f"The known-answer model is written with the Python package gguf, which {sys.executable} on the controller lacks: "
-                "install the collection's requirements.txt there."
-            )
-        written = sources.cache_folder() / "models" / known_answer_file.versioned_name(*size)
-        if not written.exists():
-            written.parent.mkdir(parents=True, exist_ok=True)
-            known_answer_file.write(written, *size)
-        result = copy(self, task_vars, str(written), wanted["path"])
+        written, _identity = sources.known_answer_model(*size)
+        result = copying.copy(self, task_vars, str(written), wanted["path"])
         return {
             "sentence": known_answer.SENTENCE,
             **{key: result[key] for key in ("changed", "failed", "msg", "diff") if key in result},

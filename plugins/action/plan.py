@@ -11,17 +11,46 @@ from pathlib import Path
 
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils import planning, report, runtime, workers
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+from ansible_collections.llamacpp.cluster.plugins.module_utils import building, planning, report, runtime, workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils import host as host_module
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions, inventory, sources
 
 display = Display()
 
 RUNTIME = Path(runtime.__file__)
+RUNTIME_FILES = [RUNTIME, RUNTIME.with_name("rpc.py")]
+"""The runtime as it is installed on the head: runtime.py and what it needs beside it."""
 
 
-def runtime_files() -> list[str]:
-    """The runtime as it is installed on the head: runtime.py and what it needs beside it."""
-    return [str(RUNTIME), str(RUNTIME.with_name("rpc.py"))]
+def complete(plan: dict) -> None:
+    """Adds to a plan what has to be written on each host: definitions of services, the runtime and the known-answer model."""
+    for host in plan["hosts"].values():
+        host["files"] = []
+        for service in host["services"]:
+            service["definition"] = definitions.definition(host, service)
+    head, model = plan["head"], plan["model"]
+    files = plan["hosts"][head["host"]]["files"]
+    for path in RUNTIME_FILES:
+        files.append(
+            {"path": f"{head['runtime']}/{path.name}", "bytes": path.stat().st_size, "sha256": building.sha256(path)}
+        )
+    if model["known_answer"]:
+        size = (model["known_answer"][key] for key in ("layers", "width", "type"))
+        files.append({"path": model["path"], **sources.known_answer_model(*size)[1]})
+
+
+def keep_facts(plan: dict, hosts: dict) -> str:
+    """The facts that are left on the head for a run in which a host does not answer, as text; it becomes a file of the plan."""
+    facts = {
+        name: {key: value for key, value in host["facts"].items() if key in workers.PLANNED_FROM}
+        for name, host in hosts.items()
+    }
+    text = json.dumps(facts, indent=1, sort_keys=True) + "\n"
+    content = text.encode()
+    head = plan["hosts"][plan["head"]["host"]]
+    path = f"{head['prefix']}/{host_module.KEPT_FACTS}"
+    head["files"].append({"path": path, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()})
+    return text
 
 
 class ActionModule(ActionBase):
@@ -40,9 +69,11 @@ class ActionModule(ActionBase):
         cluster, hosts = inventory.hosts(task_vars)
         for host in hosts.values():
             host["facts"] = workers.known(host["facts"], host["variables"]["llama_hardware"])
-        files = runtime_files()
-        digest = hashlib.sha256(b"".join(Path(name).read_bytes() for name in files)).hexdigest()[:12]
+        digest = hashlib.sha256(b"".join(path.read_bytes() for path in RUNTIME_FILES)).hexdigest()[:12]
         plan = planning.make(cluster, hosts, (arguments["model"] or {}).get("summary"), inventory.packages(), digest)
+        if not plan["refused"]:
+            complete(plan)
+            kept = keep_facts(plan, hosts)
         if arguments["path"]:
             Path(arguments["path"]).write_text(json.dumps(plan, indent=2) + "\n")
         if not arguments["quiet"] and not plan["refused"]:
@@ -60,4 +91,9 @@ class ActionModule(ActionBase):
                     reason[0].upper() + reason[1:] + "." * (not reason.endswith(".")) for reason in plan["reasons"]
                 ),
             }
-        return {"changed": False, "plan": plan, "runtime_files": files}
+        return {
+            "changed": False,
+            "plan": plan,
+            "runtime_files": [str(path) for path in RUNTIME_FILES],
+            "facts_to_keep": kept,
+        }

@@ -1,19 +1,19 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fetches sources on the controller, and shows how far the build on the host is."""
+"""Fetches sources and brings builds from host to host on the controller, and shows how far a build is."""
 
 from __future__ import annotations
 
 import shlex
 import time
+from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils import building
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import sources
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.copying import copy
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import copying, sources
 
 display = Display()
 
@@ -28,22 +28,48 @@ class ActionModule(ActionBase):
     def run(self, tmp=None, task_vars=None):
         super().run(tmp, task_vars)
         arguments = dict(self._task.args)
+        release = arguments["release"]
         if arguments.get("state") == "fetched":
-            path, changed = sources.fetch(arguments["release"])
+            if release["source"] == "package":
+                return {"changed": False}
+            path, changed = sources.fetch(release)
             return {"changed": changed, "path": str(path)}
         found = self._execute_module(module_args=arguments, task_vars=task_vars)
-        if found.get("failed") or not found.get("changed") or self._task.check_mode:
+        if found.get("failed") or self._task.check_mode:
             return found
-        archive, _fetched = sources.fetch(arguments["release"])
-        arguments["archive"] = self._copy(str(archive), arguments["cache"], task_vars)
-        return self._build(arguments, task_vars)
+        if "manifest" not in found:
+            cache, identity = arguments["cache"], arguments["build"]["id"]
+            kept = sources.packed_release(identity)
+            if kept.exists():
+                arguments["received"] = self._copy(kept, building.packed_path(cache, identity), task_vars)
+                found = self._execute_module(module_args=arguments, task_vars=task_vars)
+            elif arguments.get("built_by"):
+                raise AnsibleActionFail(
+                    f"{arguments['built_by']} was to build {identity} for this host too, and has not: see what is said of it"
+                )
+            else:
+                archive, _fetched = sources.fetch(release)
+                arguments["archive"] = self._copy(archive, f"{cache}/sources/{archive.name}", task_vars)
+                found = self._build(arguments, task_vars)
+        if arguments.get("share") and not found.get("failed") and release["source"] != "package":
+            self._keep(arguments, task_vars)
+        return found
 
-    def _copy(self, archive: str, cache: str, task_vars: dict) -> str:
-        target = f"{cache}/sources/{archive.rsplit('/', 1)[1]}"
-        result = copy(self, task_vars, archive, target)
+    def _copy(self, source: Path, target: str, task_vars: dict) -> str:
+        result = copying.copy(self, task_vars, str(source), target)
         if result.get("failed"):
-            raise AnsibleActionFail(f"The source could not be copied to {target}: {result.get('msg')}")
+            raise AnsibleActionFail(f"{source.name} could not be copied to {target}: {result.get('msg')}")
         return target
+
+    def _keep(self, arguments: dict, task_vars: dict) -> None:
+        """Brings the packed release to the controller's cache, from where the other hosts of this kind get it."""
+        kept = sources.packed_release(arguments["build"]["id"])
+        if kept.exists():
+            return
+        packed = self._execute_module(module_args={**arguments, "state": "packed"}, task_vars=task_vars)
+        result = packed if packed.get("failed") else copying.fetch(self, task_vars, packed["path"], str(kept))
+        if result.get("failed"):
+            raise AnsibleActionFail(f"{kept.name} could not be brought to the controller: {result.get('msg')}")
 
     def _build(self, arguments: dict, task_vars: dict) -> dict:
         """Runs the module in the background and shows its log's last step until it ends."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ansible.plugins.action import ActionBase
@@ -16,8 +17,16 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils import report, ve
 display = Display()
 
 STARTS_BEFORE_GIVING_UP = 3
+SECONDS_FOR_WORKERS = 45
+"""How long a worker whose process runs may stay without an answer to the head."""
 FIRST_WAIT = 5.0
 WAIT = 8.0
+
+
+def _last_drift(variables: dict) -> dict | None:
+    """How the host stood after the apply, or before it where nothing was changed there."""
+    compared = [variables.get(name) or {} for name in ("llama_compared_again", "llama_compared")]
+    return next((found["drift"] for found in compared if "drift" in found), None)
 
 
 class ActionModule(ActionBase):
@@ -28,15 +37,22 @@ class ActionModule(ActionBase):
         arguments = dict(self._task.args)
         path = arguments.pop("path", None)
         plan = arguments["plan"]
-        drifts = {
-            name: (task_vars["hostvars"][name].get("llama_compared") or {}).get("drift") for name in plan["hosts"]
-        }
+        drifts = {name: _last_drift(task_vars["hostvars"][name]) for name in plan["hosts"]}
         patience = plan["head"]["start_timeout"] if verification.may_become_healthy(plan, drifts) else 0
-        found = self._collect(arguments, plan, patience, task_vars)
+        exposed = [
+            worker["endpoint"]
+            for host in plan["hosts"].values()
+            for worker in host["workers"]
+            if not worker["endpoint"].startswith("127.")
+        ]
+        with ThreadPoolExecutor(max(1, len(exposed))) as threads:
+            knocking = threads.map(verification.knock_at, exposed)
+            found = self._collect(arguments, plan, patience, task_vars)
+            knocks = dict(zip(exposed, knocking))
         if "evidence" not in found:
             return found
         drifts[plan["head"]["host"]] = found["evidence"]["drift"]
-        judged = verification.judge(plan, drifts, found["evidence"])
+        judged = verification.judge(plan, drifts, found["evidence"], knocks)
         if path:
             Path(path).write_text(json.dumps(judged, indent=2) + "\n")
         display.display(report.checks_table(judged["checks"]) + "\n")
@@ -47,7 +63,12 @@ class ActionModule(ActionBase):
             result["msg"] = "The cluster does not do what was planned. " + " ".join(
                 f"{check['name']} of {check['subject']}: {check['evidence']}." for check in failed
             )
-            if not found["evidence"]["health"]["healthy"]:
+            if found["evidence"].get("waits_for"):
+                result["msg"] += (
+                    " The worker's process runs, so something between the hosts closes its port, or another head holds it: look at the firewalls"
+                    " and the routes between head and worker."
+                )
+            elif not found["evidence"]["health"]["healthy"]:
                 result["msg"] += " The server's log ends in:\n" + "\n".join(found["evidence"]["log"])
         return result
 
@@ -61,9 +82,10 @@ class ActionModule(ActionBase):
                 return found
             processes.update(found["evidence"]["processes"])
             elapsed = time.monotonic() - started
-            if len(processes) >= STARTS_BEFORE_GIVING_UP or elapsed >= patience:
+            waits_for = found["evidence"]["waits_for"]
+            limit = min(patience, SECONDS_FOR_WORKERS) if waits_for else patience
+            if len(processes) >= STARTS_BEFORE_GIVING_UP or elapsed >= limit:
                 return found
-            display.display(
-                f"  [{plan['head']['host']}] llama-server: {found['evidence']['health']['said']}, {elapsed:.0f} s"
-            )
+            told = "; ".join(waits_for or [found["evidence"]["health"]["said"]])
+            display.display(f"  [{plan['head']['host']}] llama-server: {told}, {elapsed:.0f} s")
             wait = WAIT

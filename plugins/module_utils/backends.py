@@ -30,6 +30,13 @@ _DEVICE_NAMES = {"cpu": "CPU", "vulkan": "Vulkan{}", "hip": "ROCm{}", "cuda": "C
 
 _TOOLS = {"vulkan": ["glslc"], "hip": ["hipconfig"], "cuda": ["nvcc"]}
 
+_DEVICE_FILES = {
+    "vulkan": ["char-drm", "char-nvidia-frontend", "char-nvidia-uvm"],
+    "hip": ["char-drm", "/dev/kfd"],
+    "cuda": ["char-nvidia-frontend", "char-nvidia-uvm", "char-nvidia-caps"],
+}
+"""Backend → what systemd must let a service open, as DeviceAllow takes it."""
+
 MINIMUM_CMAKE = {"cpu": (3, 14), "vulkan": (3, 14), "metal": (3, 14), "cuda": (3, 18), "hip": (3, 21)}
 
 BUILD_TOOLS = ["cmake", "ninja", "c++"]
@@ -39,6 +46,11 @@ BUILD_TOOLS = ["cmake", "ninja", "c++"]
 def device_name(backend: str, index: int) -> str:
     """The name under which a worker offers the device, as its ``-d`` takes it."""
     return _DEVICE_NAMES[backend].format(index)
+
+
+def device_files(backend: str) -> list[str]:
+    """Devices that a worker of this backend opens, as systemd's DeviceAllow takes them."""
+    return _DEVICE_FILES.get(backend, [])
 
 
 def backend_of_device(device: str) -> str | None:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From a source archive to an installed release, on the host that builds.
+"""From a source archive, a distribution's package or a release packed on another host to an installed release.
 
 Everything in the folder of a build is done by an ordinary account, reading its results included: root opens no path that
 this account could have turned into a link. A release appears under its final name only when it is complete, and an
@@ -18,13 +18,15 @@ import pwd
 import re
 import shutil
 import subprocess
+import tarfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils import capabilities, host
+from ansible_collections.llamacpp.cluster.plugins.module_utils import capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.commands import SEARCH
 
 MANIFEST = "manifest.json"
 LOG_LINES_SHOWN = 15
@@ -58,23 +60,124 @@ def log_path(cache: str, identity: str) -> str:
     return f"{cache}/builds/{identity}.log"
 
 
-class Builder:
-    """One build.
+def packed_path(cache: str, identity: str) -> str:
+    """Where an installed release is packed to be sent to other hosts."""
+    return f"{cache}/builds/{identity}.tar.gz"
 
-    :param build: the build as planned: ``id``, ``cmake_options``, ``environment``, ``targets``.
+
+def pack(prefix: str, cache: str, build: dict) -> str:
+    """Packs an installed release; returns the path of the archive."""
+    release = Path(prefix) / "releases" / build["id"]
+    target = packed_path(cache, build["id"])
+    with tarfile.open(target + ".new", "w:gz", compresslevel=1) as archive:
+        for name in [MANIFEST, *(f"bin/{target}" for target in build["targets"])]:
+            archive.add(release / name, name)
+    os.replace(target + ".new", target)
+    return target
+
+
+class Installer:
+    """Puts programs of a build under the final name of its release.
+
+    :param build: the build as planned: ``id``, ``cmake_options``, ``environment``, ``targets``, ``packaged``.
+    :param account: who runs what is not trusted; None is the current account.
+    """
+
+    def __init__(self, prefix: str, build: dict, account: str | None) -> None:
+        self.release = Path(prefix) / "releases" / build["id"]
+        self.build = build
+        self.account = pwd.getpwnam(account) if account else None
+
+    def _as_account(self) -> dict[str, Any]:
+        if self.account and os.geteuid() == 0:
+            return {"user": self.account.pw_uid, "group": self.account.pw_gid, "extra_groups": []}
+        return {}
+
+    def link(self, source: dict) -> dict:
+        """Installs links to the programs that a distribution's package brought; returns the manifest."""
+        for path in self.build["packaged"].values():
+            if not os.access(path, os.X_OK):
+                raise BuildError(
+                    f"the distribution's packages were installed, but {path} is not there: use source: pypi or archive"
+                )
+        partial = self._begin()
+        for name, path in self.build["packaged"].items():
+            (partial / "bin" / name).symlink_to(path)
+        return self._publish(partial, {"source": source, "seconds": 0, "options_ignored": []})
+
+    def receive(self, archive: str) -> dict:
+        """Installs a release that another host of the same kind has built; returns the manifest."""
+        partial = self._begin()
+        wanted = {MANIFEST, *(f"bin/{target}" for target in self.build["targets"])}
+        with tarfile.open(archive) as packed:
+            for member in packed:
+                if member.name in wanted and member.isfile():
+                    with (partial / member.name).open("wb") as stream:
+                        shutil.copyfileobj(cast(IO[bytes], packed.extractfile(member)), stream)
+        received = installed(partial)
+        if not received or received["id"] != self.build["id"]:
+            raise BuildError(
+                f"{archive} does not hold the release {self.build['id']} as it was built: remove it from the controller's cache"
+            )
+        for target in self.build["targets"]:
+            (partial / "bin" / target).chmod(0o755)
+        return self._publish(partial, {key: received[key] for key in ("source", "seconds", "options_ignored")})
+
+    def _begin(self) -> Path:
+        partial = self.release.with_name("." + self.release.name)
+        shutil.rmtree(partial, ignore_errors=True)
+        (partial / "bin").mkdir(parents=True)
+        return partial
+
+    def _publish(self, partial: Path, details: dict) -> dict:
+        manifest = {
+            "id": self.build["id"],
+            "cmake_options": self.build["cmake_options"],
+            "capabilities": self._probe(partial / "bin"),
+            "files": {f"bin/{target}": sha256(partial / "bin" / target) for target in self.build["targets"]},
+            **details,
+        }
+        (partial / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+        shutil.rmtree(self.release, ignore_errors=True)
+        partial.rename(self.release)
+        return manifest
+
+    def _probe(self, programs: Path) -> dict:
+        """What the programs say of themselves; a program that does not even start is no release."""
+        said = {"worker": "", "llama-server": ""}
+        worker = next((target for target in self.build["targets"] if target.endswith("rpc-server")), None)
+        for role, name in (("worker", worker), ("llama-server", "llama-server")):
+            if name and name in self.build["targets"]:
+                process = subprocess.run(
+                    [str(programs / name), "--help"],
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    text=True,
+                    timeout=60,
+                    check=False,
+                    **self._as_account(),
+                )
+                said[role] = process.stdout + process.stderr
+                if "usage" not in said[role].lower():
+                    raise BuildError(
+                        f"{name} does not run on this host: {said[role].strip()[-300:] or 'it prints nothing'}"
+                    )
+        return capabilities.from_help(worker or "", said["worker"], said["llama-server"])
+
+
+class Builder(Installer):
+    """One build from source.
+
     :param source: ``archive`` (path on this host), ``sha256``, ``member`` (folder in the archive that holds llama.cpp, or ""),
         ``commit`` and ``number``.
-    :param account: who builds; None is the current account.
     """
 
     def __init__(
         self, prefix: str, cache: str, build: dict, source: dict, account: str | None, make_jobs: int | None = None
     ) -> None:
-        self.release = Path(prefix) / "releases" / build["id"]
+        super().__init__(prefix, build, account)
         self.cache = Path(cache)
-        self.build = build
         self.source = source
-        self.account = pwd.getpwnam(account) if account else None
         self.make_jobs = make_jobs or os.cpu_count() or 1
         self.work = self.cache / "builds" / build["id"]
         self.log = Path(log_path(cache, build["id"]))
@@ -86,14 +189,9 @@ class Builder:
                 for name in [folder, *(os.path.join(folder, entry) for entry in [*names, *files])]:
                     os.chown(name, self.account.pw_uid, self.account.pw_gid, follow_symlinks=False)
 
-    def _as_account(self) -> dict[str, Any]:
-        if self.account and os.geteuid() == 0:
-            return {"user": self.account.pw_uid, "group": self.account.pw_gid, "extra_groups": []}
-        return {}
-
     def _run(self, step: str, argv: list[str]) -> None:
         environment = {
-            "PATH": host.SEARCH,
+            "PATH": SEARCH,
             "HOME": str(self.work),
             "LC_ALL": "C",
             "CCACHE_DIR": str(self.cache / "ccache"),
@@ -204,9 +302,7 @@ class Builder:
         )
 
     def _install(self, seconds: int) -> dict:
-        partial = self.release.with_name("." + self.release.name)
-        shutil.rmtree(partial, ignore_errors=True)
-        (partial / "bin").mkdir(parents=True)
+        partial = self._begin()
         for target in self.build["targets"]:
             with (partial / "bin" / target).open("wb") as program:
                 subprocess.run(
@@ -217,43 +313,13 @@ class Builder:
             r"Manually-specified variables were not used by the project:\n\n((?:    \w+\n)+)",
             self.log.read_text(errors="replace"),
         )
-        manifest = {
-            "id": self.build["id"],
+        ignored = set(unknown.group(1).split()) - {"LLAMA_BUILD_NUMBER", "LLAMA_BUILD_COMMIT"} if unknown else set()
+        details = {
             "source": {key: value for key, value in self.source.items() if key != "archive"},
-            "cmake_options": self.build["cmake_options"],
-            "capabilities": self._probe(partial / "bin"),
             "seconds": seconds,
-            "options_ignored": sorted(set(unknown.group(1).split()) - {"LLAMA_BUILD_NUMBER", "LLAMA_BUILD_COMMIT"})
-            if unknown
-            else [],
-            "files": {f"bin/{target}": sha256(partial / "bin" / target) for target in self.build["targets"]},
+            "options_ignored": sorted(ignored),
         }
-        (partial / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
-        shutil.rmtree(self.release, ignore_errors=True)
-        partial.rename(self.release)
-        return manifest
-
-    def _probe(self, programs: Path) -> dict:
-        """What the programs say of themselves; a program that does not even start is no release."""
-        said = {"worker": "", "llama-server": ""}
-        worker = next((target for target in self.build["targets"] if target.endswith("rpc-server")), None)
-        for role, name in (("worker", worker), ("llama-server", "llama-server")):
-            if name and name in self.build["targets"]:
-                process = subprocess.run(
-                    [str(programs / name), "--help"],
-                    stdin=subprocess.DEVNULL,
-                    capture_output=True,
-                    text=True,
-                    timeout=60,
-                    check=False,
-                    **self._as_account(),
-                )
-                said[role] = process.stdout + process.stderr
-                if "usage" not in said[role].lower():
-                    raise BuildError(
-                        f"{name} was built, but does not run: {said[role].strip()[-300:] or 'it prints nothing'}"
-                    )
-        return capabilities.from_help(worker or "", said["worker"], said["llama-server"])
+        return self._publish(partial, details)
 
 
 def step(line: str) -> str:

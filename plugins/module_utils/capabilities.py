@@ -19,6 +19,11 @@ PYPI_TREES: dict[str, dict] = {
 """llama-cpp-python release → the llama.cpp tree it carries. Where the build number is not known, ``generation`` is that of
 an older build which understands the same."""
 
+PACKAGED_TREES: dict[str, dict] = {
+    "0.7.0": {"build": 11669, "commit": "unknown", "generation": 11669, "protocol": "8.0.0"},
+}
+"""Version of a distribution's package → the llama.cpp tree it was built from, oldest first."""
+
 PROTOCOLS = [
     (0, None),
     (5150, "1.0.0"),

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-import errno
 import grp
 import hashlib
+import json
 import os
 import platform
 import pwd
@@ -19,20 +19,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils import firewall
+from ansible_collections.llamacpp.cluster.plugins.module_utils.commands import output
+
 MIB = 1024 * 1024
-SEARCH = os.pathsep.join(
-    [
-        os.environ.get("PATH", ""),
-        "/usr/local/bin",
-        "/opt/homebrew/bin",
-        "/usr/local/cuda/bin",
-        "/opt/rocm/bin",
-        "/usr/sbin",
-        "/sbin",
-    ]
-)
+KEPT_FACTS = "facts.json"
+"""File below the prefix of the head with the facts from which the last plan was made."""
 MINIMUM_PYTHON = (3, 9)
-COMMAND_SECONDS = 20
 DEVICE_GROUPS = ("render", "video")
 """Groups whose members may use the graphics devices of Linux."""
 
@@ -70,19 +63,6 @@ UNIFIED_GFX = {
     "gfx1153",
 }
 """AMD processors whose graphics use the host's memory."""
-
-
-def output(argv: list[str]) -> str:
-    """What a command prints, or nothing if it is not there or fails."""
-    program = shutil.which(argv[0], path=SEARCH)
-    if not program:
-        return ""
-    try:
-        return subprocess.run(
-            [program, *argv[1:]], capture_output=True, text=True, timeout=COMMAND_SECONDS, check=True
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ""
 
 
 def distribution(os_release: str) -> dict:
@@ -233,8 +213,48 @@ def places(scope: str, manager: str) -> dict:
     return {"prefix": prefix, "cache": cache, "units": units}
 
 
-def facts(wanted_scope: str) -> dict:
-    """Everything that planning needs to know of this host. Stable: nothing here changes with the load."""
+def packaged(policy: str, main: str) -> dict:
+    """From what ``apt-cache policy`` says of the packages of llama.cpp: names of those that are installed, and upstream's version
+    of the main one that is installed, or else offered, or None."""
+    found = re.findall(r"^(\S+):\n  Installed: (\S+)\n  Candidate: (\S+)$", policy, re.MULTILINE)
+    installed = {name: version for name, version, _candidate in found if version != "(none)"}
+    offered = {name: candidate for name, _version, candidate in found}
+    version = re.match(r"(?:\d+:)?(\d[0-9.]*\d)", installed.get(main) or offered.get(main, ""))
+    return {"version": version.group(1) if version else None, "installed": sorted(installed)}
+
+
+def _packaged(catalogue: dict, family: str) -> dict | None:
+    if family not in catalogue:
+        return None
+    spec = catalogue[family]
+    names = sorted(
+        {
+            *(program["package"] for program in spec["programs"].values()),
+            *(name for libraries in spec["libraries"].values() for name in libraries),
+        }
+    )
+    return packaged(output(["apt-cache", "policy", *names]), spec["version"])
+
+
+def kept_facts(prefix: str) -> dict:
+    """Host → facts, as the last run left them on its head; empty elsewhere."""
+    try:
+        return json.loads(Path(prefix, KEPT_FACTS).read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def defined_services(units: str) -> list[str]:
+    """Names of this collection's services that have a definition."""
+    folder = Path(units)
+    return sorted({path.stem for path in folder.glob("llamacpp-*")}) if folder.is_dir() else []
+
+
+def facts(wanted_scope: str, catalogue: dict | None = None) -> dict:
+    """Everything that planning needs to know of this host. Stable: nothing here changes with the load.
+
+    :param catalogue: distribution family → its packages of llama.cpp, to look for them.
+    """
     if wanted_scope == "auto":
         may_become_root = os.geteuid() == 0 or (
             bool(shutil.which("sudo"))
@@ -250,17 +270,24 @@ def facts(wanted_scope: str) -> dict:
         **toolchain(),
         "venv": version_of([interpreter, "-c", "import ensurepip, venv; print('1.0')"]) if interpreter else None,
     }
+    distributed = (
+        distribution(os_release.read_text())
+        if os_release.exists()
+        else {"id": platform.system().lower(), "version": platform.release(), "family": platform.system().lower()}
+    )
+    packages = _packaged(catalogue or {}, distributed["family"])
     return {
         "system": platform.system(),
         "architecture": platform.machine(),
-        "distribution": distribution(os_release.read_text())
-        if os_release.exists()
-        else {"id": platform.system().lower(), "version": platform.release(), "family": platform.system().lower()},
+        "distribution": distributed,
+        "packaged": packages,
         "cpu": cpu(),
         "memory_mib": memory_mib(),
         "accelerators": accelerators(),
         "toolchain": tools,
-        "tools": sorted(tool for tool, version in tools.items() if version),
+        "tools": sorted(
+            [*(tool for tool, version in tools.items() if version), *(packages["installed"] if packages else [])]
+        ),
         "scope": wanted_scope,
         "user": user,
         "uid": os.geteuid(),
@@ -272,6 +299,9 @@ def facts(wanted_scope: str) -> dict:
             "enabled": os.path.exists("/var/lib/systemd/linger/" + user),
             "by_us": os.path.exists(place["prefix"] + "/lingering"),
         },
+        "firewall": firewall.active_manager() if manager == "systemd" else None,
+        "kept": kept_facts(place["prefix"]),
+        "defined": defined_services(place["units"]),
         **place,
     }
 
@@ -286,137 +316,3 @@ def supervisor(prefix: str) -> dict:
         except OSError:
             pass
     return {"version": version_of([prefix + "/venv/bin/supervisord", "--version"]), "running": running}
-
-
-# ---------------------------------------------------------------------------------------------------------- processes
-
-
-def _in_container(process: Path) -> bool:
-    """Whether a process belongs to a container of this host, whose programs may lie at the same path as ours."""
-    try:
-        return os.readlink(process / "ns" / "pid") != os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return False
-
-
-def processes(prefix: str) -> dict[int, list[str]]:
-    """Process → argv, of all whose program or script lies below the prefix.
-
-    macOS tells a command only as one line: there an argument that holds a space comes as two.
-    """
-    found = {}
-    if sys.platform == "darwin":
-        for line in output(["ps", "-axww", "-o", "pid=,command="]).splitlines():
-            number, command = line.split(None, 1)
-            if any(word.startswith(prefix + "/") for word in command.split(" ")[:2]):
-                found[int(number)] = command.split(" ")
-        return found
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                argv = (entry / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")[:-1]
-            except OSError:
-                continue
-            if any(word.startswith(prefix + "/") for word in argv[:2]) and not _in_container(entry):
-                found[int(entry.name)] = argv
-    return found
-
-
-def environment_of(process: int) -> dict[str, str] | None:
-    """Environment of a process, or None where it cannot be read."""
-    try:
-        text = Path(f"/proc/{process}/environ").read_bytes().decode("utf-8", "replace")
-    except OSError:
-        return None
-    return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
-
-
-def occupied(address: str, port: int) -> bool:
-    """Whether something listens there already."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as candidate:
-        candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            candidate.bind((address, port))
-        except PermissionError:
-            return False
-        except OSError as error:
-            return error.errno == errno.EADDRINUSE
-    return False
-
-
-def listeners(pids: list[int]) -> dict[int, set[int]]:
-    """Process → TCP ports on which it listens (Linux), as far as its file descriptors may be read."""
-    inodes: dict[str, int] = {}
-    if not os.path.exists("/proc/net/tcp"):
-        return {pid: set() for pid in pids}
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[3] == "0A":
-            inodes[f"socket:[{fields[9]}]"] = int(fields[1].split(":")[1], 16)
-    found: dict[int, set[int]] = {}
-    for pid in pids:
-        try:
-            links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
-        except OSError:
-            continue
-        found[pid] = {inodes[link] for link in links if link in inodes}
-    return found
-
-
-def listening_addresses(port: int) -> list[str]:
-    """Addresses on which this host listens on the port (Linux; empty elsewhere)."""
-    found = set()
-    for table, family in (("/proc/net/tcp", socket.AF_INET), ("/proc/net/tcp6", socket.AF_INET6)):
-        if os.path.exists(table):
-            for line in Path(table).read_text().splitlines()[1:]:
-                fields = line.split()
-                address, number = fields[1].split(":")
-                if fields[3] == "0A" and int(number, 16) == port:
-                    words = [
-                        int(address[start : start + 8], 16).to_bytes(4, sys.byteorder)
-                        for start in range(0, len(address), 8)
-                    ]
-                    found.add(socket.inet_ntop(family, b"".join(words)))
-    return sorted(found)
-
-
-def service_state(service: dict, running: dict[int, list[str]]) -> dict:
-    """How a planned service stands: ``running`` as planned, ``stopped``, ``foreign`` when something else has its port, or
-    ``different``: another command line or environment, or a head whose launcher waits for its workers."""
-    address, port = service["listens"].rsplit(":", 1)
-    programs = [pid for pid, argv in running.items() if argv == service["process"]]
-    services = [pid for pid, argv in running.items() if argv == service["argv"]]
-    own = programs or services or [pid for pid, ports in listeners(list(running)).items() if int(port) in ports]
-    if programs and services:
-        actual = environment_of(programs[0])
-        same = actual is None or all(actual.get(name) == value for name, value in service["environment"].items())
-        state = "running" if same else "different"
-    else:
-        state = "different" if own else "foreign" if occupied(address, int(port)) else "stopped"
-    return {"state": state, "pid": own[0] if own else None, "addresses": listening_addresses(int(port))}
-
-
-def drift(host: dict) -> dict:
-    """What differs on this host from its part of the plan.
-
-    :param host: ``plan["hosts"][name]``.
-    :returns: ``services`` (name → state, pid, addresses), ``defined`` (names of services that have a definition), ``stale``
-        (those of them that are not planned),
-        ``missing_builds`` (ids of planned builds that are not installed).
-    """
-    running = processes(host["prefix"])
-    planned = {service["name"]: service_state(service, running) for service in host["services"]}
-    installed = (
-        {path.stem for path in Path(host["units"]).glob("llamacpp-*")} if os.path.isdir(host["units"]) else set()
-    )
-    missing = [
-        build["id"]
-        for build in host["builds"]
-        if not os.path.exists(f"{host['prefix']}/releases/{build['id']}/manifest.json")
-    ]
-    return {
-        "services": planned,
-        "defined": sorted(installed),
-        "stale": sorted(installed - set(planned)),
-        "missing_builds": missing,
-    }

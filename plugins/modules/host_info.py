@@ -23,6 +23,10 @@ options:
     type: str
     choices: [auto, system, user]
     default: auto
+  packages:
+    description: Distribution family and what its packages of llama.cpp are called, to find out which are there.
+    type: dict
+    default: {}
   plan:
     description: The host's part of the plan. Then only the difference from it is returned.
     type: dict
@@ -48,21 +52,25 @@ drift:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils import host
+from ansible_collections.llamacpp.cluster.plugins.module_utils import firewall, host, links, state
 
 
 def main():
     module = AnsibleModule(
         argument_spec={
             "scope": {"type": "str", "choices": ["auto", "system", "user"], "default": "auto"},
+            "packages": {"type": "dict", "default": {}},
             "plan": {"type": "dict"},
         },
         supports_check_mode=True,
         no_log=True,
     )
     if module.params["plan"] is None:
-        module.exit_json(changed=False, facts=host.facts(module.params["scope"]))
-    drift = host.drift(module.params["plan"])
+        module.exit_json(changed=False, facts=host.facts(module.params["scope"], module.params["packages"]))
+    try:
+        drift = state.drift(module.params["plan"])
+    except (firewall.FirewallError, links.LinkError) as error:
+        module.fail_json(msg=str(error))
     foreign = [
         f"{service['listens']}, on which {service['name']} is to listen"
         for service in module.params["plan"]["services"]

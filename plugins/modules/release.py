@@ -12,6 +12,8 @@ version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Fetches the source to the controller, checks it, and on the host unpacks, configures, compiles and installs it.
+  - What one host has built is packed, kept on the controller, and installed on the other hosts of its kind.
+  - Of a distribution's package that is installed already, only links and the manifest are made.
   - An installed release whose files are intact is left alone.
   - An action plugin of the same name shows the progress of a build every few seconds.
 attributes:
@@ -26,8 +28,9 @@ options:
     description:
       - V(fetched) only brings the source archive to the cache of the controller. It returns C(path).
       - V(present) builds and installs.
+      - V(packed) packs the installed release for other hosts. It returns C(path).
     type: str
-    choices: [fetched, present]
+    choices: [fetched, packed, present]
     default: present
   release:
     description: The release as the plan holds it.
@@ -45,6 +48,16 @@ options:
   archive:
     description: The source archive on the host. The action plugin fetches it and copies it there.
     type: path
+  received:
+    description: A release on the host that another host of its kind has packed. The action plugin copies it there.
+    type: path
+  share:
+    description: Whether other hosts are to get this host's release. It is then packed and kept in the controller's cache.
+    type: bool
+    default: false
+  built_by:
+    description: Host whose release is to be installed instead of building one. That host has shared it before.
+    type: str
   account:
     description: Account that builds. Without it the connecting user builds.
     type: str
@@ -66,59 +79,76 @@ manifest:
   type: dict
   sample: {"id": "pypi-0.3.36-cpu-1f2e3d4c", "seconds": 262, "files": {"bin/llama-server": "8f1c..."}}
 path:
-  description: The archive in the controller's cache.
-  returned: when O(state=fetched)
+  description: The archive in the controller's cache, or the packed release on the host.
+  returned: when O(state=fetched) or O(state=packed)
   type: str
   sample: /home/user/.cache/llamacpp/sources/832db0699007f1be.tar.gz
 """
 
 import subprocess
+import tarfile
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils import building
 
 
-def main():
-    module = AnsibleModule(
-        argument_spec={
-            "state": {"type": "str", "choices": ["fetched", "present"], "default": "present"},
-            "release": {"type": "dict", "required": True},
-            "build": {"type": "dict"},
-            "prefix": {"type": "path"},
-            "cache": {"type": "path"},
-            "archive": {"type": "path"},
-            "account": {"type": "str"},
-        },
-        required_if=[("state", "present", ("build", "prefix", "cache"))],
-        supports_check_mode=True,
-        no_log=True,
-    )
-    if module.params["state"] == "fetched":
-        module.fail_json(
-            msg="state: fetched is carried out on the controller, by the action plugin llamacpp.cluster.release."
-        )
-    build, release = module.params["build"], module.params["release"]
-    manifest = building.installed(Path(module.params["prefix"]) / "releases" / build["id"])
-    if manifest:
-        module.exit_json(changed=False, manifest=manifest)
-    diff = {"before": "", "after": build["id"] + "\n"}
-    if module.check_mode or not module.params["archive"]:
-        module.exit_json(changed=True, diff=diff)
+def install(params):
+    """The manifest of what was installed, or None where the controller has yet to bring what is needed."""
+    build, release = params["build"], params["release"]
+    installer = building.Installer(params["prefix"], build, params["account"])
+    if release["source"] == "package":
+        return installer.link({key: release[key] for key in ("source", "version")})
+    if params["received"]:
+        return installer.receive(params["received"])
+    if not params["archive"]:
+        return None
     source = {
-        "archive": module.params["archive"],
+        "archive": params["archive"],
         "sha256": release["checksum"].split(":", 1)[1],
         "member": release["member"],
         "commit": release["commit"],
         "number": release["build"],
     }
+    return building.Builder(params["prefix"], params["cache"], build, source, params["account"]).install()
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "state": {"type": "str", "choices": ["fetched", "packed", "present"], "default": "present"},
+            "release": {"type": "dict", "required": True},
+            "build": {"type": "dict"},
+            "prefix": {"type": "path"},
+            "cache": {"type": "path"},
+            "archive": {"type": "path"},
+            "received": {"type": "path"},
+            "share": {"type": "bool", "default": False},
+            "built_by": {"type": "str"},
+            "account": {"type": "str"},
+        },
+        required_if=[("state", state, ("build", "prefix", "cache")) for state in ("present", "packed")],
+        supports_check_mode=True,
+        no_log=True,
+    )
+    params = module.params
+    build = params["build"]
+    if params["state"] == "fetched":
+        module.fail_json(
+            msg="state: fetched is carried out on the controller, by the action plugin llamacpp.cluster.release."
+        )
+    manifest = building.installed(Path(params["prefix"]) / "releases" / build["id"])
+    diff = {"before": "", "after": build["id"] + "\n"}
     try:
-        manifest = building.Builder(
-            module.params["prefix"], module.params["cache"], build, source, module.params["account"]
-        ).install()
-    except (building.BuildError, OSError, KeyError, subprocess.SubprocessError) as error:
-        module.fail_json(msg=f"Building {build['id']}: {error}")
-    module.exit_json(changed=True, manifest=manifest, diff=diff)
+        if params["state"] == "packed":
+            module.exit_json(changed=False, path=building.pack(params["prefix"], params["cache"], build))
+        if manifest:
+            module.exit_json(changed=False, manifest=manifest)
+        if not module.check_mode:
+            manifest = install(params)
+    except (building.BuildError, OSError, KeyError, tarfile.TarError, subprocess.SubprocessError) as error:
+        module.fail_json(msg=f"Installing {build['id']}: {error}")
+    module.exit_json(changed=True, diff=diff, **({"manifest": manifest} if manifest else {}))
 
 
 if __name__ == "__main__":

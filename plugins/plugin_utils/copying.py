@@ -1,19 +1,18 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ansible's own copy, for action plugins."""
+"""Ansible's own copy and fetch, for action plugins."""
 
 from __future__ import annotations
 
 from ansible.plugins.action import ActionBase
 
 
-def copy(action: ActionBase, task_vars: dict, source: str, target: str) -> dict:
-    """Copies a file of the controller to the host as ``ansible.builtin.copy`` does and returns its result."""
+def _run(action: ActionBase, task_vars: dict, name: str, arguments: dict) -> dict:
     task = action._task.copy()
-    task.args = {"src": source, "dest": target, "mode": "0644"}
+    task.args = arguments
     return action._shared_loader_obj.action_loader.get(
-        "ansible.legacy.copy",
+        f"ansible.legacy.{name}",
         task=task,
         connection=action._connection,
         play_context=action._play_context,
@@ -21,3 +20,13 @@ def copy(action: ActionBase, task_vars: dict, source: str, target: str) -> dict:
         templar=action._templar,
         shared_loader_obj=action._shared_loader_obj,
     ).run(task_vars=task_vars)
+
+
+def copy(action: ActionBase, task_vars: dict, source: str, target: str) -> dict:
+    """Copies a file of the controller to the host as ``ansible.builtin.copy`` does and returns its result."""
+    return _run(action, task_vars, "copy", {"src": source, "dest": target, "mode": "0644"})
+
+
+def fetch(action: ActionBase, task_vars: dict, source: str, target: str) -> dict:
+    """Copies a file of the host to the controller as ``ansible.builtin.fetch`` does and returns its result."""
+    return _run(action, task_vars, "fetch", {"src": source, "dest": target, "flat": True})

@@ -15,7 +15,16 @@ from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 ROLES = Path(__file__).resolve().parents[2] / "roles"
 CLUSTER_GROUP = "llama_cluster"
 GROUPS = {"head": "llama_head", "worker": "llama_workers"}
-INTERNAL_ENDINGS = ("_plan", "_facts", "_services", "_restart", "_runtime", "_protocol", "_build_release")
+INTERNAL_ENDINGS = (
+    "_build_changes",
+    "_build_release",
+    "_facts",
+    "_manager",
+    "_plan",
+    "_protocol",
+    "_restart",
+    "_runtime",
+)
 
 
 def specification() -> dict[str, dict]:
@@ -27,9 +36,10 @@ def specification() -> dict[str, dict]:
     return found
 
 
-def packages() -> dict[str, dict[str, str]]:
-    """Distribution family → tool → package."""
-    return yaml.safe_load((ROLES / "llama_host" / "vars" / "packages.yml").read_text())["llama_host_packages"]
+def packages() -> dict[str, dict]:
+    """``tools``: distribution family → tool → package; ``llama``: distribution family → its packages of llama.cpp."""
+    found = yaml.safe_load((ROLES / "llama_host" / "vars" / "packages.yml").read_text())
+    return {"tools": found["llama_host_packages"], "llama": found["llama_host_packaged"]}
 
 
 def _variables(name: str, hostvars: Any, spec: dict[str, dict]) -> dict:
@@ -43,7 +53,8 @@ def _variables(name: str, hostvars: Any, spec: dict[str, dict]) -> dict:
 
 
 def hosts(task_vars: dict) -> tuple[str, dict[str, dict]]:
-    """Name of the cluster, and its hosts as planning takes them. Facts are those that the play registered as ``llama_facts``."""
+    """Name of the cluster, and its hosts as planning takes them. Facts are those that the play registered as ``llama_facts``; of a
+    host that did not answer, those that the last run left on the head."""
     groups, hostvars = task_vars["groups"], task_vars["hostvars"]
     cluster = task_vars.get("llama_cluster_group") or CLUSTER_GROUP
     if cluster not in groups:
@@ -62,6 +73,9 @@ def hosts(task_vars: dict) -> tuple[str, dict[str, dict]]:
                 "variables": _variables(name, own, spec),
                 "facts": (own.get("llama_facts") or {}).get("facts"),
             }
+    kept: dict = next((host["facts"]["kept"] for host in found.values() if host["facts"] and host["facts"]["kept"]), {})
+    for name, host in found.items():
+        host["facts"] = host["facts"] or kept.get(name)
     if not found:
         raise AnsibleActionFail(
             f"Group {cluster} has no host that is also in llama_head or llama_workers: put the head and the workers there."

@@ -25,14 +25,6 @@ ATTENTION_SPREAD = 0.25
 EPSILON = 1e-9
 
 
-FORM = 1
-"""Counts up when the written file changes, so that a cached one of an older form is not taken for it."""
-
-
-def versioned_name(layers: int, width: int, kind: str) -> str:
-    return f"{FORM}-{known_answer.file_name(layers, width, kind)}"
-
-
 def _tensors(layers: int, width: int) -> Iterator[tuple[str, numpy.ndarray]]:
     """All tensors in the file's order, as 32-bit floats; norms are one-dimensional."""
     states = known_answer.positions()

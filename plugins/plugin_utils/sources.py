@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Brings source archives to the controller's cache, checked against their sha256."""
+"""The controller's cache: source archives checked against their sha256, packed releases, known-answer models."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ansible.errors import AnsibleError
 from ansible.module_utils.urls import open_url
+from ansible_collections.llamacpp.cluster.plugins.module_utils import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.building import sha256
 
 
@@ -79,6 +80,33 @@ def _download_url(release: dict, folder: Path) -> Path:
             f"llama_release has the url {release['url']!r}, which could not be fetched: {error}"
         ) from error
     return target
+
+
+def known_answer_model(layers: int, width: int, kind: str) -> tuple[Path, dict]:
+    """The known-answer model in the cache, written if it is not there yet, with its size in ``bytes`` and its ``sha256``.
+
+    :raises AnsibleError: it cannot be written here.
+    """
+    path = cache_folder() / "models" / f"{known_answer.FORM}-{known_answer.file_name(layers, width, kind)}"
+    told = path.with_name(path.name + ".sha256")
+    if not path.exists() or not told.exists():
+        # The packages gguf and numpy take longer to import than a whole plan: only when they are needed.
+        from ansible_collections.llamacpp.cluster.plugins.plugin_utils import known_answer_file
+
+        if not known_answer_file.HAS_GGUF:
+            raise AnsibleError(
+                f"The known-answer model is written with the Python package gguf, which {sys.executable} on the controller lacks: "
+                "install the collection's requirements.txt there."
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        known_answer_file.write(path, layers, width, kind)
+        told.write_text(sha256(path) + "\n")
+    return path, {"bytes": path.stat().st_size, "sha256": told.read_text().strip()}
+
+
+def packed_release(identity: str) -> Path:
+    """Where a release that one host has built is kept for others of its kind."""
+    return cache_folder() / "releases" / f"{identity}.tar.gz"
 
 
 def fetch(release: dict) -> tuple[Path, bool]:

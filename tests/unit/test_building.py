@@ -155,7 +155,7 @@ def test_a_full_disk_is_named(tmp_path, tree, monkeypatch):
 def test_a_program_that_does_not_run_is_no_release(tmp_path, tree):
     (tree / "server.c").write_text("int main(void) { return 3; }\n")
     one = builder(tmp_path, pack(tree, tmp_path))
-    with pytest.raises(building.BuildError, match="llama-server was built, but does not run"):
+    with pytest.raises(building.BuildError, match="llama-server does not run on this host"):
         one.install()
     assert not one.release.exists()
 
@@ -171,6 +171,75 @@ def test_a_second_builder_waits_and_then_finds_the_release(tmp_path, tree):
     for thread in threads:
         thread.join()
     assert found[0] == found[1]
+
+
+def other_host(tmp_path, one):
+    return building.Installer(str(tmp_path / "other"), one.build, None)
+
+
+def test_a_release_goes_to_another_host(tmp_path, tree):
+    one = builder(tmp_path, pack(tree, tmp_path))
+    manifest = one.install()
+    archive = building.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), one.build)
+    assert other_host(tmp_path, one).receive(archive) == manifest
+    assert building.installed(tmp_path / "other" / "releases" / "tiny") == manifest
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda release: (release / "bin" / "llama-server").write_text("another program"),
+        lambda release: (release / "manifest.json").write_text('{"id": "other", "files": {}}'),
+    ],
+)
+def test_a_packed_release_that_is_not_what_was_built_is_not_installed(tmp_path, tree, spoil):
+    one = builder(tmp_path, pack(tree, tmp_path))
+    one.install()
+    spoil(one.release)
+    archive = building.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), one.build)
+    with pytest.raises(building.BuildError, match="does not hold the release tiny as it was built"):
+        other_host(tmp_path, one).receive(archive)
+    assert building.installed(tmp_path / "other" / "releases" / "tiny") is None
+
+
+def test_members_of_a_packed_release_that_do_not_belong_there_are_left_out(tmp_path, tree):
+    one = builder(tmp_path, pack(tree, tmp_path))
+    one.install()
+    archive = tmp_path / "hostile.tar.gz"
+    with tarfile.open(archive, "w:gz") as packed:
+        packed.add(tree / "worker.c", "../../outside")
+        for name in ("manifest.json", "bin/ggml-rpc-server", "bin/llama-server"):
+            packed.add(one.release / name, name)
+    other_host(tmp_path, one).receive(str(archive))
+    assert sorted(path.name for path in (tmp_path / "other").rglob("*") if path.is_file()) == [
+        "ggml-rpc-server",
+        "llama-server",
+        "manifest.json",
+    ]
+
+
+def test_programs_of_a_package_are_linked(tmp_path):
+    program = tmp_path / "usr-bin-llama-server"
+    program.write_text("#!/bin/sh\necho usage: --fit --load-mode\n")
+    program.chmod(0o755)
+    build = {
+        "id": "packaged",
+        "cmake_options": {},
+        "targets": ["llama-server"],
+        "packaged": {"llama-server": str(program)},
+    }
+    manifest = building.Installer(str(tmp_path), build, None).link({"source": "package", "version": "0.7.0"})
+    installed = tmp_path / "releases" / "packaged"
+    assert (installed / "bin" / "llama-server").resolve() == program
+    assert manifest["capabilities"]["server_flags"] == ["fit", "load-mode"]
+    program.write_text("#!/bin/sh\necho usage: newer\n")
+    assert building.installed(installed) is None
+
+
+def test_a_package_that_lacks_a_program(tmp_path):
+    build = {"id": "p", "cmake_options": {}, "targets": ["llama-server"], "packaged": {"llama-server": "/no/such"}}
+    with pytest.raises(building.BuildError, match="/no/such is not there"):
+        building.Installer(str(tmp_path), build, None).link({})
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can build as another account")

@@ -1,13 +1,8 @@
-import os
-import shutil
-import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils import host
+from ansible_collections.llamacpp.cluster.plugins.module_utils import commands, host
 
 
 @pytest.mark.parametrize(
@@ -86,147 +81,41 @@ def test_facts_are_small_and_the_same_each_time():
     assert len(str(facts)) < 4000
 
 
-@pytest.fixture
-def installation(tmp_path):
-    """A prefix with a program that listens on the port that it is given."""
-    program = tmp_path / "bin" / "listener"
-    program.parent.mkdir()
-    program.write_text(
-        f"#!{sys.executable}\nimport socket, sys, time\ns = socket.create_server(('127.0.0.1', int(sys.argv[1])))\nprint(1, flush=True)\ntime.sleep(60)\n"
-    )
-    program.chmod(0o755)
-    started = []
-
-    def start(port, **environment):
-        process = subprocess.Popen(
-            [sys.executable, str(program), str(port)], stdout=subprocess.PIPE, env={**os.environ, **environment}
-        )
-        process.stdout.readline()
-        started.append(process)
-        return process
-
-    yield tmp_path, program, start
-    for process in started:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+POLICY = """llama.cpp-tools:
+  Installed: {installed}
+  Candidate: {candidate}
+  Version table:
+     1:0.7.0+dfsg-2 500
+        500 http://deb.debian.org/debian forky/main amd64 Packages
+libggml0-backend-rpc:
+  Installed: 0.27.0-1
+  Candidate: 0.27.0-1
+"""
+"""Printed by apt-cache on Debian forky."""
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
+@pytest.mark.parametrize(
+    "installed, candidate, version, names",
+    [
+        ("(none)", "1:0.7.0+dfsg-2", "0.7.0", ["libggml0-backend-rpc"]),
+        ("1:0.6.1-1", "1:0.7.0+dfsg-2", "0.6.1", ["libggml0-backend-rpc", "llama.cpp-tools"]),
+        ("(none)", "(none)", None, ["libggml0-backend-rpc"]),
+    ],
+)
+def test_packages_of_llama_cpp(installed, candidate, version, names):
+    found = host.packaged(POLICY.format(installed=installed, candidate=candidate), "llama.cpp-tools")
+    assert found == {"version": version, "installed": names}
 
 
-def service(program, port, **environment):
-    argv = [sys.executable, str(program), str(port)]
-    return {
-        "name": "llamacpp-x",
-        "argv": argv,
-        "process": argv,
-        "environment": environment,
-        "listens": f"127.0.0.1:{port}",
-    }
+def test_packages_that_are_not_offered_at_all():
+    assert host.packaged("", "llama.cpp-tools") == {"version": None, "installed": []}
 
 
-def state(prefix, planned):
-    return host.service_state(planned, host.processes(str(prefix)))
-
-
-def test_a_service_that_runs_as_planned(installation):
-    prefix, program, start = installation
-    port = free_port()
-    process = start(port, LLAMA_X="1")
-    assert state(prefix, service(program, port, LLAMA_X="1")) == {
-        "state": "running",
-        "pid": process.pid,
-        "addresses": ["127.0.0.1"],
-    }
-
-
-def test_a_service_with_another_environment_is_different(installation):
-    prefix, program, start = installation
-    port = free_port()
-    start(port, LLAMA_X="1")
-    assert state(prefix, service(program, port, LLAMA_X="2"))["state"] == "different"
-
-
-def test_a_service_with_another_command_line_on_the_port_is_different(installation):
-    prefix, program, start = installation
-    port = free_port()
-    start(port)
-    planned = service(program, port)
-    planned["argv"] = planned["process"] = [*planned["argv"], "-c"]
-    assert state(prefix, planned)["state"] == "different"
-
-
-def test_a_head_without_its_launcher_is_different(installation):
-    prefix, program, start = installation
-    port = free_port()
-    start(port)
-    planned = service(program, port)
-    planned["argv"] = ["/usr/bin/python3", f"{prefix}/runtime.py", "--", *planned["process"]]
-    assert state(prefix, planned)["state"] == "different"
-
-
-def test_a_launcher_that_waits_for_its_workers_is_different(installation):
-    prefix, program, start = installation
-    launcher = start(free_port())
-    planned = service(program, free_port())
-    planned["argv"] = list(launcher.args)
-    assert state(prefix, planned) == {"state": "different", "pid": launcher.pid, "addresses": []}
-
-
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="only root can make a process namespace")
-def test_a_process_of_a_container_is_not_ours(installation):
-    prefix, program, start = installation
-    port = free_port()
-    process = subprocess.Popen(
-        ["unshare", "--pid", "--fork", "--kill-child", sys.executable, str(program), str(port)], stdout=subprocess.PIPE
-    )
-    try:
-        process.stdout.readline()
-        assert state(prefix, service(program, port))["state"] == "foreign"
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-    start(port)
-    assert state(prefix, service(program, port))["state"] == "running"
-
-
-def test_a_stopped_service(installation):
-    prefix, program, _start = installation
-    assert state(prefix, service(program, free_port()))["state"] == "stopped"
-
-
-def test_a_port_that_something_else_has(installation):
-    prefix, program, _start = installation
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        assert state(prefix, service(program, other.getsockname()[1]))["state"] == "foreign"
-
-
-def test_addresses_of_a_listener():
-    with socket.create_server(("0.0.0.0", 0)) as everywhere:
-        assert host.listening_addresses(everywhere.getsockname()[1]) == ["0.0.0.0"]
-
-
-def test_drift_names_missing_builds_and_stale_services(tmp_path):
-    units = tmp_path / "services"
-    units.mkdir()
-    (units / "llamacpp-worker-old.conf").write_text("")
-    (units / "other.conf").write_text("")
-    release = tmp_path / "releases" / "here"
-    release.mkdir(parents=True)
-    (release / "manifest.json").write_text("{}")
-    found = host.drift(
-        {"prefix": str(tmp_path), "units": str(units), "services": [], "builds": [{"id": "here"}, {"id": "gone"}]}
-    )
-    assert found == {
-        "services": {},
-        "defined": ["llamacpp-worker-old"],
-        "stale": ["llamacpp-worker-old"],
-        "missing_builds": ["gone"],
-    }
+@pytest.mark.parametrize("text, kept", [('{"a": {"memory_mib": 1}}', {"a": {"memory_mib": 1}}), ("{", {}), (None, {})])
+def test_facts_that_the_last_run_left(tmp_path, text, kept):
+    if text is not None:
+        (tmp_path / host.KEPT_FACTS).write_text(text)
+    assert host.kept_facts(str(tmp_path)) == kept
 
 
 def test_supervisor_that_is_not_there(tmp_path):
@@ -234,11 +123,11 @@ def test_supervisor_that_is_not_there(tmp_path):
 
 
 def test_output_of_a_command_that_hangs_fails_or_is_missing(monkeypatch):
-    assert host.output(["no-such-command"]) == ""
-    assert host.output(["false"]) == ""
-    monkeypatch.setattr(host, "COMMAND_SECONDS", 0.1)
+    assert commands.output(["no-such-command"]) == ""
+    assert commands.output(["false"]) == ""
+    monkeypatch.setattr(commands, "COMMAND_SECONDS", 0.1)
     started = time.monotonic()
-    assert host.output(["sleep", "5"]) == ""
+    assert commands.output(["sleep", "5"]) == ""
     assert time.monotonic() - started < 4
 
 

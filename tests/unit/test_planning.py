@@ -48,7 +48,8 @@ def test_workers_bind_to_the_link_and_are_open_to_the_head_only(pair):
     assert plan["hosts"]["worker1"]["workers"][0]["endpoint"] == "198.51.100.2:50052"
     assert plan["hosts"]["worker2"]["workers"][0]["endpoint"] == "192.0.2.12:50052"
     assert plan["hosts"]["worker1"]["firewall"] == [
-        {"port": port, "protocol": "tcp", "sources": ["192.0.2.10"]} for port in (50052, 50152)
+        {"port": port, "protocol": "tcp", "sources": ["192.0.2.10"], "address": "198.51.100.2"}
+        for port in (50052, 50152)
     ]
     assert plan["hosts"]["worker1"]["services"][0]["allow"] == ["192.0.2.10", "198.51.100.2", "localhost"]
 
@@ -189,7 +190,7 @@ PYPI = {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "a" * 64}
     "variables, said",
     [
         ({"llama_release": "latest"}, ["llama_release", "'latest'", "use a build like b8600"]),
-        ({"llama_release": "b8600"}, ["llama_release", "'b8600'", "source: pypi or archive"]),
+        ({"llama_release": "b8600"}, ["llama_release", "'b8600'", "source: pypi, archive, package"]),
         ({"llama_release": {"source": "ftp"}}, ["llama_release", "ftp", "use a build"]),
         ({"llama_release": {**PYPI, "checksum": "md5:1"}}, ["llama_release", "'md5:1'", "64 hexadecimal digits"]),
         ({"llama_release": {**PYPI, "colour": 1}}, ["llama_release", "colour", "use "]),
@@ -344,28 +345,69 @@ def drifts(plan, **states):
                 service["name"]: {"state": states.get(service["name"], "running")} for service in host["services"]
             },
             "stale": [],
+            "missing_builds": [],
+            "changed_files": [],
+            "redefined": [],
+            "differences": [],
         }
         for name, host in plan["hosts"].items()
     }
 
 
-def test_nothing_is_restarted_while_all_runs_as_planned(local):
+def test_nothing_is_done_while_all_is_as_planned(local):
     plan = local.plan()
-    assert planning.restarts(plan, drifts(plan)) == {"here": []}
+    assert planning.changes(plan, drifts(plan)) == {
+        "restarts": {"here": []},
+        "behind": [],
+        "unreached": [],
+        "builders": {},
+        "shared": [],
+    }
 
 
 @pytest.mark.parametrize("state", ["stopped", "different"])
 def test_the_head_is_restarted_with_its_workers(local, state):
     plan = local.plan()
-    found = planning.restarts(plan, drifts(plan, **{"llamacpp-worker-two": state}))
-    assert found == {"here": ["llamacpp-worker-two", "llamacpp-server"]}
+    found = planning.changes(plan, drifts(plan, **{"llamacpp-worker-two": state}))
+    assert found["restarts"] == {"here": ["llamacpp-worker-two", "llamacpp-server"]}
+    assert found["behind"] == ["here"]
 
 
-def test_the_head_is_restarted_when_a_worker_goes(local):
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("stale", ["llamacpp-worker-old"]),
+        ("changed_files", ["/opt/llamacpp/models/known-answer-16x128-f32.gguf"]),
+        ("redefined", ["llamacpp-server"]),
+    ],
+)
+def test_the_head_is_restarted_when_a_worker_goes_or_its_model_or_definition_changes(local, key, value):
     plan = local.plan()
     found = drifts(plan)
-    found["here"]["stale"] = ["llamacpp-worker-old"]
-    assert planning.restarts(plan, found) == {"here": ["llamacpp-server"]}
+    found["here"][key] = value
+    assert planning.changes(plan, found)["restarts"] == {"here": ["llamacpp-server"]}
+
+
+def test_the_head_is_restarted_with_a_worker_of_another_host(pair):
+    plan = pair.plan()
+    found = drifts(plan)
+    found["worker1"]["redefined"] = ["llamacpp-worker-cpu"]
+    changes = planning.changes(plan, found)
+    assert changes["restarts"] == {
+        "head": ["llamacpp-server"],
+        "worker1": ["llamacpp-worker-cpu"],
+        "worker2": [],
+    }
+    assert changes["behind"] == ["head", "worker1"]
+
+
+def test_any_difference_puts_a_host_behind_and_restarts_nothing_by_itself(pair):
+    plan = pair.plan()
+    found = drifts(plan)
+    found["worker2"]["differences"] = ["folder /opt/llamacpp is missing"]
+    changes = planning.changes(plan, found)
+    assert changes["behind"] == ["worker2"]
+    assert not any(changes["restarts"].values())
 
 
 def test_the_head_goes_on_when_an_unused_worker_is_restarted(pair):
@@ -373,5 +415,115 @@ def test_the_head_goes_on_when_an_unused_worker_is_restarted(pair):
         pair.hosts[name]["variables"]["llama_worker_endpoints"] = [{"name": name, "memory_mib": size}]
     pair.hosts["head"]["variables"]["llama_placement"] = "fewest"
     plan = pair.plan()
-    found = planning.restarts(plan, drifts(plan, **{"llamacpp-worker-worker2": "stopped"}))
-    assert found == {"head": [], "worker1": [], "worker2": ["llamacpp-worker-worker2"]}
+    found = planning.changes(plan, drifts(plan, **{"llamacpp-worker-worker2": "stopped"}))
+    assert found["restarts"] == {"head": [], "worker1": [], "worker2": ["llamacpp-worker-worker2"]}
+
+
+def test_a_host_that_did_not_answer_is_named_and_changes_nothing(pair):
+    plan = pair.plan()
+    changes = planning.changes(plan, {**drifts(plan), "worker2": None})
+    assert changes["unreached"] == ["worker2"]
+    assert changes["behind"] == []
+    assert planning.changes(plan, {**drifts(plan), "head": None})["unreached"] == ["head"]
+
+
+@pytest.mark.parametrize(
+    "lacking, builder, shared",
+    [
+        (["head", "worker1", "worker2"], "head", True),
+        (["worker1", "worker2"], "head", True),
+        (["head"], "worker1", True),
+        ([], None, False),
+    ],
+)
+def test_one_host_of_a_kind_builds_for_all(pair, lacking, builder, shared):
+    plan = pair.plan()
+    found = drifts(plan)
+    identity = plan["hosts"]["head"]["builds"][0]["id"]
+    for name in lacking:
+        found[name]["missing_builds"] = [identity]
+    changes = planning.changes(plan, found)
+    assert changes["builders"] == ({identity: builder} if builder else {})
+    assert changes["shared"] == ([identity] if shared else [])
+
+
+def test_a_host_that_builds_for_itself_shares_nothing(local):
+    plan = local.plan()
+    found = drifts(plan)
+    identity = plan["hosts"]["here"]["builds"][0]["id"]
+    found["here"]["missing_builds"] = [identity]
+    assert planning.changes(plan, found) == {
+        "restarts": {"here": []},
+        "behind": [],
+        "unreached": [],
+        "builders": {identity: "here"},
+        "shared": [],
+    }
+
+
+PACKAGED = {
+    "distribution": {"id": "debian", "version": "14", "family": "debian"},
+    "packaged": {"version": "0.7.0", "installed": []},
+    "toolchain": {},
+}
+
+
+def packaged(pair, **more):
+    for host in pair.hosts.values():
+        host["facts"].update({**PACKAGED, **more})
+        host["variables"]["llama_release"] = {"source": "package"}
+    return pair
+
+
+def test_a_distributions_package_needs_no_toolchain(pair):
+    plan = packaged(pair).plan()
+    assert not plan["refused"]
+    assert plan["release"]["protocol"] == "8.0.0"
+    head, worker = plan["hosts"]["head"], plan["hosts"]["worker1"]
+    assert head["tools"] == {"libggml0-backend-rpc": "libggml0-backend-rpc", "llama.cpp-tools": "llama.cpp-tools"}
+    assert set(worker["tools"]) == {"libggml0-backend-rpc", "llama.cpp-tools-extra"}
+    assert worker["builds"][0]["packaged"] == {
+        "ggml-rpc-server": "/usr/libexec/x86_64-linux-gnu/llama/bin/ggml-rpc-server"
+    }
+    assert [account["name"] for account in worker["accounts"]] == ["llamacpp"]
+
+
+def test_a_compiler_that_comes_or_goes_changes_no_packaged_release(pair):
+    before = packaged(pair).plan()["hosts"]["head"]["builds"]
+    pair.hosts["head"]["facts"]["toolchain"] = {"c++": "16.2"}
+    assert pair.plan()["hosts"]["head"]["builds"] == before
+
+
+def test_a_packaged_version_that_is_not_known_is_taken_for_the_newest(pair):
+    release = packaged(pair, packaged={"version": "0.9.1", "installed": []}).plan()["release"]
+    assert (release["generation"], release["build"], release["protocol"]) == (11669, None, None)
+
+
+@pytest.mark.parametrize(
+    "facts, said",
+    [
+        (
+            {"packaged": {"version": None, "installed": []}},
+            ["worker1 is offered no package", "apt update", "source: pypi"],
+        ),
+        ({"packaged": None}, ["worker1 is offered no package"]),
+        ({"packaged": {"version": "0.6.0", "installed": []}}, ["the hosts' packages differ", "worker1 0.6.0"]),
+        ({"scope": "user"}, ["worker1 lacks libggml0-backend-rpc", "let an administrator install"]),
+    ],
+)
+def test_packages_that_cannot_be_used(pair, facts, said):
+    packaged(pair).hosts["worker1"]["facts"].update(facts)
+    reason = pair.reason()
+    for part in said:
+        assert part in reason
+
+
+def test_a_link_to_a_peer_is_chosen_by_its_name(pair):
+    pair.hosts["head"]["variables"]["llama_links"] = [
+        {"address": "198.51.100.1/30", "peer": "worker1"},
+        {"address": "203.0.113.1/30", "peer": "worker2"},
+    ]
+    pair.hosts["worker2"]["variables"]["llama_links"] = [{"address": "203.0.113.2/30"}]
+    plan = pair.plan()
+    assert plan["hosts"]["worker2"]["firewall"][0]["sources"] == ["203.0.113.1"]
+    assert plan["hosts"]["worker1"]["firewall"][0]["sources"] == ["198.51.100.1"]

@@ -3,6 +3,7 @@
 import copy
 import http.server
 import json
+import socket
 import threading
 
 import pytest
@@ -41,7 +42,7 @@ def evidence(plan):
 
 
 def test_all_right(plan, drifts, evidence):
-    judged = verification.judge(plan, drifts, evidence)
+    judged = verification.judge(plan, drifts, evidence, {})
     assert judged["passed"]
     assert {check["status"] for check in judged["checks"]} == {"passed"}
     assert [check["name"] for check in judged["checks"]] == [
@@ -76,7 +77,7 @@ WRONG = {
         "old runs, but is not planned",
         lambda p, d, e: d["here"]["stale"].append("llamacpp-worker-old"),
     ),
-    "a host does not answer": ("release", "did not answer", lambda p, d, e: d.clear()),
+    "a host does not answer": ("release", "could not be reached", lambda p, d, e: d.clear()),
     "a worker listens everywhere": (
         "closed",
         "0.0.0.0",
@@ -127,6 +128,13 @@ WRONG = {
     "no words": ("known answer", "word 1 is 'missing'", lambda p, d, e: e["completion"].update(text="")),
     "an error": ("completion", "status 500", lambda p, d, e: e.update(completion={"error": "status 500: no"})),
     "no tokens": ("completion", "0 tokens", lambda p, d, e: e["completion"].update(tokens=0)),
+    "the head waits for a worker": (
+        "health",
+        "it waits for worker 192.0.2.11:50052: refused",
+        lambda p, d, e: e.update(
+            health={"healthy": False, "said": "refused"}, waits_for=["it waits for worker 192.0.2.11:50052: refused"]
+        ),
+    ),
     "not healthy": (
         "health",
         "the model is loading",
@@ -139,7 +147,7 @@ WRONG = {
 def test_wrong(plan, drifts, evidence, case):
     name, said, change = WRONG[case]
     change(plan, drifts, evidence)
-    judged = verification.judge(plan, drifts, evidence)
+    judged = verification.judge(plan, drifts, evidence, {})
     assert not judged["passed"]
     assert any(
         check["name"] == name and check["status"] == "failed" and said in check["evidence"]
@@ -149,7 +157,7 @@ def test_wrong(plan, drifts, evidence, case):
 
 def test_what_could_not_be_tested_is_said_with_the_reason(plan, drifts, evidence):
     evidence["health"] = {"healthy": False, "said": "refused"}
-    checks = {check["name"]: check for check in verification.judge(plan, drifts, evidence)["checks"]}
+    checks = {check["name"]: check for check in verification.judge(plan, drifts, evidence, {})["checks"]}
     assert checks["known answer"]["status"] == "not tested"
     assert checks["known answer"]["evidence"] == "the server is not healthy"
 
@@ -157,18 +165,48 @@ def test_what_could_not_be_tested_is_said_with_the_reason(plan, drifts, evidence
 def test_another_model_has_no_known_answer(plan, drifts, evidence):
     plan["model"].update(known_answer=None, name="GLM")
     evidence["completion"]["text"] = "2, 3 and 5"
-    judged = verification.judge(plan, drifts, evidence)
+    judged = verification.judge(plan, drifts, evidence, {})
     assert judged["passed"]
     assert [check["evidence"] for check in judged["checks"] if check["status"] == "not tested"] == [
         "GLM is served, not the known-answer model"
     ]
 
 
-def test_a_worker_on_a_network_is_not_said_to_be_closed(pair):
+@pytest.mark.parametrize(
+    "knock, status, said",
+    [
+        ({"state": "silent", "source": "", "way": True}, "passed", "reaches the host, but not this port"),
+        ({"state": "refused", "source": "", "way": True}, "passed", "not this port"),
+        ({"state": "silent", "source": "", "way": False}, "not tested", "has no way there"),
+        (None, "not tested", "has no way there"),
+        ({"state": "open", "source": "192.0.2.10", "way": True}, "not tested", "the controller is the head"),
+        ({"state": "open", "source": "192.0.2.99", "way": True}, "failed", "could connect from 192.0.2.99"),
+    ],
+)
+def test_a_worker_on_a_network_is_closed_where_somebody_else_could_not_connect(pair, knock, status, said):
     plan = pair.plan()
     service = {"state": "running", "pid": 1, "addresses": ["192.0.2.11"]}
-    found = verification._closed(plan, {"worker1": {"services": {"llamacpp-worker-cpu": service}}})
-    assert {check["status"] for check in found} == {"not tested"}
+    found = verification._closed(
+        plan, {"worker1": {"services": {"llamacpp-worker-cpu": service}}}, {"192.0.2.11:50052": knock}
+    )
+    assert found[0]["status"] == status
+    assert said in found[0]["evidence"]
+
+
+def test_knocking():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
+        assert verification.knock_at(endpoint) == {"state": "open", "source": "127.0.0.1", "way": True}
+    found = verification.knock_at(endpoint)
+    assert (found["state"], found["way"]) == ("refused", True)
+
+
+def test_what_the_head_waits_for():
+    answers = {
+        "192.0.2.12:50052": {"state": "unreachable", "detail": "timed out"},
+        "192.0.2.11:50052": {"state": "ok", "detail": ""},
+    }
+    assert verification.waits_for(answers) == ["it waits for worker 192.0.2.12:50052: unreachable, timed out"]
 
 
 def test_buffers_of_a_log():
@@ -232,8 +270,12 @@ def asked(server, tmp_path, **head):
             "here": {
                 "prefix": str(tmp_path),
                 "units": str(tmp_path),
+                "service_manager": "launchd",
                 "services": [],
                 "builds": [],
+                "accounts": [],
+                "folders": [],
+                "files": [],
                 "workers": [{"endpoint": "127.0.0.1:1", "used": False}, {"endpoint": "127.0.0.1:2", "used": True}],
             }
         },
@@ -253,7 +295,7 @@ def test_evidence_of_the_head(server, tmp_path):
     assert found["buffers"] == {"CPU": {"model": 2.0}}
     assert found["handshakes"]["workers"]["127.0.0.1:1"]["state"] == "refused"
     assert "127.0.0.1:2" not in found["handshakes"]["workers"]
-    assert found["drift"] == {"services": {}, "defined": [], "stale": [], "missing_builds": []}
+    assert found["drift"]["differences"] == []
     assert found["completion"] == {"text": "hello", "tokens": 1, "fingerprint": None, "tokens_per_second": 5}
     assert server.asked == [("Bearer secret", {"prompt": "", "temperature": 0})]
     assert "secret" not in json.dumps(found)
@@ -277,7 +319,7 @@ def test_evidence_of_a_failing_completion_and_no_record(server, tmp_path):
 
 def test_the_table_shows_each_check(plan, drifts, evidence):
     evidence["completion"]["tokens"] = 0
-    text = report.checks_table(verification.judge(plan, drifts, evidence)["checks"])
+    text = report.checks_table(verification.judge(plan, drifts, evidence, {})["checks"])
     assert text.count("\n") == 9
     assert "FAILED      completion" in text or "FAILED  completion" in text
     assert report.plan_table(plan).count("RPC0[") == 2

@@ -1,18 +1,19 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Decides what has to be started anew."""
+"""Tells what an apply would do."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
-name: restarts
-short_description: Names the services of a cluster that have to be started anew
+name: changes
+short_description: Tells on which hosts something differs from the plan, and what has to be started anew
 version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - A service that does not run as planned is started anew.
   - llama-server does not reconnect, so the head is started anew with any of the workers that it uses.
+  - Of several hosts of one kind that lack a release, one builds it.
 options:
   _input:
     description: The plan.
@@ -26,26 +27,30 @@ positional: hostvars
 """
 
 EXAMPLES = r"""
-restarts: "{{ llama_planned.plan | llamacpp.cluster.restarts(hostvars) }}"
-# => {"localhost": ["llamacpp-worker-two", "llamacpp-server"]}
+llama_changes: "{{ llama_planned.plan | llamacpp.cluster.changes(hostvars) }}"
+# => {"restarts": {"localhost": ["llamacpp-worker-two", "llamacpp-server"]}, "behind": ["localhost"], "unreached": [],
+#     "builders": {}, "shared": []}
 """
 
 RETURN = r"""
 _value:
-  description: Host and the names of its services that have to be started anew.
+  description:
+    - C(restarts), host and names of services that have to be started anew; C(behind), hosts on which anything differs;
+      C(unreached), hosts that did not answer; C(builders), build and the host that builds it; C(shared), builds that other hosts get from it.
   type: dict
 """
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils import planning
 
 
-def restarts(plan, hostvars):
-    compared = {name: hostvars[name].get("llama_compared") or {} for name in plan["hosts"]}
-    return planning.restarts(plan, {name: found["drift"] for name, found in compared.items() if "drift" in found})
+def changes(plan, hostvars):
+    return planning.changes(
+        plan, {name: (hostvars[name].get("llama_compared") or {}).get("drift") for name in plan["hosts"]}
+    )
 
 
 class FilterModule:
     """Filters of the collection."""
 
     def filters(self):
-        return {"restarts": restarts}
+        return {"changes": changes}

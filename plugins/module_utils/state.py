@@ -1,0 +1,275 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How a host differs from its part of the plan, read on that host: from files, accounts and running processes."""
+
+from __future__ import annotations
+
+import errno
+import grp
+import os
+import pwd
+import socket
+import stat
+import sys
+from pathlib import Path
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils import building, firewall, host, links
+from ansible_collections.llamacpp.cluster.plugins.module_utils.commands import output
+
+HASHED_BYTES = 256 * 1024 * 1024
+"""Files that are larger are compared by size alone."""
+
+
+def _in_container(process: Path) -> bool:
+    """Whether a process belongs to a container of this host, whose programs may lie at the same path as ours."""
+    try:
+        return os.readlink(process / "ns" / "pid") != os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return False
+
+
+def processes(prefix: str) -> dict[int, list[str]]:
+    """Process → argv, of all whose program or script lies below the prefix.
+
+    macOS tells a command only as one line: there an argument that holds a space comes as two.
+    """
+    found = {}
+    if sys.platform == "darwin":
+        for line in output(["ps", "-axww", "-o", "pid=,command="]).splitlines():
+            number, command = line.split(None, 1)
+            if any(word.startswith(prefix + "/") for word in command.split(" ")[:2]):
+                found[int(number)] = command.split(" ")
+        return found
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                argv = (entry / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")[:-1]
+            except OSError:
+                continue
+            if any(word.startswith(prefix + "/") for word in argv[:2]) and not _in_container(entry):
+                found[int(entry.name)] = argv
+    return found
+
+
+def environment_of(process: int) -> dict[str, str] | None:
+    """Environment of a process, or None where it cannot be read."""
+    try:
+        text = Path(f"/proc/{process}/environ").read_bytes().decode("utf-8", "replace")
+    except OSError:
+        return None
+    return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
+
+
+def occupied(address: str, port: int) -> bool:
+    """Whether something listens there already."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as candidate:
+        candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            candidate.bind((address, port))
+        except PermissionError:
+            return False
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False
+
+
+def listeners(pids: list[int]) -> dict[int, set[int]]:
+    """Process → TCP ports on which it listens (Linux), as far as its file descriptors may be read."""
+    inodes: dict[str, int] = {}
+    if not os.path.exists("/proc/net/tcp"):
+        return {pid: set() for pid in pids}
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A":
+            inodes[f"socket:[{fields[9]}]"] = int(fields[1].split(":")[1], 16)
+    found: dict[int, set[int]] = {}
+    for pid in pids:
+        try:
+            links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
+        except OSError:
+            continue
+        found[pid] = {inodes[link] for link in links if link in inodes}
+    return found
+
+
+def listening_addresses(port: int) -> list[str]:
+    """Addresses on which this host listens on the port (Linux; empty elsewhere)."""
+    found = set()
+    for table, family in (("/proc/net/tcp", socket.AF_INET), ("/proc/net/tcp6", socket.AF_INET6)):
+        if os.path.exists(table):
+            for line in Path(table).read_text().splitlines()[1:]:
+                fields = line.split()
+                address, number = fields[1].split(":")
+                if fields[3] == "0A" and int(number, 16) == port:
+                    words = [
+                        int(address[start : start + 8], 16).to_bytes(4, sys.byteorder)
+                        for start in range(0, len(address), 8)
+                    ]
+                    found.add(socket.inet_ntop(family, b"".join(words)))
+    return sorted(found)
+
+
+def service_state(service: dict, running: dict[int, list[str]]) -> dict:
+    """How a planned service stands: ``running`` as planned, ``stopped``, ``foreign`` when something else has its port, or
+    ``different``: another command line or environment, or a head whose launcher waits for its workers."""
+    address, port = service["listens"].rsplit(":", 1)
+    programs = [pid for pid, argv in running.items() if argv == service["process"]]
+    services = [pid for pid, argv in running.items() if argv == service["argv"]]
+    own = programs or services or [pid for pid, ports in listeners(list(running)).items() if int(port) in ports]
+    if programs and services:
+        actual = environment_of(programs[0])
+        same = actual is None or all(actual.get(name) == value for name, value in service["environment"].items())
+        state = "running" if same else "different"
+    else:
+        state = "different" if own else "foreign" if occupied(address, int(port)) else "stopped"
+    return {"state": state, "pid": own[0] if own else None, "addresses": listening_addresses(int(port))}
+
+
+def _accounts(planned: list[dict]) -> list[str]:
+    found = []
+    for account in planned:
+        try:
+            pwd.getpwnam(account["name"])
+        except KeyError:
+            found.append(f"account {account['name']} is missing")
+            continue
+        lacking = [name for name in account["groups"] if account["name"] not in grp.getgrnam(name).gr_mem]
+        if lacking:
+            found.append(f"account {account['name']} is not in {', '.join(lacking)}")
+    return found
+
+
+def _folders(planned: list[dict]) -> list[str]:
+    found = []
+    for folder in planned:
+        try:
+            actual = os.stat(folder["path"])
+        except OSError:
+            found.append(f"folder {folder['path']} is missing")
+            continue
+        owner = folder["owner"]
+        mode = f"{stat.S_IMODE(actual.st_mode):04o}"
+        if mode != folder["mode"]:
+            found.append(f"folder {folder['path']} has mode {mode}, planned {folder['mode']}")
+        if owner and _name_of(actual.st_uid) != owner:
+            found.append(f"folder {folder['path']} belongs to {_name_of(actual.st_uid)}, planned {owner}")
+    return found
+
+
+def _name_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _changed_files(planned: list[dict]) -> list[str]:
+    """Paths of files that are not there or have other content. Of a very large one only the size is compared."""
+    found = []
+    for file in planned:
+        path = Path(file["path"])
+        if (
+            not path.is_file()
+            or path.stat().st_size != file["bytes"]
+            or (file["bytes"] <= HASHED_BYTES and building.sha256(path) != file["sha256"])
+        ):
+            found.append(file["path"])
+    return found
+
+
+def definition_path(planned: dict, service: str) -> Path:
+    ending = {"launchd": ".plist", "supervisor": ".conf"}.get(planned["service_manager"], ".service")
+    return Path(planned["units"]) / (service + ending)
+
+
+def _redefined(planned: dict) -> list[str]:
+    """Names of services whose definition is not there or is another."""
+    found = []
+    for service in planned["services"]:
+        try:
+            same = definition_path(planned, service["name"]).read_text() == service["definition"]
+        except OSError:
+            same = False
+        if not same:
+            found.append(service["name"])
+    return found
+
+
+def _not_at_boot(planned: dict) -> list[str]:
+    if not planned["service_manager"].startswith("systemd"):
+        return []
+    wants = Path(planned["units"]) / f"{'multi-user' if planned['scope'] == 'system' else 'default'}.target.wants"
+    return [
+        service["name"]
+        for service in planned["services"]
+        if not os.path.lexists(wants / definition_path(planned, service["name"]).name)
+    ]
+
+
+def _service_manager(planned: dict) -> list[str]:
+    """What the host's service manager lacks where the installation brings or sets it up itself."""
+    if planned["service_manager"] == "supervisor" and not host.supervisor(planned["prefix"])["running"]:
+        return ["supervisor does not run"]
+    if planned["service_manager"] == "systemd_user":
+        user = pwd.getpwuid(os.geteuid()).pw_name
+        if not os.path.exists("/var/lib/systemd/linger/" + user):
+            return [f"services of {user} end at logout"]
+    return []
+
+
+def _network(planned: dict) -> list[str]:
+    if planned["service_manager"] != "systemd":
+        return []
+    found = []
+    if firewall.differs(planned["firewall_manager"], planned["firewall"]):
+        found.append(f"rules of {planned['firewall_manager'] or 'a firewall that is not active'} are not as planned")
+    if links.managed(planned["links"]) or links.ours():
+        known = links.facts()
+        told = links.problems(planned["links"], known)
+        if told:
+            raise links.LinkError(" ".join(told))
+        if links.differs(planned["links"], known):
+            found.append("links are not as planned")
+    return found
+
+
+def drift(planned: dict) -> dict:
+    """What differs on this host from its part of the plan.
+
+    :param planned: ``plan["hosts"][name]``.
+    :returns: ``services`` (name → state, pid, addresses), ``defined`` (names of services that have a definition), ``stale``
+        (those of them that are not planned), ``missing_builds`` (ids of planned builds that are not installed or not intact),
+        ``changed_files`` (paths), ``redefined`` (names of services), ``differences`` (all that an apply would change, one sentence each).
+    """
+    running = processes(planned["prefix"])
+    services = {service["name"]: service_state(service, running) for service in planned["services"]}
+    defined = host.defined_services(planned["units"])
+    missing = [
+        build["id"]
+        for build in planned["builds"]
+        if not building.installed(Path(planned["prefix"]) / "releases" / build["id"])
+    ]
+    stale = sorted(set(defined) - set(services))
+    changed_files, redefined = _changed_files(planned["files"]), _redefined(planned)
+    differences = [
+        *_accounts(planned["accounts"]),
+        *_folders(planned["folders"]),
+        *(f"release {identity} is not installed" for identity in missing),
+        *(f"{path} is missing or has other content" for path in changed_files),
+        *(f"{name} is not defined as planned" for name in redefined),
+        *(f"{name} is not started at boot" for name in _not_at_boot(planned)),
+        *_service_manager(planned),
+        *_network(planned),
+        *(f"{name} is {service['state']}" for name, service in services.items() if service["state"] != "running"),
+        *(f"{name} is not planned any more" for name in stale),
+    ]
+    return {
+        "services": services,
+        "defined": defined,
+        "stale": stale,
+        "missing_builds": missing,
+        "changed_files": changed_files,
+        "redefined": redefined,
+        "differences": differences,
+    }

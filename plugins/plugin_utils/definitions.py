@@ -1,0 +1,77 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Definitions of services, written from the templates of the role llama_host as each service manager reads them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+
+from ansible.errors import AnsibleActionFail
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.inventory import ROLES
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+TEMPLATES = {
+    "systemd": "systemd.service.j2",
+    "systemd_user": "systemd.service.j2",
+    "supervisor": "supervisor.conf.j2",
+    "launchd": "launchd.plist.j2",
+}
+
+
+def _on_one_line(values: Iterable[str]) -> None:
+    for value in values:
+        if "\n" in value or "\0" in value:
+            raise AnsibleActionFail(
+                f"{value!r} is an argument or an environment variable of a service and holds a line break, which no service manager can express: "
+                "take it out of llama_server_extra_args, llama_server_environment or llama_worker_endpoints"
+            )
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+
+
+def systemd_command(words: list[str]) -> str:
+    """One line that systemd splits again into the same words."""
+    _on_one_line(words)
+    return " ".join('"' + _escaped(word).replace("$", "$$") + '"' for word in words)
+
+
+def systemd_environment(variables: dict[str, str]) -> str:
+    _on_one_line(variables.values())
+    return " ".join(f'"{name}={_escaped(value)}"' for name, value in sorted(variables.items()))
+
+
+def supervisor_command(words: list[str]) -> str:
+    """One line that supervisor splits again into the same words."""
+    _on_one_line(words)
+    return " ".join(shlex.quote(word).replace("%", "%%") for word in words)
+
+
+def supervisor_environment(variables: dict[str, str]) -> str:
+    _on_one_line(variables.values())
+    return ",".join(f'{name}="{_escaped(value)}"' for name, value in sorted(variables.items()))
+
+
+def definition(host: dict, service: dict) -> str:
+    """The definition of a service.
+
+    :param host: ``plan["hosts"][name]``.
+    :param service: one of its services.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(ROLES / "llama_host" / "templates"),
+        trim_blocks=True,
+        keep_trailing_newline=True,
+        undefined=StrictUndefined,
+        autoescape=host["service_manager"] == "launchd",
+    )
+    environment.filters.update(
+        systemd_command=systemd_command,
+        systemd_environment=systemd_environment,
+        supervisor_command=supervisor_command,
+        supervisor_environment=supervisor_environment,
+    )
+    return environment.get_template(TEMPLATES[host["service_manager"]]).render(host=host, service=service)

@@ -1,0 +1,237 @@
+"""How a host differs from its plan: real processes, and an installation in which one thing after the other is not as planned."""
+
+import hashlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils import links, state
+
+
+@pytest.fixture
+def installation(tmp_path):
+    """A prefix with a program that listens on the port that it is given."""
+    program = tmp_path / "bin" / "listener"
+    program.parent.mkdir()
+    program.write_text(
+        f"#!{sys.executable}\nimport socket, sys, time\ns = socket.create_server(('127.0.0.1', int(sys.argv[1])))\nprint(1, flush=True)\ntime.sleep(60)\n"
+    )
+    program.chmod(0o755)
+    started = []
+
+    def start(port, **environment):
+        process = subprocess.Popen(
+            [sys.executable, str(program), str(port)], stdout=subprocess.PIPE, env={**os.environ, **environment}
+        )
+        process.stdout.readline()
+        started.append(process)
+        return process
+
+    yield tmp_path, program, start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def service(program, port, **environment):
+    argv = [sys.executable, str(program), str(port)]
+    return {
+        "name": "llamacpp-x",
+        "argv": argv,
+        "process": argv,
+        "environment": environment,
+        "listens": f"127.0.0.1:{port}",
+    }
+
+
+def judged(prefix, planned):
+    return state.service_state(planned, state.processes(str(prefix)))
+
+
+def test_a_service_that_runs_as_planned(installation):
+    prefix, program, start = installation
+    port = free_port()
+    process = start(port, LLAMA_X="1")
+    assert judged(prefix, service(program, port, LLAMA_X="1")) == {
+        "state": "running",
+        "pid": process.pid,
+        "addresses": ["127.0.0.1"],
+    }
+
+
+def test_a_service_with_another_environment_is_different(installation):
+    prefix, program, start = installation
+    port = free_port()
+    start(port, LLAMA_X="1")
+    assert judged(prefix, service(program, port, LLAMA_X="2"))["state"] == "different"
+
+
+def test_a_service_with_another_command_line_on_the_port_is_different(installation):
+    prefix, program, start = installation
+    port = free_port()
+    start(port)
+    planned = service(program, port)
+    planned["argv"] = planned["process"] = [*planned["argv"], "-c"]
+    assert judged(prefix, planned)["state"] == "different"
+
+
+def test_a_head_without_its_launcher_is_different(installation):
+    prefix, program, start = installation
+    port = free_port()
+    start(port)
+    planned = service(program, port)
+    planned["argv"] = ["/usr/bin/python3", f"{prefix}/runtime.py", "--", *planned["process"]]
+    assert judged(prefix, planned)["state"] == "different"
+
+
+def test_a_launcher_that_waits_for_its_workers_is_different(installation):
+    prefix, program, start = installation
+    launcher = start(free_port())
+    planned = service(program, free_port())
+    planned["argv"] = list(launcher.args)
+    assert judged(prefix, planned) == {"state": "different", "pid": launcher.pid, "addresses": []}
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="only root can make a process namespace")
+def test_a_process_of_a_container_is_not_ours(installation):
+    prefix, program, start = installation
+    port = free_port()
+    process = subprocess.Popen(
+        ["unshare", "--pid", "--fork", "--kill-child", sys.executable, str(program), str(port)], stdout=subprocess.PIPE
+    )
+    try:
+        process.stdout.readline()
+        assert judged(prefix, service(program, port))["state"] == "foreign"
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    start(port)
+    assert judged(prefix, service(program, port))["state"] == "running"
+
+
+def test_a_stopped_service(installation):
+    prefix, program, _start = installation
+    assert judged(prefix, service(program, free_port()))["state"] == "stopped"
+
+
+def test_a_port_that_something_else_has(installation):
+    prefix, program, _start = installation
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        assert judged(prefix, service(program, other.getsockname()[1]))["state"] == "foreign"
+
+
+def test_addresses_of_a_listener():
+    with socket.create_server(("0.0.0.0", 0)) as everywhere:
+        assert state.listening_addresses(everywhere.getsockname()[1]) == ["0.0.0.0"]
+
+
+@pytest.fixture
+def planned(tmp_path):
+    """An installation of a user that is as planned, apart from its process, which does not run."""
+    units = tmp_path / "services"
+    prefix = tmp_path / "prefix"
+    release = prefix / "releases" / "here"
+    units.mkdir()
+    (release / "bin").mkdir(parents=True)
+    (release / "bin" / "worker").write_text("program")
+    digest = hashlib.sha256(b"program").hexdigest()
+    (release / "manifest.json").write_text(json.dumps({"files": {"bin/worker": digest}}))
+    (prefix / "model").write_text("model")
+    (units / "llamacpp-x.conf").write_text("defined")
+    prefix.chmod(0o755)
+    return {
+        "scope": "user",
+        "prefix": str(prefix),
+        "units": str(units),
+        "service_manager": "supervisor",
+        "accounts": [],
+        "folders": [{"path": str(prefix), "owner": None, "mode": "0755"}],
+        "files": [{"path": f"{prefix}/model", "bytes": 5, "sha256": hashlib.sha256(b"model").hexdigest()}],
+        "builds": [{"id": "here"}],
+        "services": [{**service(prefix / "x", free_port()), "definition": "defined"}],
+        "firewall": [],
+        "firewall_manager": None,
+        "links": [],
+    }
+
+
+STOPPED = ["supervisor does not run", "llamacpp-x is stopped"]
+
+
+def test_only_what_does_not_run_differs(planned):
+    found = state.drift(planned)
+    assert found["differences"] == STOPPED
+    assert {key: found[key] for key in ("stale", "missing_builds", "changed_files", "redefined")} == {
+        "stale": [],
+        "missing_builds": [],
+        "changed_files": [],
+        "redefined": [],
+    }
+
+
+@pytest.mark.parametrize(
+    "spoil, said",
+    [
+        (
+            lambda host, prefix: host["accounts"].append({"name": "no-such-account", "groups": []}),
+            "account no-such-account is missing",
+        ),
+        (
+            lambda host, prefix: host["accounts"].append({"name": "nobody", "groups": ["video"]}),
+            "account nobody is not in video",
+        ),
+        (
+            lambda host, prefix: host["folders"].append({"path": "/no/such", "owner": None, "mode": "0755"}),
+            "folder /no/such is missing",
+        ),
+        (lambda host, prefix: prefix.chmod(0o700), "has mode 0700, planned 0755"),
+        (lambda host, prefix: host["folders"][0].update(owner="nobody"), "planned nobody"),
+        (
+            lambda host, prefix: (prefix / "releases/here/bin/worker").write_text("other"),
+            "release here is not installed",
+        ),
+        (lambda host, prefix: host["builds"].append({"id": "gone"}), "release gone is not installed"),
+        (lambda host, prefix: (prefix / "model").write_text("other"), "model is missing or has other content"),
+        (lambda host, prefix: (prefix / "model").unlink(), "model is missing or has other content"),
+        (lambda host, prefix: host["services"][0].update(definition="another"), "llamacpp-x is not defined as planned"),
+        (lambda host, prefix: host["services"].clear(), "llamacpp-x is not planned any more"),
+    ],
+)
+def test_each_difference_is_found(planned, tmp_path, spoil, said):
+    spoil(planned, tmp_path / "prefix")
+    assert any(said in difference for difference in state.drift(planned)["differences"])
+
+
+def test_a_unit_that_is_not_started_at_boot(planned, monkeypatch):
+    monkeypatch.setattr(state.firewall, "differs", lambda manager, rules: False)
+    planned.update(service_manager="systemd", scope="system")
+    assert "llamacpp-x is not started at boot" in state.drift(planned)["differences"]
+
+
+def test_a_firewall_and_links_that_differ(planned, monkeypatch):
+    planned.update(service_manager="systemd", links=[{"interface": "eth1", "address": "192.0.2.1/24", "manage": True}])
+    monkeypatch.setattr(state.firewall, "differs", lambda manager, rules: True)
+    monkeypatch.setattr(state.links, "problems", lambda wanted, known: [])
+    monkeypatch.setattr(state.links, "differs", lambda wanted, known: True)
+    found = state.drift(planned)["differences"]
+    assert "rules of a firewall that is not active are not as planned" in found
+    assert "links are not as planned" in found
+
+
+def test_a_link_that_must_not_be_touched_stops_before_anything_is_changed(planned, monkeypatch):
+    planned.update(service_manager="systemd", links=[{"interface": "eth0", "address": "192.0.2.1/24", "manage": True}])
+    monkeypatch.setattr(state.firewall, "differs", lambda manager, rules: False)
+    monkeypatch.setattr(state.links, "problems", lambda wanted, known: ["eth0 carries the connection"])
+    with pytest.raises(links.LinkError, match="carries the connection"):
+        state.drift(planned)
