@@ -11,8 +11,10 @@ PLAYBOOK := $(VENV)/bin/ansible-playbook
 BIN := $(CURDIR)/$(VENV)/bin
 SANITY := $(VENV)/sanity
 ARGS ?=
+SCENARIO ?= default
+ACTION ?= test
 
-.PHONY: help venv dev demo down plan build docs lint sanity unit integration test test-full
+.PHONY: help venv dev demo down plan build docs lint sanity unit integration molecule test test-full
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,7 +74,10 @@ unit: dev ## Run the unit tests
 integration: dev ## Run the playbooks on real llama.cpp
 	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -v --timeout 1800 tests/integration
 
-test: lint sanity unit integration ## Run all tests
+molecule: dev ## Run SCENARIO on containers with systemd; ACTION is test, converge, verify, destroy, ...
+	@$(VENV)/bin/python molecule/run.py $(SCENARIO) $(ACTION)
+
+test: lint sanity unit integration molecule ## Run all tests
 
 test-full: test ## Run all tests and the benchmarks
 	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/python tests/benchmarks/first_run.py

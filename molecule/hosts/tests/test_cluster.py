@@ -1,0 +1,116 @@
+"""The cluster as it stands on its hosts: services, ports from every side, and the answer."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import testinfra
+import yaml
+
+WORK = Path(os.environ["LLAMA_TEST_WORK"])
+INVENTORY = Path(os.environ["MOLECULE_SCENARIO_DIRECTORY"]) / "inventory" / "hosts.yml"
+HOSTS = yaml.safe_load(INVENTORY.read_text())["test_hosts"]["hosts"]
+PLAN = json.loads((WORK / "plan.json").read_text())
+SERVICES = [(name, service) for name, host in PLAN["hosts"].items() for service in host["services"]]
+PORTS = [
+    (name, rule["address"], rule["port"], kind)
+    for name, host in PLAN["hosts"].items()
+    for rule, kind in zip(host["firewall"], ["worker", "staging"] * len(host["workers"]))
+]
+WORST_EXPOSURE = 20
+"""As systemd-analyze security --threshold takes it: 2.0."""
+
+KNOCK = """
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], int(sys.argv[2])), 1.5).close()
+    print("open")
+except ConnectionRefusedError:
+    print("refused")
+except OSError:
+    print("closed")
+"""
+LISTEN = """
+import socket, sys
+server = socket.create_server((sys.argv[1], int(sys.argv[2])))
+print("listening", flush=True)
+server.settimeout(30)
+try:
+    while True:
+        server.accept()[0].close()
+except OSError:
+    pass
+"""
+
+
+def on(name):
+    return testinfra.get_host(
+        f"ssh://root@{HOSTS[name]['test_addresses'][0]}",
+        ssh_identity_file=str(WORK / "key"),
+        ssh_extra_args="-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR",
+    )
+
+
+def knock(name, address, port):
+    return on(name).check_output("python3 -c %s %s %s", KNOCK, address, str(port))
+
+
+@pytest.mark.parametrize(
+    "name, service", SERVICES, ids=lambda value: value if isinstance(value, str) else value["name"]
+)
+def test_service_runs_at_boot_as_its_own_user(name, service):
+    unit = on(name).service(service["name"])
+    assert unit.is_running
+    assert unit.is_enabled
+    process = on(name).check_output("systemctl show --property=MainPID --value %s", service["name"])
+    assert on(name).check_output("ps -o user= -p %s", process).strip() == "llamacpp"
+
+
+@pytest.mark.parametrize(
+    "name, service", SERVICES, ids=lambda value: value if isinstance(value, str) else value["name"]
+)
+def test_service_is_locked_in(name, service):
+    judged = on(name).run(
+        "systemd-analyze security --no-pager --threshold=%s %s", str(WORST_EXPOSURE), service["name"] + ".service"
+    )
+    assert judged.rc == 0, judged.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", list(PLAN["hosts"]))
+def test_processes_are_those_of_the_plan(name):
+    running = on(name).check_output("cat /proc/[0-9]*/cmdline | tr '\\0' '\\n'")
+    for service in PLAN["hosts"][name]["services"]:
+        assert "\n".join(service["process"]) in running
+
+
+@pytest.mark.parametrize("name", list(PLAN["hosts"]))
+def test_nothing_of_ours_listens_everywhere(name):
+    listening = on(name).check_output("ss -Hltn").split("\n")
+    ports = {f":{rule['port']}" for rule in PLAN["hosts"][name]["firewall"]} | {f":{PLAN['head']['port']}"}
+    for line in listening:
+        local = line.split()[3]
+        if any(local.endswith(port) for port in ports):
+            assert not local.startswith(("0.0.0.0", "*", "[::]")), line
+
+
+@pytest.mark.parametrize("name, address, port, kind", PORTS)
+def test_port_is_open_to_the_head_alone(name, address, port, kind):
+    """On a staging port something has to listen, so that it is the firewall that closes it."""
+    firewalled = PLAN["hosts"][name]["firewall_manager"]
+    if kind == "staging":
+        on(name).run_test("setsid -f timeout 30 python3 -c %s %s %s >/dev/null 2>&1", LISTEN, address, str(port))
+    others = [other for other in ("outsider", *PLAN["hosts"]) if other not in (name, PLAN["head"]["host"])]
+    if kind == "worker" or firewalled:
+        assert {other: knock(other, address, port) for other in others} == dict.fromkeys(others, "closed")
+    if kind == "staging":
+        assert knock(PLAN["head"]["host"], address, port) == "open"
+
+
+def test_the_answer():
+    body = json.dumps({"prompt": "", "temperature": 0})
+    said = json.loads(
+        on(PLAN["head"]["host"]).check_output("curl -s %s/v1/completions -d %s", PLAN["head"]["url"], body)
+    )
+    assert said["choices"][0]["text"].strip().startswith("every layer of this model lives on some worker")
+    assert said["choices"][0]["text"].strip().endswith("all of them computed it right")
