@@ -89,21 +89,24 @@ def leave() -> None:
     KEEPER.unlink(missing_ok=True)
 
 
-def molecule(step: str, scenario: str) -> float:
-    """Seconds that a step took; a failed one ends this program, leaving the hosts up to look at."""
-    bin_folder = ROOT / ".venv" / "bin"
-    environment = {
+def environment(scenario: str) -> dict[str, str]:
+    """For everything that is run: our programs, collections and caches."""
+    return {
         **os.environ,
-        "PATH": f"{bin_folder}:{os.environ['PATH']}",
+        "PATH": f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT / ".venv" / "collections"),
         "ANSIBLE_HOME": str(ROOT / ".venv" / "ansible"),
         "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".venv" / "collections"),
         "LLAMA_TEST_WORK": str(WORK / scenario),
         "XDG_CACHE_HOME": str(WORK / scenario / "controller"),
     }
+
+
+def molecule(step: str, scenario: str) -> float:
+    """Seconds that a step took; a failed one ends this program, leaving the hosts up to look at."""
     started = time.monotonic()
     command = [*enter(), "molecule", step.replace("_", "-"), "--scenario-name", scenario, "--no-command-borders"]
-    status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+    status = subprocess.run(command, cwd=ROOT, env=environment(scenario), check=False).returncode
     if status:
         sys.exit(f"molecule {step} of scenario {scenario} failed with status {status}. The hosts are still up.")
     return round(time.monotonic() - started, 1)

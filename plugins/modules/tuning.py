@@ -1,0 +1,102 @@
+#!/usr/bin/python
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: tuning
+short_description: Sets parameters on the kernel's command line, and the profile of tuned
+version_added: 0.1.0
+author: llamacpp.cluster contributors (@llamacpp-cluster)
+description:
+  - Sets kernel parameters by the distribution's own mechanism. That is C(grubby) where it is installed, C(/etc/kernel/cmdline) with
+    C(reinstall-kernels), C(mkinitcpio) or C(kernel-install), or a file in C(/etc/default/grub.d) with C(update-grub).
+  - What was set before and is no longer asked for is taken back, so no parameters leave nothing behind. What others have set stays as it is.
+  - Never restarts the host.
+  - Changes nothing and fails if the mechanism is not known, or if a parameter has another value in a file of the operator, be it for the command
+    line or for modprobe.
+notes:
+  - Needs root on the host.
+  - What is ours is recorded in C(/var/lib/llamacpp-kernel-parameters), or is the file in C(/etc/default/grub.d).
+attributes:
+  check_mode:
+    support: full
+    description: Tells what would be changed.
+  diff_mode:
+    support: full
+    description: Shows the record, the command lines that are edited, and the profile if it changes.
+options:
+  parameters:
+    description: Name and value of each parameter.
+    type: dict
+    required: true
+  profile:
+    description: Profile that C(tuned) is to have, where it runs. Without it, C(tuned) stays as it is.
+    type: str
+    default: ''
+"""
+
+EXAMPLES = r"""
+- name: Lend 124 GiB to the graphics
+  llamacpp.cluster.tuning:
+    parameters:
+      amdgpu.gttsize: "126976"
+      ttm.pages_limit: "32505856"
+    profile: accelerator-performance
+
+- name: Take back what was set
+  llamacpp.cluster.tuning:
+    parameters: {}
+"""
+
+RETURN = r"""
+mechanism:
+  description: What makes the command line, V(grubby), V(kernel-install) or V(grub); null where that was not needed.
+  returned: success
+  type: str
+  sample: grub
+reboot_needed:
+  description: Whether the running kernel lacks a parameter, or still has one that was taken back.
+  returned: success
+  type: bool
+msg:
+  description: What the host waits for, in a sentence, or why nothing was changed.
+  returned: always
+  type: str
+  sample: reboot needed for amdgpu.gttsize=126976 ttm.pages_limit=32505856
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llamacpp.cluster.plugins.module_utils import tuning
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "parameters": {"type": "dict", "required": True},
+            "profile": {"type": "str", "default": ""},
+        },
+        supports_check_mode=True,
+    )
+    wanted = {name: str(value) for name, value in module.params["parameters"].items()}
+    try:
+        done = tuning.apply(wanted, module.params["profile"], module.check_mode)
+    except (tuning.TuningError, OSError) as error:
+        module.fail_json(msg=str(error))
+    waiting = done["waiting"]
+    new = [pair for pair in waiting if wanted.get(pair.split("=")[0]) == pair.split("=", 1)[1]]
+    gone = [pair for pair in waiting if pair not in new]
+    told = [f"for {' '.join(new)}"] * bool(new) + [f"to be rid of {' '.join(gone)}"] * bool(gone)
+    module.exit_json(
+        changed=done["before"] != done["after"],
+        diff={"before": done["before"], "after": done["after"]},
+        mechanism=done["mechanism"],
+        reboot_needed=bool(waiting),
+        msg=f"reboot needed {' and '.join(told)}" if told else "The kernel runs with what is set.",
+    )
+
+
+if __name__ == "__main__":
+    main()
