@@ -77,7 +77,11 @@ integration: dev ## Run the playbooks on real llama.cpp
 molecule: dev ## Run SCENARIO on containers with systemd; ACTION is test, converge, verify, destroy, ...
 	@$(VENV)/bin/python molecule/run.py $(SCENARIO) $(ACTION)
 
-test: lint sanity unit integration molecule ## Run all tests
+test: lint sanity unit integration ## Run all tests; the scenario default as root only
+	@if [ "$$(id -u)" = 0 ]; then $(MAKE) --no-print-directory molecule SCENARIO=default ACTION=test; \
+	else echo "Not run: molecule, whose containers need root. Run: sudo make molecule"; fi
 
-test-full: test ## Run all tests and the benchmarks
+test-full: test ## Run all tests, the scenario source and the benchmarks
+	@$(MAKE) --no-print-directory molecule SCENARIO=source ACTION=test
+	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/python tests/benchmarks/no_change_run.py
 	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/python tests/benchmarks/first_run.py

@@ -1,10 +1,10 @@
 #!/bin/sh
 # Prints what a cluster could leave behind on a host: files that no package owns, accounts, enabled units, rules and addresses.
-# Left out is what packages and the container runtime write: alternatives, the linker's cache, hosts and resolv.conf.
+# Left out is what packages and the container runtime write: alternatives, fonts, the linker's cache, hosts and resolv.conf.
 export LC_ALL=C SYSTEMD_COLORS=0
 dpkg-query -L $(dpkg-query -W -f '${binary:Package}\n') 2>/dev/null | sort -u >/tmp/owned
 find /etc /opt /usr/local /srv /root /home /var/lib/systemd/linger /var/spool -xdev \( -type f -o -type l -o -type d \) \
-  ! -path '/root/.ansible*' ! -path '/etc/alternatives/*' ! -path /etc/ld.so.cache ! -path /etc/hosts ! -path /etc/resolv.conf \
+  ! -path '/root/.ansible*' ! -path '/etc/alternatives/*' ! -path '/etc/fonts/*' ! -path /usr/local/share/fonts ! -path /etc/ld.so.cache ! -path /etc/hosts ! -path /etc/resolv.conf \
   ! -name '*.pyc' ! -name '*-' | sort | comm -23 - /tmp/owned |
   while read -r name; do
     stat -c '%A %U %G %N' "$name"

@@ -25,18 +25,17 @@ RUNTIME_FILES = [RUNTIME, RUNTIME.with_name("rpc.py")]
 def complete(plan: dict) -> None:
     """Adds to a plan what has to be written on each host: definitions of services, the runtime and the known-answer model."""
     for host in plan["hosts"].values():
-        host["files"] = []
+        host["files"] = [
+            {"path": f"{host['runtime']}/{path.name}", "bytes": path.stat().st_size, "sha256": building.sha256(path)}
+            for path in RUNTIME_FILES
+            if host["runtime"]
+        ]
         for service in host["services"]:
             service["definition"] = definitions.definition(host, service)
     head, model = plan["head"], plan["model"]
-    files = plan["hosts"][head["host"]]["files"]
-    for path in RUNTIME_FILES:
-        files.append(
-            {"path": f"{head['runtime']}/{path.name}", "bytes": path.stat().st_size, "sha256": building.sha256(path)}
-        )
     if model["known_answer"]:
         size = (model["known_answer"][key] for key in ("layers", "width", "type"))
-        files.append({"path": model["path"], **sources.known_answer_model(*size)[1]})
+        plan["hosts"][head["host"]]["files"].append({"path": model["path"], **sources.known_answer_model(*size)[1]})
 
 
 def keep_facts(plan: dict, hosts: dict) -> str:
@@ -70,7 +69,7 @@ class ActionModule(ActionBase):
         for host in hosts.values():
             host["facts"] = workers.known(host["facts"], host["variables"]["llama_hardware"])
         digest = hashlib.sha256(b"".join(path.read_bytes() for path in RUNTIME_FILES)).hexdigest()[:12]
-        plan = planning.make(cluster, hosts, (arguments["model"] or {}).get("summary"), inventory.packages(), digest)
+        plan = planning.make(cluster, hosts, arguments["model"] or {}, inventory.packages(), digest)
         if not plan["refused"]:
             complete(plan)
             kept = keep_facts(plan, hosts)

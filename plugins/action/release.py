@@ -41,7 +41,7 @@ class ActionModule(ActionBase):
             cache, identity = arguments["cache"], arguments["build"]["id"]
             kept = sources.packed_release(identity)
             if kept.exists():
-                arguments["received"] = self._copy(kept, building.packed_path(cache, identity), task_vars)
+                arguments["received"] = self._copy(kept, f"{cache}/sources/{kept.name}", task_vars)
                 found = self._execute_module(module_args=arguments, task_vars=task_vars)
             elif arguments.get("built_by"):
                 raise AnsibleActionFail(
@@ -67,9 +67,11 @@ class ActionModule(ActionBase):
         if kept.exists():
             return
         packed = self._execute_module(module_args={**arguments, "state": "packed"}, task_vars=task_vars)
-        result = packed if packed.get("failed") else copying.fetch(self, task_vars, packed["path"], str(kept))
+        partial = kept.with_name(kept.name + ".new")
+        result = packed if packed.get("failed") else copying.fetch(self, task_vars, packed["path"], str(partial))
         if result.get("failed"):
             raise AnsibleActionFail(f"{kept.name} could not be brought to the controller: {result.get('msg')}")
+        partial.replace(kept)
 
     def _build(self, arguments: dict, task_vars: dict) -> dict:
         """Runs the module in the background and shows its log's last step until it ends."""

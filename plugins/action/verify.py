@@ -41,17 +41,17 @@ class ActionModule(ActionBase):
         patience = plan["head"]["start_timeout"] if verification.may_become_healthy(plan, drifts) else 0
         exposed = [
             worker["endpoint"]
-            for host in plan["hosts"].values()
+            for name, host in plan["hosts"].items()
             for worker in host["workers"]
-            if not worker["endpoint"].startswith("127.")
+            if worker["endpoint"].split(":")[0] == task_vars["hostvars"][name].get("ansible_host", name)
         ]
         with ThreadPoolExecutor(max(1, len(exposed))) as threads:
-            knocking = threads.map(verification.knock_at, exposed)
+            knocking = threads.map(verification.knock, exposed)
             found = self._collect(arguments, plan, patience, task_vars)
             knocks = dict(zip(exposed, knocking))
         if "evidence" not in found:
             return found
-        drifts[plan["head"]["host"]] = found["evidence"]["drift"]
+        drifts[plan["head"]["host"]] = found["evidence"].get("drift") or drifts[plan["head"]["host"]]
         judged = verification.judge(plan, drifts, found["evidence"], knocks)
         if path:
             Path(path).write_text(json.dumps(judged, indent=2) + "\n")

@@ -19,33 +19,40 @@ options:
     description: The plan.
     type: dict
     required: true
+  reached:
+    description: Names of the hosts that are still in the play.
+    type: list
+    elements: str
+    required: true
   hostvars:
     description: Variables of all hosts, of which C(llama_compared) holds what P(llamacpp.cluster.host_info#module) returned.
     type: dict
     required: true
-positional: hostvars
+positional: hostvars, reached
 """
 
 EXAMPLES = r"""
-llama_changes: "{{ llama_planned.plan | llamacpp.cluster.changes(hostvars) }}"
+llama_changes: "{{ llama_planned.plan | llamacpp.cluster.changes(hostvars, ansible_play_hosts) }}"
 # => {"restarts": {"localhost": ["llamacpp-worker-two", "llamacpp-server"]}, "behind": ["localhost"], "unreached": [],
-#     "builders": {}, "shared": []}
+#     "builders": {}, "shared": [], "compiled": []}
 """
 
 RETURN = r"""
 _value:
   description:
     - C(restarts), host and names of services that have to be started anew; C(behind), hosts on which anything differs;
-      C(unreached), hosts that did not answer; C(builders), build and the host that builds it; C(shared), builds that other hosts get from it.
+      C(unreached), hosts that did not answer; C(builders), build and the host that builds or has it; C(shared), builds that other hosts
+      get from it; C(compiled), builds that no host has yet.
   type: dict
 """
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils import planning
 
 
-def changes(plan, hostvars):
+def changes(plan, hostvars, reached):
+    compared = {name: hostvars[name].get("llama_compared") or {} for name in plan["hosts"]}
     return planning.changes(
-        plan, {name: (hostvars[name].get("llama_compared") or {}).get("drift") for name in plan["hosts"]}
+        plan, {name: found.get("drift") if name in reached else None for name, found in compared.items()}
     )
 
 

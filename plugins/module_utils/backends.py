@@ -31,9 +31,9 @@ _DEVICE_NAMES = {"cpu": "CPU", "vulkan": "Vulkan{}", "hip": "ROCm{}", "cuda": "C
 _TOOLS = {"vulkan": ["glslc"], "hip": ["hipconfig"], "cuda": ["nvcc"]}
 
 _DEVICE_FILES = {
-    "vulkan": ["char-drm", "char-nvidia-frontend", "char-nvidia-uvm"],
+    "vulkan": ["char-drm", "char-nvidia*"],
     "hip": ["char-drm", "/dev/kfd"],
-    "cuda": ["char-nvidia-frontend", "char-nvidia-uvm", "char-nvidia-caps"],
+    "cuda": ["char-nvidia*"],
 }
 """Backend → what systemd must let a service open, as DeviceAllow takes it."""
 

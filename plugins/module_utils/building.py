@@ -195,6 +195,8 @@ class Builder(Installer):
             "HOME": str(self.work),
             "LC_ALL": "C",
             "CCACHE_DIR": str(self.cache / "ccache"),
+            "CCACHE_BASEDIR": str(self.work),
+            "CCACHE_NOHASHDIR": "true",
             **self.build["environment"],
         }
         with self.log.open("ab") as log:

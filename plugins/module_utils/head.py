@@ -10,6 +10,14 @@ import ipaddress
 from ansible_collections.llamacpp.cluster.plugins.module_utils import known_answer, placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.refusal import Refusal
 
+PRIVATE_FOLDERS = ("/tmp/", "/var/tmp/")
+"""The unit has its own ones (PrivateTmp)."""
+
+SERVICE = "llamacpp-server"
+KEYS = "api-keys"
+CREDENTIALS = "/run/credentials/{service}.service/"
+"""Where systemd puts what LoadCredential names, for the service alone."""
+
 
 def check(name: str, head: dict) -> None:
     """Refuses settings of the server that cannot be."""
@@ -36,7 +44,7 @@ def planned(
     address, port = variables["llama_server_host"], variables["llama_server_port"]
     url = f"http://{'127.0.0.1' if address == '0.0.0.0' else address}:{port}"
     runtime = f"{prefix}/runtime/{runtime_id}"
-    launcher = [head["facts"]["python"], runtime + "/runtime.py", "--url", url, "--state", prefix + "/state"]
+    launcher = [head["facts"]["python"], runtime + "/runtime.py", "head", "--url", url, "--state", prefix + "/state"]
     launcher += ["--protocol", release["protocol"]] if release["protocol"] else []
     for worker in used:
         launcher += ["--worker", worker["endpoint"]]
@@ -93,12 +101,17 @@ def argv_of(head: dict, release: dict, model: dict, used: list[dict], units: lis
     if not variables["llama_server_warmup"]:
         argv.append("--no-warmup")
     if variables["llama_server_api_key_file"]:
-        argv += ["--api-key-file", variables["llama_server_api_key_file"]]
+        argv += ["--api-key-file", key_path(head["facts"], variables["llama_server_api_key_file"])]
     if "fit" in able["server_flags"]:
         argv += ["--fit", "off"]
     if "load-mode" in able["server_flags"]:
         argv += ["--log-verbosity", "4"]
     return argv + variables["llama_server_extra_args"]
+
+
+def key_path(facts: dict, path: str) -> str:
+    """Where the service finds the API keys: systemd hands them over, so that the file itself may be root's alone."""
+    return CREDENTIALS.format(service=SERVICE) + KEYS if facts["service_manager"] == "systemd" else path
 
 
 def load_mode_arguments(wanted: str | None, able: dict, ref: str) -> list[str]:
@@ -121,8 +134,11 @@ def context_of(variables: dict, summary: dict) -> int:
     return min(variables["llama_server_context"], summary["context"])
 
 
-def model_of(variables: dict, summary: dict | None, models: str) -> dict:
-    """Path and summary of the model that the head serves."""
+def model_of(variables: dict, found: dict, facts: dict) -> dict:
+    """Path and summary of the model that the head serves.
+
+    :param found: what gguf_info found at ``llama_model_path``: ``summary``, and ``closed``, what keeps the service from reading it.
+    """
     path, wanted = variables["llama_model_path"], variables["llama_model_known_answer"]
     if bool(path) == bool(wanted is not None):
         raise Refusal(
@@ -130,17 +146,26 @@ def model_of(variables: dict, summary: dict | None, models: str) -> dict:
             + ("both are set" if path else "none is set")
         )
     if path:
-        if summary is None:
+        if "summary" not in found:
             raise Refusal(
                 f"llama_model_path is {path!r}, and nothing is known of that file: planning needs the head to be reachable"
             )
-        return {"path": path, "known_answer": None, "summary": summary}
+        if facts["scope"] == "system" and found.get("closed"):
+            raise Refusal(
+                f"llama_model_path is {path!r}, and {found['closed']} is closed to the account llamacpp, which serves it: open it with "
+                f"chmod o+rX {found['closed']}, or move the model to /srv"
+            )
+        if facts["service_manager"] == "systemd" and path.startswith(PRIVATE_FOLDERS):
+            raise Refusal(
+                f"llama_model_path is {path!r}: services do not see {path.split('/')[1]} of the host; move the model to /srv"
+            )
+        return {"path": path, "known_answer": None, "summary": found["summary"]}
     size = {"layers": wanted["layers"], "width": wanted["width"], "type": wanted["type"]}
     problem = known_answer.problem(size["layers"], size["width"], size["type"])
     if problem:
         raise Refusal(f"llama_model_known_answer asks for a model that cannot be made: {problem}")
     return {
-        "path": f"{models}/{known_answer.file_name(size['layers'], size['width'], size['type'])}",
+        "path": f"{facts['prefix']}/models/{known_answer.file_name(size['layers'], size['width'], size['type'])}",
         "known_answer": size,
         "summary": known_answer.summary(size["layers"], size["width"], size["type"]),
     }

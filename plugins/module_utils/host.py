@@ -23,6 +23,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils import firewall
 from ansible_collections.llamacpp.cluster.plugins.module_utils.commands import output
 
 MIB = 1024 * 1024
+DEFINITION_ENDINGS = {".service", ".conf", ".plist"}
+DEFINITION_MARK = "Written by llamacpp.cluster"
+"""Stands in the first lines of every definition of a service."""
 KEPT_FACTS = "facts.json"
 """File below the prefix of the head with the facts from which the last plan was made."""
 MINIMUM_PYTHON = (3, 9)
@@ -170,6 +173,23 @@ def readable_by_all(path: str) -> bool:
     return True
 
 
+def closed_to(account: str, path: str) -> str | None:
+    """The first part of a file's path that an account may not pass or read, or None. An account that is not there yet is everybody."""
+    try:
+        user = pwd.getpwnam(account)
+        groups = {user.pw_gid, *(group.gr_gid for group in grp.getgrall() if account in group.gr_mem)}
+    except KeyError:
+        user, groups = None, set()
+    real = Path(os.path.realpath(path))
+    for part in [*reversed(Path(path).parents), *reversed(real.parents), real]:
+        found = part.stat()
+        owned = user is not None and found.st_uid == user.pw_uid
+        shift = 6 if owned else 3 if found.st_gid in groups else 0
+        if not found.st_mode >> shift & (1 if stat.S_ISDIR(found.st_mode) else 4):
+            return str(part)
+    return None
+
+
 def python(scope: str) -> str | None:
     """An interpreter that the services can use."""
     for candidate in ("/usr/bin/python3", "/usr/local/bin/python3", "/opt/homebrew/bin/python3", sys.executable):
@@ -245,9 +265,14 @@ def kept_facts(prefix: str) -> dict:
 
 
 def defined_services(units: str) -> list[str]:
-    """Names of this collection's services that have a definition."""
-    folder = Path(units)
-    return sorted({path.stem for path in folder.glob("llamacpp-*")}) if folder.is_dir() else []
+    """Names of services whose definition this collection has written."""
+    found = []
+    for path in Path(units).glob("llamacpp-*") if os.path.isdir(units) else []:
+        if path.suffix in DEFINITION_ENDINGS and path.is_file() and not path.is_symlink():
+            with path.open(errors="replace") as stream:
+                if DEFINITION_MARK in stream.read(1000):
+                    found.append(path.stem)
+    return sorted(found)
 
 
 def facts(wanted_scope: str, catalogue: dict | None = None) -> dict:
@@ -312,6 +337,8 @@ def supervisor(prefix: str) -> dict:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control:
         try:
             control.connect(prefix + "/supervisor/control.sock")
+            running = True
+        except PermissionError:
             running = True
         except OSError:
             pass

@@ -8,11 +8,14 @@ The plan depends on the inventory and on facts that stay the same from run to ru
 
 from __future__ import annotations
 
+import math
+
 from ansible_collections.llamacpp.cluster.plugins.module_utils import (
     advisories,
     backends,
     placement,
     releases,
+    tuning,
     workers,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils import (
@@ -24,7 +27,7 @@ SCHEMA = 1
 MAX_ENDPOINTS = 16
 MIB = placement.MIB
 UNIT_PREFIX = "llamacpp-"
-HEAD_SERVICE = UNIT_PREFIX + "server"
+HEAD_SERVICE = heads.SERVICE
 ACCOUNT = "llamacpp"
 BUILD_ACCOUNT = "llamacpp-build"
 
@@ -39,17 +42,17 @@ def _head_of(hosts: dict) -> str:
     return found[0]
 
 
-def make(cluster: str, hosts: dict, model_summary: dict | None, catalogue: dict, runtime_id: str) -> dict:
+def make(cluster: str, hosts: dict, model_found: dict, catalogue: dict, runtime_id: str) -> dict:
     """The plan, or the reasons why there is none.
 
     :param hosts: name → ``{"variables", "facts", "groups", "ansible_host"}``; groups is a subset of head and worker.
-    :param model_summary: of the file at llama_model_path.
+    :param model_found: what gguf_info found at llama_model_path: ``summary`` and ``closed``; empty when nothing is known.
     :param catalogue: names of packages, from packages.yml: ``tools`` and ``llama``.
     :param runtime_id: identifies the runtime that is installed on the head.
     :returns: the plan; when ``refused`` is true, ``reasons`` says why and nothing may be applied.
     """
     try:
-        plan = _make(cluster, hosts, model_summary, catalogue, runtime_id)
+        plan = _make(cluster, hosts, model_found, catalogue, runtime_id)
     except Refusal as refusal:
         return {"schema": SCHEMA, "cluster": cluster, "refused": True, "fits": False, "reasons": [str(refusal)]}
     accepted = set(hosts[plan["head"]["host"]]["variables"]["llama_accept_advisories"])
@@ -64,7 +67,7 @@ def make(cluster: str, hosts: dict, model_summary: dict | None, catalogue: dict,
     return plan
 
 
-def _make(cluster: str, hosts: dict, model_summary: dict | None, catalogue: dict, runtime_id: str) -> dict:
+def _make(cluster: str, hosts: dict, model_found: dict, catalogue: dict, runtime_id: str) -> dict:
     head_name = _head_of(hosts)
     variables = hosts[head_name]["variables"]
     for name, host in hosts.items():
@@ -80,7 +83,7 @@ def _make(cluster: str, hosts: dict, model_summary: dict | None, catalogue: dict
     _no_endpoint_twice(hosts)
     releases.builds(hosts, release, catalogue["llama"])
     head = hosts[head_name]
-    model = heads.model_of(variables, model_summary, head["facts"]["prefix"] + "/models")
+    model = heads.model_of(variables, model_found, head["facts"])
     heads.check(head_name, head)
     used, load, units, reasons = _placed(hosts, head_name, model)
     plan: dict = {
@@ -94,10 +97,17 @@ def _make(cluster: str, hosts: dict, model_summary: dict | None, catalogue: dict
             "known_answer": model["known_answer"],
             **{key: model["summary"][key] for key in ("name", "architecture", "layers")},
         },
-        "hosts": {name: _planned_host(name, host, hosts, head_name, release, used) for name, host in hosts.items()},
+        "hosts": {
+            name: _planned_host(name, host, hosts, head_name, release, used, runtime_id) for name, host in hosts.items()
+        },
         "head": heads.planned(head_name, head, release, model, used, units, runtime_id),
         "placement": _placement(used, load, units, release["capabilities"]["buffer_name"]),
         "fits": not reasons,
+        "links": [
+            name
+            for name, host in hosts.items()
+            if host["workers"] and host["variables"]["llama_links"] and name != head_name
+        ],
         "fallbacks": [],
         "estimate": {},
     }
@@ -109,8 +119,14 @@ def _make(cluster: str, hosts: dict, model_summary: dict | None, catalogue: dict
 def _equipped(name: str, host: dict, head_name: str, catalogue: dict, release: dict) -> dict:
     """The host with its backend, its workers and the tools that it needs."""
     facts = host["facts"]
-    ready = catalogue["llama"][facts["distribution"]["family"]]["libraries"] if release["source"] == "package" else []
+    packaged = release["source"] == "package"
+    ready = catalogue["llama"][facts["distribution"]["family"]]["libraries"] if packaged else None
     equipped = {**host, "backend": workers.backend_of(name, host["variables"]["llama_backend"], facts, ready)}
+    if facts["service_manager"] != "systemd" and any(link.get("manage") for link in host["variables"]["llama_links"]):
+        raise Refusal(
+            f"llama_links of {name} has manage: true, which needs a host with systemd and root: configure the interface by hand, and "
+            "set manage: false"
+        )
     equipped["tools"] = workers.tools_of(name, equipped, catalogue, release)
     equipped["workers"] = workers.workers_of(name, equipped, head_name) if "worker" in host["groups"] else []
     return equipped
@@ -190,7 +206,9 @@ def _placement(used: list[dict], load: placement.Load, units: list[int], buffer_
     return found
 
 
-def _planned_host(name: str, host: dict, hosts: dict, head_name: str, release: dict, used: list[dict]) -> dict:
+def _planned_host(
+    name: str, host: dict, hosts: dict, head_name: str, release: dict, used: list[dict], runtime_id: str
+) -> dict:
     facts = host["facts"]
     in_use = {worker["endpoint"] for worker in used}
     system = facts["scope"] == "system"
@@ -204,13 +222,27 @@ def _planned_host(name: str, host: dict, hosts: dict, head_name: str, release: d
         if system
         else [],
         "folders": _folders(facts, ACCOUNT if system else None, release),
+        "tuning": _tuning(name, host),
+        "runtime": f"{facts['prefix']}/runtime/{runtime_id}"
+        if name == head_name or any(worker["cache"] for worker in host["workers"])
+        else None,
         "tools": host["tools"],
         "unused_accelerators": workers.unused_accelerators(host),
         "builds": [host["build"]],
         "workers": [
             {
                 **{
-                    key: worker[key] for key in ("name", "endpoint", "staging_port", "backend", "device", "environment")
+                    key: worker[key]
+                    for key in (
+                        "name",
+                        "endpoint",
+                        "staging_port",
+                        "backend",
+                        "device",
+                        "cache",
+                        "cache_mib",
+                        "environment",
+                    )
                 },
                 "used": worker["endpoint"] in in_use,
                 "argv": workers.argv_of(worker, host["build"], release["capabilities"], facts["prefix"] + "/releases"),
@@ -233,18 +265,53 @@ def _planned_host(name: str, host: dict, hosts: dict, head_name: str, release: d
     }
 
 
+def _tuning(name: str, host: dict) -> dict:
+    """Kernel parameters and profile of tuned, if asked for, and whether the run may reboot the host for them."""
+    variables, facts = host["variables"], host["facts"]
+    if not variables["llama_host_tuning"]:
+        return {"parameters": {}, "profile": "", "reboot": False}
+    if facts["service_manager"] != "systemd":
+        raise Refusal(
+            f"llama_host_tuning of {name} is set, which needs a host with systemd and root: leave it out there"
+        )
+    if not any(device["backend"] == "hip" and device["unified"] for device in facts["accelerators"]):
+        raise Refusal(
+            f"llama_host_tuning of {name} is set, and no AMD graphics that uses the host's memory was found: leave it out, or declare it in llama_hardware"
+        )
+    try:
+        parameters = tuning.parameters(facts["memory_mib"], variables["llama_host_tuning_gtt_mib"])
+    except ValueError as error:
+        raise Refusal(f"llama_host_tuning_gtt_mib of {name} cannot be: {error}") from None
+    return {
+        "parameters": parameters,
+        "profile": variables["llama_host_tuned_profile"] or "",
+        "reboot": variables["llama_host_reboot"],
+    }
+
+
 def _folders(facts: dict, account: str | None, release: dict) -> list[dict]:
-    """Folders of the installation: path, mode, and owner where that is not who installs."""
-    prefix = facts["prefix"]
+    """Folders of the installation: path, owner and mode; the service manager's own is only made where it is missing."""
+    prefix, root = facts["prefix"], "root" if account else None
     paths = [
-        (prefix, None, "0755"),
-        (prefix + "/models", None, "0755"),
+        (prefix, root, "0755"),
+        (prefix + "/models", root, "0755"),
         (prefix + "/state", account, "0750"),
-        (facts["units"], None, "0755"),
+        (facts["units"], None, None),
     ]
     if release["source"] != "package":
-        paths += [(facts["cache"], None, "0755"), (facts["cache"] + "/sources", None, "0755")]
+        paths += [(facts["cache"], root, "0755"), (facts["cache"] + "/sources", root, "0755")]
     return [{"path": path, "owner": owner, "mode": mode} for path, owner, mode in paths]
+
+
+def _cache_keeper(plan: dict, host: str, worker: dict) -> list[str]:
+    """The launcher of a worker that keeps tensors on disk: it may hold what was asked for, and never less than the planned model needs."""
+    if not worker["cache"]:
+        return []
+    own = plan["hosts"][host]
+    needed = sum(entry["weights_mib"] for entry in plan["placement"] if f"[{worker['endpoint']}]" in entry["device"])
+    limit = max(worker["cache_mib"], math.ceil(needed))
+    launcher = [own["python"], own["runtime"] + "/runtime.py", "worker"]
+    return [*launcher, "--cache", worker["environment"]["LLAMA_CACHE"], "--limit-mib", str(limit), "--"]
 
 
 def services(plan: dict, host: str) -> list[dict]:
@@ -254,11 +321,12 @@ def services(plan: dict, host: str) -> list[dict]:
             "name": f"{UNIT_PREFIX}worker-{worker['name']}",
             "kind": "worker",
             "description": f"llama.cpp RPC worker {worker['name']} ({worker['device']})",
-            "argv": worker["argv"],
+            "argv": [*_cache_keeper(plan, host, worker), *worker["argv"]],
             "process": worker["argv"],
             "environment": worker["environment"],
             "listens": worker["endpoint"],
             "after": [],
+            "credentials": {},
             "devices": backends.device_files(worker["backend"]),
             "allow": sorted(
                 {
@@ -283,6 +351,7 @@ def services(plan: dict, host: str) -> list[dict]:
                 "listens": f"{head['address']}:{head['port']}",
                 "after": [service["name"] for service in found],
                 "devices": [],
+                "credentials": {heads.KEYS: head["api_key_file"]} if head["api_key_file"] else {},
                 "allow": [],
             }
         )
@@ -295,15 +364,20 @@ def changes(plan: dict, drifts: dict[str, dict | None]) -> dict:
     :param drifts: host → what state.drift found there; None where the host did not answer.
     :returns: ``restarts`` (host → names of the services that have to be started anew), ``behind`` (hosts on which anything
         differs), ``builders`` (id of a build that some host lacks → the host that builds it, or has it, for the others),
-        ``shared`` (ids of those builds that other hosts get from it), ``unreached`` (hosts that did not answer).
+        ``shared`` (ids of those builds that other hosts get from it), ``compiled`` (ids of those that no host has yet),
+        ``unreached`` (hosts that did not answer).
     """
     reached = {name: drift for name, drift in drifts.items() if drift is not None}
     anew = _restarts(plan, reached)
+    building = _builders(plan, reached)
+    senders = {building["builders"][identity] for identity in building["shared"]}
     return {
         "restarts": anew,
-        "behind": sorted(name for name, drift in reached.items() if drift["differences"] or anew[name]),
+        "behind": sorted(
+            name for name, drift in reached.items() if drift["differences"] or anew[name] or name in senders
+        ),
         "unreached": sorted(set(plan["hosts"]) - set(reached)),
-        **_builders(plan, reached),
+        **building,
     }
 
 
@@ -313,14 +387,17 @@ def _builders(plan: dict, drifts: dict[str, dict]) -> dict:
     for name in drifts:
         for build in plan["hosts"][name]["builds"]:
             hosts_of.setdefault(build["id"], []).append(name)
-    builders, shared = {}, []
+    builders: dict[str, str] = {}
+    shared, compiled = [], []
     for identity, names in hosts_of.items():
         lacking = [name for name in names if identity in drifts[name]["missing_builds"]]
         if lacking:
             builders[identity] = next((name for name in names if name not in lacking), lacking[0])
             if set(lacking) != {builders[identity]}:
                 shared.append(identity)
-    return {"builders": builders, "shared": shared}
+            if builders[identity] in lacking:
+                compiled.append(identity)
+    return {"builders": builders, "shared": shared, "compiled": compiled}
 
 
 def _restarts(plan: dict, drifts: dict[str, dict]) -> dict[str, list[str]]:
@@ -329,8 +406,9 @@ def _restarts(plan: dict, drifts: dict[str, dict]) -> dict[str, list[str]]:
         name: [
             service["name"]
             for service in host["services"]
-            if drifts[name]["services"][service["name"]]["state"] != "running"
+            if drifts[name]["services"][service["name"]]["state"] not in ("running", "waiting")
             or service["name"] in drifts[name]["redefined"]
+            or any(f"/releases/{identity}/" in service["process"][0] for identity in drifts[name]["missing_builds"])
         ]
         for name, host in plan["hosts"].items()
         if name in drifts

@@ -63,7 +63,6 @@ def release_of(value: Any, packaged: dict[str, str | None]) -> dict:
         origin = {
             "version": version,
             "ref": f"pypi-{version}",
-            "strip": 2,
             "member": f"llama_cpp_python-{version}/vendor/llama.cpp",
         }
     else:
@@ -73,7 +72,6 @@ def release_of(value: Any, packaged: dict[str, str | None]) -> dict:
         origin = {
             **{key: value[key] for key in ("path", "url") if key in value},
             "ref": f"archive-{value['checksum'][7:15]}",
-            "strip": 0,
             "member": "",
         }
     return _identified({"source": value["source"], "checksum": value["checksum"]}, origin, tree)

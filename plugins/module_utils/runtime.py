@@ -1,11 +1,12 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The head's launcher, the one program of this collection that stays on a host.
+"""The launcher of services, the one program of this collection that stays on a host. It works without a controller.
 
-Its service runs it without a controller: it waits until every worker shakes hands, writes down what they said, starts
-llama-server, keeps the log of this start, and ends llama-server when a worker is lost. The service manager then starts
-it anew. It is installed beside a copy of rpc.py and needs nothing but Python 3.9.
+For the head it waits until every worker shakes hands, writes down what they said, starts llama-server, keeps the log of this
+start, and ends llama-server when a worker is lost; the service manager then starts it anew. For a worker with a cache of
+tensors, from which llama.cpp never removes anything, it keeps that cache below its limit. It is installed beside a copy of
+rpc.py and needs nothing but Python 3.9.
 
 llama-server does not reconnect to a worker, and an idle one does not even notice that a worker died. So on Linux its
 connections are read from /proc once a second; elsewhere it ends by itself at the next request.
@@ -20,6 +21,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import struct
 import subprocess
 import sys
@@ -38,6 +40,8 @@ HANDSHAKES = "handshakes.json"
 START_LOG = "start.log"
 START_LOG_BYTES = 8 * 1024 * 1024
 LOST_AFTER_POLLS = 2
+PRUNE_SECONDS = 300
+MIB = 1024 * 1024
 PR_SET_PDEATHSIG = 1
 ESTABLISHED = 1
 
@@ -212,17 +216,73 @@ def run(
     return 1
 
 
+def prune(folder: Path, limit: int) -> list[str]:
+    """Removes files, those that were used longest ago first, until the folder holds no more than so many bytes; returns their names."""
+    files = []
+    for path in folder.rglob("*"):
+        try:
+            found = path.lstat()
+        except OSError:
+            continue
+        if stat.S_ISREG(found.st_mode):
+            files.append((max(found.st_atime, found.st_mtime), found.st_size, path))
+    held = sum(size for _used, size, _path in files)
+    removed = []
+    for _used, size, path in sorted(files):
+        if held <= limit:
+            break
+        path.unlink(missing_ok=True)
+        held -= size
+        removed.append(path.name)
+    return removed
+
+
+def _bound(cache: Path, limit: int) -> None:
+    removed = prune(cache, limit)
+    if removed:
+        say(f"removed {len(removed)} files from {cache} to keep it below {limit // MIB} MiB")
+
+
+def run_worker(argv: list[str], cache: Path, limit: int, pause: float = PRUNE_SECONDS) -> int:
+    """Runs a worker and keeps its cache below the limit in bytes; returns the exit status of the service."""
+    signal.signal(signal.SIGTERM, _asked_to_stop)
+    signal.signal(signal.SIGINT, _asked_to_stop)
+    _bound(cache, limit)
+    # A worker has to go on ignoring SIGPIPE, which a connection that was given up would end it with.
+    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, preexec_fn=_end_with_parent, restore_signals=False)
+    try:
+        while process.poll() is None:
+            try:
+                process.wait(timeout=pause)
+            except subprocess.TimeoutExpired:
+                _bound(cache, limit)
+    except SystemExit:
+        process.terminate()
+        process.wait()
+        raise
+    say(f"the worker ended with status {process.returncode}")
+    return 1
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Waits for the workers, then runs llama-server and watches it.")
-    parser.add_argument(
+    parser = argparse.ArgumentParser(description="Runs llama.cpp's programs as services.")
+    parts = parser.add_subparsers(dest="part", required=True)
+    head = parts.add_parser("head", help="wait for the workers, then run llama-server and watch it")
+    head.add_argument(
         "--worker", action="append", default=[], metavar="ADDRESS:PORT", help="a worker that must answer first"
     )
-    parser.add_argument("--protocol", help="RPC protocol that this head speaks")
-    parser.add_argument("--timeout", type=float, default=5.0, help="seconds for one handshake")
-    parser.add_argument("--url", required=True, help="where llama-server answers")
-    parser.add_argument("--state", required=True, type=Path, help="folder for the handshakes and the log of this start")
-    parser.add_argument("argv", nargs="+", help="llama-server and its arguments, after --")
+    head.add_argument("--protocol", help="RPC protocol that this head speaks")
+    head.add_argument("--timeout", type=float, default=5.0, help="seconds for one handshake")
+    head.add_argument("--url", required=True, help="where llama-server answers")
+    head.add_argument("--state", required=True, type=Path, help="folder for the handshakes and the log of this start")
+    worker = parts.add_parser("worker", help="run a worker and bound its cache of tensors")
+    worker.add_argument("--cache", required=True, type=Path, help="folder of the cache")
+    worker.add_argument("--limit-mib", required=True, type=int, help="what the cache may hold")
+    for part in (head, worker):
+        part.add_argument("argv", nargs="+", help="the program and its arguments, after --")
     options = parser.parse_args()
+    if options.part == "worker":
+        return run_worker(options.argv, options.cache, options.limit_mib * MIB)
     return run(options.argv, options.worker, options.url, options.state, options.protocol, options.timeout)
 
 

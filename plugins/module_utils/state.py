@@ -14,9 +14,11 @@ import stat
 import sys
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils import building, firewall, host, links
+from ansible_collections.llamacpp.cluster.plugins.module_utils import building, firewall, host, links, tuning
 from ansible_collections.llamacpp.cluster.plugins.module_utils.commands import output
 
+CLOCK_SECONDS = 3
+"""Start of a process and time of a file are compared with so much tolerance."""
 HASHED_BYTES = 256 * 1024 * 1024
 """Files that are larger are compared by size alone."""
 
@@ -111,16 +113,16 @@ def listening_addresses(port: int) -> list[str]:
 
 
 def service_state(service: dict, running: dict[int, list[str]]) -> dict:
-    """How a planned service stands: ``running`` as planned, ``stopped``, ``foreign`` when something else has its port, or
-    ``different``: another command line or environment, or a head whose launcher waits for its workers."""
+    """How a planned service stands: ``running`` as planned, ``waiting`` when its launcher runs as planned and waits for workers,
+    ``stopped``, ``foreign`` when something else has its port, or ``different``, with another command line or environment."""
     address, port = service["listens"].rsplit(":", 1)
     programs = [pid for pid, argv in running.items() if argv == service["process"]]
     services = [pid for pid, argv in running.items() if argv == service["argv"]]
     own = programs or services or [pid for pid, ports in listeners(list(running)).items() if int(port) in ports]
-    if programs and services:
-        actual = environment_of(programs[0])
+    if services:
+        actual = environment_of((programs or services)[0])
         same = actual is None or all(actual.get(name) == value for name, value in service["environment"].items())
-        state = "running" if same else "different"
+        state = ("running" if programs else "waiting") if same else "different"
     else:
         state = "different" if own else "foreign" if occupied(address, int(port)) else "stopped"
     return {"state": state, "pid": own[0] if own else None, "addresses": listening_addresses(int(port))}
@@ -150,7 +152,7 @@ def _folders(planned: list[dict]) -> list[str]:
             continue
         owner = folder["owner"]
         mode = f"{stat.S_IMODE(actual.st_mode):04o}"
-        if mode != folder["mode"]:
+        if folder["mode"] and mode != folder["mode"]:
             found.append(f"folder {folder['path']} has mode {mode}, planned {folder['mode']}")
         if owner and _name_of(actual.st_uid) != owner:
             found.append(f"folder {folder['path']} belongs to {_name_of(actual.st_uid)}, planned {owner}")
@@ -183,17 +185,49 @@ def definition_path(planned: dict, service: str) -> Path:
     return Path(planned["units"]) / (service + ending)
 
 
-def _redefined(planned: dict) -> list[str]:
-    """Names of services whose definition is not there or is another."""
+def _redefined(planned: dict, services: dict) -> list[str]:
+    """Names of services whose definition is not there or is another, or is newer than what runs by it.
+
+    :param services: name → state and pid, of service_state.
+    """
     found = []
+    unread = _unread_units(planned)
     for service in planned["services"]:
+        path = definition_path(planned, service["name"])
         try:
-            same = definition_path(planned, service["name"]).read_text() == service["definition"]
+            same = path.read_text() == service["definition"]
+            written = path.stat().st_mtime
         except OSError:
-            same = False
-        if not same:
+            same, written = False, 0.0
+        started = started_at(services[service["name"]]["pid"])
+        newer = started is not None and started + CLOCK_SECONDS < written
+        if not same or newer or service["name"] in unread:
             found.append(service["name"])
     return found
+
+
+def _unread_units(planned: dict) -> set[str]:
+    """Names of services whose unit systemd has not read since it was written."""
+    if not planned["service_manager"].startswith("systemd") or not planned["services"]:
+        return set()
+    units = [service["name"] + ".service" for service in planned["services"]]
+    scope = ["--user"] if planned["scope"] == "user" else []
+    told = output(["systemctl", *scope, "show", "--property=Id,NeedDaemonReload", *units])
+    return {
+        block.split("Id=")[1].split(".service")[0]
+        for block in told.split("\n\n")
+        if "NeedDaemonReload=yes" in block and "Id=" in block
+    }
+
+
+def started_at(pid: int | None) -> float | None:
+    """When a process started, in seconds since 1970 (Linux), or None where that is not known."""
+    try:
+        ticks = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
+        boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
+    except (OSError, StopIteration):
+        return None
+    return int(boot.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _not_at_boot(planned: dict) -> list[str]:
@@ -218,7 +252,7 @@ def _service_manager(planned: dict) -> list[str]:
     return []
 
 
-def _network(planned: dict) -> list[str]:
+def _system(planned: dict) -> list[str]:
     if planned["service_manager"] != "systemd":
         return []
     found = []
@@ -231,6 +265,9 @@ def _network(planned: dict) -> list[str]:
             raise links.LinkError(" ".join(told))
         if links.differs(planned["links"], known):
             found.append("links are not as planned")
+    tuned = tuning.apply(planned["tuning"]["parameters"], planned["tuning"]["profile"], check=True)
+    if tuned["before"] != tuned["after"]:
+        found.append("kernel parameters or the profile of tuned are not as planned")
     return found
 
 
@@ -251,7 +288,7 @@ def drift(planned: dict) -> dict:
         if not building.installed(Path(planned["prefix"]) / "releases" / build["id"])
     ]
     stale = sorted(set(defined) - set(services))
-    changed_files, redefined = _changed_files(planned["files"]), _redefined(planned)
+    changed_files, redefined = _changed_files(planned["files"]), _redefined(planned, services)
     differences = [
         *_accounts(planned["accounts"]),
         *_folders(planned["folders"]),
@@ -260,8 +297,12 @@ def drift(planned: dict) -> dict:
         *(f"{name} is not defined as planned" for name in redefined),
         *(f"{name} is not started at boot" for name in _not_at_boot(planned)),
         *_service_manager(planned),
-        *_network(planned),
-        *(f"{name} is {service['state']}" for name, service in services.items() if service["state"] != "running"),
+        *_system(planned),
+        *(
+            f"{name} is {service['state']}"
+            for name, service in services.items()
+            if service["state"] not in ("running", "waiting")
+        ),
         *(f"{name} is not planned any more" for name in stale),
     ]
     return {

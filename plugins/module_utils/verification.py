@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import socket
+import stat
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,6 @@ from typing import Any
 from ansible_collections.llamacpp.cluster.plugins.module_utils import known_answer, rpc, runtime, state
 
 SCHEMA = 1
-SSH_PORT = 22
 KNOCK_SECONDS = 1.0
 MAX_REPLY_BYTES = 4 * 1024 * 1024
 LOGGED_ROUNDING_MIB = 0.02
@@ -44,6 +45,37 @@ def _request(url: str, path: str, key: str | None, body: dict | None = None, sec
         return 0, str(error)
     finally:
         connection.close()
+
+
+def read_untrusted(path: Path) -> str:
+    """The beginning of a file in a folder of the services' account, which may have been replaced by whoever took that account over.
+
+    :raises OSError: it is not there, or is no regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as stream:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(f"{path} is no regular file")
+        return stream.read(runtime.START_LOG_BYTES).decode("utf-8", "replace")
+
+
+def handshakes(path: Path) -> dict:
+    """What the launcher recorded: ``workers``, endpoint → answer, and ``error`` where that cannot be read."""
+    try:
+        workers = json.loads(read_untrusted(path))["workers"]
+        return {
+            "workers": {
+                str(endpoint): {
+                    "state": str(answer["state"]),
+                    "detail": str(answer["detail"]),
+                    "protocol": str(answer["protocol"]),
+                    "devices": [{"total_mib": int(device["total_mib"])} for device in answer["devices"]],
+                }
+                for endpoint, answer in workers.items()
+            }
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return {"workers": {}, "error": str(error)}
 
 
 def first_key(path: str | None) -> str | None:
@@ -71,6 +103,13 @@ def wait_for_health(url: str, seconds: float) -> dict:
         time.sleep(0.5)
 
 
+def _measured(path: Path) -> dict | None:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
 def waits_for(answers: dict) -> list[str]:
     """What the head's launcher still waits for, a sentence for each worker."""
     return [
@@ -90,19 +129,17 @@ def collect(plan: dict, seconds: float) -> dict:
     folder = Path(own["prefix"]) / "state"
     found: dict = {"health": wait_for_health(head["url"], seconds)}
     found["processes"] = [pid for pid, argv in state.processes(own["prefix"]).items() if argv == head["argv"]]
-    found["drift"] = state.drift(own)
     try:
-        log = (folder / runtime.START_LOG).read_text(errors="replace")
+        log = read_untrusted(folder / runtime.START_LOG)
     except OSError:
         log = ""
     found["log"] = log.splitlines()[-20:]
-    try:
-        found["handshakes"] = json.loads((folder / runtime.HANDSHAKES).read_text())
-    except (OSError, ValueError) as error:
-        found["handshakes"] = {"workers": {}, "error": str(error)}
+    found["handshakes"] = handshakes(folder / runtime.HANDSHAKES)
+    found["links"] = {name: _measured(Path(own["prefix"]) / "links" / f"{name}.json") for name in plan["links"]}
     if not found["health"]["healthy"]:
         found["waits_for"] = waits_for(found["handshakes"]["workers"])
         return found
+    found["drift"] = state.drift(own)
     found["buffers"] = buffers(log)
     for worker in (worker for planned in plan["hosts"].values() for worker in planned["workers"] if not worker["used"]):
         address, port = worker["endpoint"].rsplit(":", 1)
@@ -165,26 +202,19 @@ def _releases(plan: dict, drifts: dict) -> list[dict]:
     return checks
 
 
-def knock(address: str, port: int) -> tuple[str, str]:
-    """Tries to connect and says nothing: ``open``, ``refused`` or ``silent``, and the address it came from."""
-    try:
-        with socket.create_connection((address, port), KNOCK_SECONDS) as connection:
-            return "open", connection.getsockname()[0]
-    except ConnectionRefusedError:
-        return "refused", ""
-    except OSError:
-        return "silent", ""
-
-
-def knock_at(endpoint: str) -> dict:
-    """Whether a worker's port lets in who runs this, compared with a port that is usually open to everybody."""
+def knock(endpoint: str) -> str | None:
+    """Tries to connect and says nothing; the address it came from, or None where it was not let in."""
     address, port = endpoint.rsplit(":", 1)
-    state, source = knock(address, int(port))
-    return {"state": state, "source": source, "way": state == "open" or knock(address, SSH_PORT)[0] != "silent"}
+    try:
+        with socket.create_connection((address, int(port)), KNOCK_SECONDS) as connection:
+            return connection.getsockname()[0]
+    except OSError:
+        return None
 
 
-def _closed(plan: dict, drifts: dict, knocks: dict[str, dict]) -> list[dict]:
+def _closed(plan: dict, drifts: dict, knocks: dict[str, str | None]) -> list[dict]:
     checks = []
+    accepted = {a["host"] for a in plan["advisories"] if a["id"] == "unprotected-worker" and a["accepted"]}
     for name, planned in plan["hosts"].items():
         for worker in planned["workers"]:
             address = worker["endpoint"].rsplit(":", 1)[0]
@@ -196,19 +226,44 @@ def _closed(plan: dict, drifts: dict, knocks: dict[str, dict]) -> list[dict]:
                 checks.append(_check("closed", worker["endpoint"], True, "listens on loopback only"))
             else:
                 checks.append(
-                    _check("closed", worker["endpoint"], *_judged_knock(planned, knocks.get(worker["endpoint"])))
+                    _check(
+                        "closed",
+                        worker["endpoint"],
+                        *_judged_knock(planned, worker["endpoint"], knocks, name in accepted),
+                    )
                 )
     return checks
 
 
-def _judged_knock(planned: dict, found: dict | None) -> tuple[bool | None, str]:
-    if not found or not found["way"]:
-        return None, "the controller has no way there, and no other host has tried to connect"
-    if found["state"] != "open":
+def _judged_knock(
+    planned: dict, endpoint: str, knocks: dict[str, str | None], accepted: bool
+) -> tuple[bool | None, str]:
+    if endpoint not in knocks:
+        return None, "the controller reaches the host at another address, and no other host has tried to connect"
+    source = knocks[endpoint]
+    if source is None:
         return True, "the controller reaches the host, but not this port"
-    if found["source"] in {source for rule in planned["firewall"] for source in rule["sources"]}:
+    if source in {source for rule in planned["firewall"] for source in rule["sources"]}:
         return None, "the controller is the head, and no other host has tried to connect"
-    return False, f"the controller could connect from {found['source']}"
+    if accepted:
+        return None, "it is open, which unprotected-worker in llama_accept_advisories accepts"
+    return False, f"the controller could connect from {source}"
+
+
+def _links(evidence: dict) -> list[dict]:
+    """What the last measurement of each link gave. No threshold: what is enough depends on the model."""
+    checks = []
+    for name, measured in evidence["links"].items():
+        told = []
+        if measured and measured["mbit_per_second"] is not None:
+            told.append(f"{measured['mbit_per_second']:.0f} Mbit/s")
+        if measured and measured["round_trip_ms"] is not None:
+            told.append(f"round trip {measured['round_trip_ms']:.2f} ms")
+        if measured and measured["detail"]:
+            told.append(measured["detail"])
+        passed = None if not measured else measured["round_trip_ms"] is not None
+        checks.append(_check("link", name, passed, ", ".join(told) or "not measured yet: set llama_link_measure"))
+    return checks
 
 
 def _handshakes(plan: dict, evidence: dict) -> list[dict]:
@@ -300,15 +355,15 @@ def may_become_healthy(plan: dict, drifts: dict[str, dict | None]) -> bool:
     return True
 
 
-def judge(plan: dict, drifts: dict[str, dict | None], evidence: dict, knocks: dict[str, dict]) -> dict:
+def judge(plan: dict, drifts: dict[str, dict | None], evidence: dict, knocks: dict[str, str | None]) -> dict:
     """The report on a cluster.
 
     :param drifts: host → what state.drift found there; None or absent where the host did not answer.
     :param evidence: what collect found on the head.
-    :param knocks: endpoint → what knock_at found on the controller.
+    :param knocks: endpoint at the address where the controller reaches the host → what knock said there.
     :returns: ``{"schema", "cluster", "passed", "checks"}``; passed says that no check failed.
     """
-    checks = _releases(plan, drifts) + _closed(plan, drifts, knocks)
+    checks = _releases(plan, drifts) + _closed(plan, drifts, knocks) + _links(evidence)
     told = "; ".join(evidence.get("waits_for") or [evidence["health"]["said"]])
     checks.append(_check("health", plan["head"]["url"], evidence["health"]["healthy"], told))
     if evidence["health"]["healthy"]:

@@ -55,11 +55,15 @@ def _accelerators(facts: dict, backend: str) -> list[dict]:
     return [accelerator for accelerator in facts["accelerators"] if accelerator["backend"] == backend]
 
 
-def backend_of(name: str, wanted: str, facts: dict, ready: Collection[str]) -> str:
+def backend_of(name: str, wanted: str, facts: dict, ready: Collection[str] | None) -> str:
     """The backend for this host.
 
-    :param ready: backends that need no toolchain here, for they come as packages.
+    :param ready: backends that there are packages of; None where llama.cpp is built, which needs their toolchain.
     """
+    if ready is not None and wanted not in ("auto", *ready):
+        raise Refusal(
+            f"llama_backend of {name} is {wanted}, of which {facts['distribution']['id']} has no package: use {', '.join(ready)}, or source: pypi"
+        )
     if wanted != "auto":
         if wanted not in backends.BACKENDS:
             raise Refusal(f"llama_backend of {name} is {wanted!r}: use auto, {', '.join(backends.BACKENDS)}")
@@ -71,7 +75,7 @@ def backend_of(name: str, wanted: str, facts: dict, ready: Collection[str]) -> s
         return wanted
     for backend in ("cuda", "hip", "metal", "vulkan"):
         tools_found = all(facts["toolchain"].get(tool) for tool in backends.tools(backend)[len(backends.BUILD_TOOLS) :])
-        if _accelerators(facts, backend) and (tools_found or backend in ready):
+        if _accelerators(facts, backend) and (tools_found if ready is None else backend in ready):
             return backend
     return "cpu"
 
@@ -178,6 +182,7 @@ def workers_of(name: str, host: dict, head: str) -> list[dict]:
                 "device": device_name,
                 "threads": endpoint.get("threads"),
                 "cache": bool(endpoint.get("cache")),
+                "cache_mib": endpoint.get("cache_mib") or 0,
                 "declared_mib": endpoint.get("memory_mib"),
                 "memory_mib": device["memory_mib"],
                 "shared": device["shared"],
@@ -192,7 +197,7 @@ def workers_of(name: str, host: dict, head: str) -> list[dict]:
         if worker["backend"] == "cpu" and worker["threads"] is None:
             worker["threads"] = max(1, host["facts"]["cpu"]["cores"] // cpu_workers)
         if worker["cache"]:
-            worker["environment"].setdefault("LLAMA_CACHE", host["facts"]["prefix"] + "/state/cache")
+            worker["environment"].setdefault("LLAMA_CACHE", f"{host['facts']['prefix']}/state/cache/{worker['name']}")
     return found
 
 
@@ -228,7 +233,7 @@ def tools_of(name: str, host: dict, catalogue: dict, release: dict) -> dict[str,
         found |= set(facts["packaged"]["installed"])
     else:
         needed = backends.tools(backend)
-        wanted = ["ccache"]
+        wanted = ["ccache"] if facts["scope"] == "system" else []
         _recent_enough(name, facts["toolchain"].get("cmake"), backend)
     needed += ["venv"] * (facts["service_manager"] == "supervisor")
     missing = [tool for tool in needed if tool not in found]

@@ -22,6 +22,10 @@ options:
     description: Path of the model on the host. Of a split model, the first part.
     type: path
     required: true
+  account:
+    description: Account that is to read the model when it is served.
+    type: str
+    default: llamacpp
 """
 
 EXAMPLES = r"""
@@ -37,18 +41,31 @@ summary:
   returned: success
   type: dict
   sample: {"architecture": "llama", "layers": 32, "width": 4096, "context": 8192, "input_bytes": 262144000}
+closed:
+  description: The folder or file that keeps O(account) from reading the model, if any.
+  returned: success
+  type: str
+  sample: /home/user
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils import gguf
+from ansible_collections.llamacpp.cluster.plugins.module_utils import gguf, host
 
 
 def main():
-    module = AnsibleModule(argument_spec={"path": {"type": "path", "required": True}}, supports_check_mode=True)
+    module = AnsibleModule(
+        argument_spec={
+            "path": {"type": "path", "required": True},
+            "account": {"type": "str", "default": "llamacpp"},
+        },
+        supports_check_mode=True,
+    )
     path = module.params["path"]
     remedy = "Name a complete GGUF file on the head."
     try:
-        module.exit_json(changed=False, summary=gguf.summarize(path))
+        module.exit_json(
+            changed=False, summary=gguf.summarize(path), closed=host.closed_to(module.params["account"], path)
+        )
     except gguf.GGUFError as error:
         module.fail_json(msg=f"llama_model_path is {path}, which {error}. {remedy}")
     except FileNotFoundError:

@@ -52,7 +52,7 @@ drift:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils import firewall, host, links, state
+from ansible_collections.llamacpp.cluster.plugins.module_utils import firewall, host, links, state, tuning
 
 
 def main():
@@ -69,7 +69,7 @@ def main():
         module.exit_json(changed=False, facts=host.facts(module.params["scope"], module.params["packages"]))
     try:
         drift = state.drift(module.params["plan"])
-    except (firewall.FirewallError, links.LinkError) as error:
+    except (firewall.FirewallError, links.LinkError, tuning.TuningError) as error:
         module.fail_json(msg=str(error))
     foreign = [
         f"{service['listens']}, on which {service['name']} is to listen"

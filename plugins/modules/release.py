@@ -85,6 +85,7 @@ path:
   sample: /home/user/.cache/llamacpp/sources/832db0699007f1be.tar.gz
 """
 
+import os
 import subprocess
 import tarfile
 from pathlib import Path
@@ -133,6 +134,7 @@ def main():
     )
     params = module.params
     build = params["build"]
+    os.umask(0o022)
     if params["state"] == "fetched":
         module.fail_json(
             msg="state: fetched is carried out on the controller, by the action plugin llamacpp.cluster.release."

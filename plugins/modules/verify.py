@@ -14,7 +14,8 @@ description:
   - Runs on the head, asks the server, reads the log of its start and what its workers said before, and judges each check.
   - An action plugin of the same name waits for the server, adds what the other hosts reported in the registered variable C(llama_compared),
     and shows a table. It fails when a check failed.
-  - It never connects to a worker that the head holds.
+  - It never asks a worker that the head holds. From the controller it tries to connect to each worker's port and says nothing, to see
+    that it is closed.
 attributes:
   check_mode:
     support: full
@@ -53,7 +54,7 @@ evidence:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils import verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils import firewall, links, tuning, verification
 
 
 def main():
@@ -66,7 +67,10 @@ def main():
         supports_check_mode=True,
         no_log=True,
     )
-    evidence = verification.collect(module.params["plan"], module.params["wait"])
+    try:
+        evidence = verification.collect(module.params["plan"], module.params["wait"])
+    except (OSError, firewall.FirewallError, links.LinkError, tuning.TuningError) as error:
+        module.fail_json(msg=f"The head could not be looked at: {error}")
     module.exit_json(changed=False, evidence=evidence)
 
 

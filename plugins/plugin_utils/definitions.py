@@ -29,6 +29,15 @@ def _on_one_line(values: Iterable[str]) -> None:
             )
 
 
+def _no_comment(values: Iterable[str]) -> None:
+    for value in values:
+        if " ;" in value or " #" in value:
+            raise AnsibleActionFail(
+                f"{value!r} is an argument or an environment variable of a service, and supervisor reads a comment in it: "
+                "take out the space before ; or #"
+            )
+
+
 def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
 
@@ -47,11 +56,13 @@ def systemd_environment(variables: dict[str, str]) -> str:
 def supervisor_command(words: list[str]) -> str:
     """One line that supervisor splits again into the same words."""
     _on_one_line(words)
+    _no_comment(words)
     return " ".join(shlex.quote(word).replace("%", "%%") for word in words)
 
 
 def supervisor_environment(variables: dict[str, str]) -> str:
     _on_one_line(variables.values())
+    _no_comment(variables.values())
     return ",".join(f'{name}="{_escaped(value)}"' for name, value in sorted(variables.items()))
 
 

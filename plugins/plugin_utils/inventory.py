@@ -19,10 +19,15 @@ INTERNAL_ENDINGS = (
     "_build_changes",
     "_build_release",
     "_facts",
+    "_link_address",
+    "_link_head",
+    "_link_kept",
+    "_link_port",
     "_manager",
     "_plan",
     "_protocol",
     "_restart",
+    "_tuning_plan",
     "_runtime",
 )
 
@@ -73,7 +78,9 @@ def hosts(task_vars: dict) -> tuple[str, dict[str, dict]]:
                 "variables": _variables(name, own, spec),
                 "facts": (own.get("llama_facts") or {}).get("facts"),
             }
-    kept: dict = next((host["facts"]["kept"] for host in found.values() if host["facts"] and host["facts"]["kept"]), {})
+    kept: dict = next(
+        (host["facts"]["kept"] for host in found.values() if "head" in host["groups"] and host["facts"]), {}
+    )
     for name, host in found.items():
         host["facts"] = host["facts"] or kept.get(name)
     if not found:

@@ -30,7 +30,7 @@ class Cluster:
 
     def __init__(self):
         self.hosts = {}
-        self.model = None
+        self.model = {}
 
     def add(self, name, *groups, address="192.0.2.1", facts=None, **variables):
         spec = inventory.specification()

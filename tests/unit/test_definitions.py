@@ -10,7 +10,7 @@ import pytest
 from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions
 
-WORDS = ["/opt/a b/run", "50 %", "$HOME", 'say "hi"', "back\\slash", "it's", "", ";", "a=b,c"]
+WORDS = ["/opt/a b/run", "50 %", "$HOME", 'say "hi"', "back\\slash", "it's", "", "a=b,c"]
 
 
 def test_supervisor_splits_a_command_into_the_same_words():
@@ -94,6 +94,13 @@ def test_a_worker_lets_in_the_head_alone_and_reads_no_homes(pair):
     assert "ProtectHome=read-only\n" in definitions.definition(head, head["services"][0])
 
 
+def test_api_keys_are_handed_over_as_a_credential(pair):
+    pair.hosts["head"]["variables"]["llama_server_api_key_file"] = "/etc/50 %.keys"
+    head = pair.plan()["hosts"]["head"]
+    text = definitions.definition(head, head["services"][0])
+    assert "LoadCredential=api-keys:/etc/50 %%.keys\n" in text
+
+
 def test_a_property_list_holds_the_words(local):
     local.hosts["here"]["variables"]["llama_server_extra_args"] = ["--alias", "<a> & b"]
     local.hosts["here"]["facts"].update(service_manager="launchd", units="/Library/LaunchDaemons")
@@ -102,3 +109,15 @@ def test_a_property_list_holds_the_words(local):
     read = plistlib.loads(definitions.definition(planned, service).encode())
     assert read["ProgramArguments"] == service["argv"]
     assert read["UserName"] == "llamacpp"
+
+
+@pytest.mark.parametrize(
+    "quote",
+    [
+        lambda: definitions.supervisor_command(["--alias", "a #b"]),
+        lambda: definitions.supervisor_environment({"A": "a ;b"}),
+    ],
+)
+def test_what_supervisor_would_read_as_a_comment_is_refused(quote):
+    with pytest.raises(AnsibleActionFail, match="reads a comment"):
+        quote()

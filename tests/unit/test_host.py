@@ -71,6 +71,26 @@ def test_a_program_below_a_closed_folder_is_not_for_all(tmp_path):
     assert host.readable_by_all("/bin/sh")
 
 
+def test_what_closes_a_file_to_an_account(tmp_path):
+    for folder in [tmp_path, *tmp_path.parents]:
+        if str(folder).startswith("/tmp/"):
+            folder.chmod(0o755)
+    home = tmp_path / "home"
+    home.mkdir(mode=0o755)
+    model = home / "model.gguf"
+    model.write_text("")
+    model.chmod(0o644)
+    for account in ("nobody", "no-such-account"):
+        assert host.closed_to(account, str(model)) is None
+    model.chmod(0o640)
+    assert host.closed_to("nobody", str(model)) == str(model)
+    home.chmod(0o750)
+    assert host.closed_to("no-such-account", str(model)) == str(home)
+    link = tmp_path / "link"
+    link.symlink_to(model)
+    assert host.closed_to("nobody", str(link)) == str(home)
+
+
 def test_facts_are_small_and_the_same_each_time():
     facts = host.facts("user")
     assert facts == host.facts("user")
@@ -144,3 +164,14 @@ def test_places_follow_the_scope(monkeypatch):
     assert host.places("user", "supervisor")["units"] == "/home/u/.local/share/llamacpp/supervisor/services"
     assert host.places("user", "launchd")["units"] == "/home/u/Library/LaunchAgents"
     assert Path(host.places("user", "launchd")["cache"]).parent == Path("/home/u/.cache")
+
+
+def test_only_definitions_of_this_collection_are_ours(tmp_path):
+    ours = "# Written by llamacpp.cluster; a change made here is undone by the next run.\n"
+    (tmp_path / "llamacpp-server.service").write_text(ours)
+    (tmp_path / "llamacpp-mine.service").write_text("[Service]\n")
+    (tmp_path / "llamacpp-server.service.d").mkdir()
+    (tmp_path / "llamacpp-old.service").symlink_to(tmp_path / "llamacpp-server.service")
+    (tmp_path / "other.service").write_text(ours)
+    assert host.defined_services(str(tmp_path)) == ["llamacpp-server"]
+    assert host.defined_services(str(tmp_path / "none")) == []

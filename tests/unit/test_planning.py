@@ -115,7 +115,7 @@ def test_fewest_uses_no_more_workers_than_needed(pair, big_model):
     for worker in ("worker1", "worker2"):
         pair.hosts[worker]["variables"]["llama_worker_endpoints"] = [{"memory_mib": 100 * 1024}]
     pair.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_path="/models/big.gguf")
-    pair.model = big_model
+    pair.model = {"summary": big_model}
     plan = pair.plan()
     assert [entry["host"] for entry in plan["placement"]] == ["worker1"]
     assert [plan["hosts"][name]["workers"][0]["used"] for name in ("worker1", "worker2")] == [True, False]
@@ -155,7 +155,7 @@ def test_every_setting_of_the_server_is_in_its_command_line(local):
         "--cache-type-v q4_0",
         "--load-mode dio",
         "--no-warmup",
-        "--api-key-file /etc/llama.key",
+        "--api-key-file /run/credentials/llamacpp-server.service/api-keys",
     ):
         assert part in line
     assert plan["head"]["argv"][-1] == "--metrics"
@@ -302,7 +302,7 @@ def test_two_workers_on_one_accelerator():
 def test_a_model_that_does_not_fit_says_how_much_is_missing_where(pair, big_model):
     pair.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_path="/models/big.gguf")
     pair.hosts["worker2"]["facts"]["memory_mib"] = 16384
-    pair.model = big_model
+    pair.model = {"summary": big_model}
     plan = pair.plan()
     assert plan["refused"]
     assert not plan["fits"]
@@ -311,7 +311,7 @@ def test_a_model_that_does_not_fit_says_how_much_is_missing_where(pair, big_mode
 
 def test_a_model_that_does_not_fit_on_a_head_alone(big_model):
     cluster = Cluster().add("alone", "head", llama_model_path="/models/big.gguf")
-    cluster.model = big_model
+    cluster.model = {"summary": big_model}
     assert "MiB are missing" in cluster.reason()
 
 
@@ -362,6 +362,7 @@ def test_nothing_is_done_while_all_is_as_planned(local):
         "unreached": [],
         "builders": {},
         "shared": [],
+        "compiled": [],
     }
 
 
@@ -445,6 +446,8 @@ def test_one_host_of_a_kind_builds_for_all(pair, lacking, builder, shared):
     changes = planning.changes(plan, found)
     assert changes["builders"] == ({identity: builder} if builder else {})
     assert changes["shared"] == ([identity] if shared else [])
+    assert changes["compiled"] == ([identity] if builder in lacking else [])
+    assert builder is None or builder in changes["behind"]
 
 
 def test_a_host_that_builds_for_itself_shares_nothing(local):
@@ -452,12 +455,11 @@ def test_a_host_that_builds_for_itself_shares_nothing(local):
     found = drifts(plan)
     identity = plan["hosts"]["here"]["builds"][0]["id"]
     found["here"]["missing_builds"] = [identity]
-    assert planning.changes(plan, found) == {
-        "restarts": {"here": []},
-        "behind": [],
-        "unreached": [],
+    changes = planning.changes(plan, found)
+    assert {key: changes[key] for key in ("builders", "shared", "compiled")} == {
         "builders": {identity: "here"},
         "shared": [],
+        "compiled": [identity],
     }
 
 
@@ -527,3 +529,141 @@ def test_a_link_to_a_peer_is_chosen_by_its_name(pair):
     plan = pair.plan()
     assert plan["hosts"]["worker2"]["firewall"][0]["sources"] == ["203.0.113.1"]
     assert plan["hosts"]["worker1"]["firewall"][0]["sources"] == ["198.51.100.1"]
+    assert plan["links"] == ["worker2"]
+
+
+@pytest.mark.parametrize(
+    "path, found, facts, said",
+    [
+        (
+            "/home/u/m.gguf",
+            {"closed": "/home/u"},
+            {},
+            ["/home/u is closed to the account llamacpp", "chmod o+rX /home/u"],
+        ),
+        ("/tmp/m.gguf", {}, {}, ["services do not see tmp", "move the model to /srv"]),
+        ("/home/u/m.gguf", {"closed": "/home/u"}, {"scope": "user", "service_manager": "systemd_user"}, None),
+        ("/srv/m.gguf", {"closed": None}, {}, None),
+    ],
+)
+def test_a_model_that_the_service_cannot_read(local, big_model, path, found, facts, said):
+    here = local.hosts["here"]
+    here["variables"].update(llama_model_path=path, llama_model_known_answer=None)
+    here["facts"].update({"memory_mib": 1 << 20, **facts})
+    local.model = {"summary": big_model, **found}
+    if said is None:
+        assert not local.plan()["refused"]
+    else:
+        reason = local.reason()
+        for part in said:
+            assert part in reason
+
+
+def test_api_keys_are_handed_over_by_systemd_and_read_by_the_service_elsewhere(local):
+    here = local.hosts["here"]
+    here["variables"]["llama_server_api_key_file"] = "/etc/llama.key"
+    plan = local.plan()
+    assert plan["hosts"]["here"]["services"][-1]["credentials"] == {"api-keys": "/etc/llama.key"}
+    assert plan["head"]["api_key_file"] == "/etc/llama.key"
+    here["facts"].update(service_manager="supervisor")
+    argv = local.plan()["head"]["argv"]
+    assert argv[argv.index("--api-key-file") + 1] == "/etc/llama.key"
+
+
+@pytest.mark.parametrize("asked, limit", [(None, 4), (1, 4), (500, 500)])
+def test_a_cache_holds_what_was_asked_for_and_never_less_than_the_model_needs(pair, asked, limit):
+    pair.hosts["worker1"]["variables"]["llama_worker_endpoints"] = [{"cache": True, "cache_mib": asked}]
+    worker = pair.plan()["hosts"]["worker1"]
+    service = worker["services"][0]
+    assert service["argv"] == [
+        "/usr/bin/python3",
+        "/opt/llamacpp/runtime/runtime-id/runtime.py",
+        "worker",
+        "--cache",
+        "/opt/llamacpp/state/cache/cpu",
+        "--limit-mib",
+        str(limit),
+        "--",
+        *service["process"],
+    ]
+    assert service["process"][-1] == "-c"
+    assert service["environment"] == {"LLAMA_CACHE": "/opt/llamacpp/state/cache/cpu"}
+    assert worker["runtime"] == "/opt/llamacpp/runtime/runtime-id"
+    assert pair.plan()["hosts"]["worker2"]["runtime"] is None
+
+
+def test_services_of_a_release_that_is_installed_anew_are_restarted(local):
+    plan = local.plan()
+    found = drifts(plan)
+    found["here"]["missing_builds"] = [plan["hosts"]["here"]["builds"][0]["id"]]
+    assert planning.changes(plan, found)["restarts"]["here"] == [
+        "llamacpp-worker-one",
+        "llamacpp-worker-two",
+        "llamacpp-server",
+    ]
+
+
+def test_a_head_that_waits_for_its_workers_is_left_alone(pair):
+    plan = pair.plan()
+    found = planning.changes(plan, drifts(plan, **{"llamacpp-server": "waiting"}))
+    assert found["behind"] == []
+
+
+@pytest.mark.parametrize("backend", ["auto", "cuda"])
+def test_there_is_no_package_for_cuda(pair, backend):
+    packaged(pair)
+    worker = pair.hosts["worker1"]
+    worker["facts"].update(accelerators=[GPU], toolchain={"nvcc": "12.9"})
+    worker["variables"]["llama_backend"] = backend
+    if backend == "auto":
+        assert pair.plan()["hosts"]["worker1"]["builds"][0]["backend"] == "cpu"
+    else:
+        assert "llama_backend of worker1 is cuda, of which debian has no package" in pair.reason()
+
+
+def test_links_are_managed_by_root_on_systemd_only(pair):
+    pair.hosts["worker1"]["variables"]["llama_links"] = [{"address": "198.51.100.2/30", "manage": True}]
+    pair.hosts["worker1"]["facts"]["service_manager"] = "supervisor"
+    assert "llama_links of worker1 has manage: true, which needs a host with systemd" in pair.reason()
+
+
+def test_a_user_without_ccache_needs_no_package(local):
+    local.hosts["here"]["facts"].update(scope="user", service_manager="systemd_user")
+    assert "ccache" not in local.plan()["hosts"]["here"]["tools"]
+
+
+STRIX = {"backend": "hip", "name": "AMD gfx1151", "architecture": "gfx1151", "memory_mib": 126976, "unified": True}
+
+
+def tuned(pair, **variables):
+    worker = pair.hosts["worker1"]
+    worker["facts"].update(memory_mib=128200, accelerators=[STRIX])
+    worker["variables"].update(llama_host_tuning=True, llama_host_tuned_profile="accelerator-performance", **variables)
+    return worker
+
+
+def test_tuning_is_planned_where_it_is_asked_for(pair):
+    tuned(pair, llama_host_tuning_gtt_mib=126976)
+    hosts = pair.plan()["hosts"]
+    assert hosts["worker1"]["tuning"] == {
+        "parameters": {"amdgpu.gttsize": "126976", "ttm.pages_limit": "32505856"},
+        "profile": "accelerator-performance",
+        "reboot": False,
+    }
+    assert hosts["worker2"]["tuning"] == {"parameters": {}, "profile": "", "reboot": False}
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda worker: worker["facts"].update(accelerators=[]), "no AMD graphics that uses the host's memory"),
+        (lambda worker: worker["facts"].update(service_manager="supervisor"), "needs a host with systemd"),
+        (
+            lambda worker: worker["variables"].update(llama_host_tuning_gtt_mib=130000),
+            "llama_host_tuning_gtt_mib of worker1",
+        ),
+    ],
+)
+def test_tuning_that_cannot_be(pair, change, said):
+    change(tuned(pair))
+    assert said in pair.reason()

@@ -60,6 +60,7 @@ def launch(tmp_path):
         argv = [
             sys.executable,
             str(installed / "runtime.py"),
+            "head",
             "--url",
             f"http://127.0.0.1:{port}",
             "--state",
@@ -198,3 +199,91 @@ def test_the_log_of_a_start_is_bounded(launch, tmp_path, monkeypatch):
     head.process.wait()
     head.relay.join(timeout=5)
     assert len((tmp_path / runtime.START_LOG).read_text()) == 100
+
+
+def cached(folder, name, size, age):
+    path = folder / "rpc" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(bytes(size))
+    os.utime(path, (time.time() - age, time.time() - age))
+    return path
+
+
+def test_what_was_used_longest_ago_is_removed_first(tmp_path):
+    old, used, new = (cached(tmp_path, name, 100, age) for name, age in (("old", 300), ("used", 900), ("new", 1)))
+    os.utime(used, (time.time(), used.stat().st_mtime))
+    (tmp_path / "link").symlink_to(new)
+    assert runtime.prune(tmp_path, 300) == []
+    assert runtime.prune(tmp_path, 250) == ["old"]
+    assert not old.exists()
+    assert sorted(runtime.prune(tmp_path, 0)) == ["new", "used"]
+    assert runtime.prune(tmp_path / "no-such-folder", 0) == []
+
+
+@pytest.fixture
+def worker_service(tmp_path):
+    """Starts the launcher of a worker whose program prints a line and sleeps."""
+    program = tmp_path / "worker.py"
+    program.write_text(
+        "import signal, time\nprint(signal.getsignal(signal.SIGPIPE).name, flush=True)\ntime.sleep(60)\n"
+    )
+    started = []
+
+    def start(cache):
+        argv = [
+            sys.executable,
+            str(RUNTIME),
+            "worker",
+            "--cache",
+            str(cache),
+            "--limit-mib",
+            "1",
+            "--",
+            sys.executable,
+            str(program),
+        ]
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_a_worker_starts_with_its_cache_below_the_limit_and_ignores_broken_connections(worker_service, tmp_path):
+    cache = tmp_path / "cache"
+    kept, gone = cached(cache, "kept", 1 << 20, 1), cached(cache, "gone", 1 << 20, 99)
+    process = worker_service(cache)
+    said = lines_until(process, "SIG_IGN")
+    assert any("removed 1 files" in line and "below 1 MiB" in line for line in said)
+    assert kept.exists()
+    assert not gone.exists()
+
+
+def test_the_cache_is_bounded_while_the_worker_runs(tmp_path):
+    cache = tmp_path / "cache"
+    program = f"import pathlib, time; pathlib.Path({str(cache / 'x')!r}).write_bytes(bytes(9)); time.sleep(0.5)"
+    cache.mkdir()
+    assert runtime.run_worker([sys.executable, "-c", program], cache, 5, pause=0.1) == 1
+    assert not (cache / "x").exists()
+
+
+def test_a_worker_ends_with_its_launcher_however_that_ends(worker_service, tmp_path):
+    for number, status in ((signal.SIGTERM, 0), (signal.SIGKILL, -9)):
+        process = worker_service(tmp_path / "cache")
+        lines_until(process, "SIG_IGN")
+        (child,) = children(process)
+        process.send_signal(number)
+        assert process.wait(timeout=10) == status
+        until(lambda child=child: not os.path.exists(f"/proc/{child}"))
+
+
+def test_a_worker_that_ends_is_a_failure_for_the_service_manager(worker_service, tmp_path):
+    process = worker_service(tmp_path / "cache")
+    lines_until(process, "SIG_IGN")
+    os.kill(children(process)[0], signal.SIGKILL)
+    assert process.wait(timeout=10) == 1

@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils import links, state
@@ -94,12 +95,12 @@ def test_a_head_without_its_launcher_is_different(installation):
     assert judged(prefix, planned)["state"] == "different"
 
 
-def test_a_launcher_that_waits_for_its_workers_is_different(installation):
+def test_a_launcher_that_waits_for_its_workers(installation):
     prefix, program, start = installation
     launcher = start(free_port())
     planned = service(program, free_port())
     planned["argv"] = list(launcher.args)
-    assert judged(prefix, planned) == {"state": "different", "pid": launcher.pid, "addresses": []}
+    assert judged(prefix, planned) == {"state": "waiting", "pid": launcher.pid, "addresses": []}
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="only root can make a process namespace")
@@ -136,6 +137,9 @@ def test_addresses_of_a_listener():
         assert state.listening_addresses(everywhere.getsockname()[1]) == ["0.0.0.0"]
 
 
+DEFINED = "; Written by llamacpp.cluster; a change made here is undone by the next run.\n"
+
+
 @pytest.fixture
 def planned(tmp_path):
     """An installation of a user that is as planned, apart from its process, which does not run."""
@@ -148,7 +152,7 @@ def planned(tmp_path):
     digest = hashlib.sha256(b"program").hexdigest()
     (release / "manifest.json").write_text(json.dumps({"files": {"bin/worker": digest}}))
     (prefix / "model").write_text("model")
-    (units / "llamacpp-x.conf").write_text("defined")
+    (units / "llamacpp-x.conf").write_text(DEFINED)
     prefix.chmod(0o755)
     return {
         "scope": "user",
@@ -159,10 +163,11 @@ def planned(tmp_path):
         "folders": [{"path": str(prefix), "owner": None, "mode": "0755"}],
         "files": [{"path": f"{prefix}/model", "bytes": 5, "sha256": hashlib.sha256(b"model").hexdigest()}],
         "builds": [{"id": "here"}],
-        "services": [{**service(prefix / "x", free_port()), "definition": "defined"}],
+        "services": [{**service(prefix / "x", free_port()), "definition": DEFINED}],
         "firewall": [],
         "firewall_manager": None,
         "links": [],
+        "tuning": {"parameters": {}, "profile": "", "reboot": False},
     }
 
 
@@ -229,9 +234,43 @@ def test_a_firewall_and_links_that_differ(planned, monkeypatch):
     assert "links are not as planned" in found
 
 
+def test_kernel_parameters_that_differ(planned, monkeypatch):
+    planned.update(service_manager="systemd")
+    monkeypatch.setattr(state.firewall, "differs", lambda manager, rules: False)
+    monkeypatch.setattr(state.tuning, "apply", lambda wanted, profile, check: {"before": "", "after": "x=1"})
+    assert "kernel parameters or the profile of tuned are not as planned" in state.drift(planned)["differences"]
+
+
 def test_a_link_that_must_not_be_touched_stops_before_anything_is_changed(planned, monkeypatch):
     planned.update(service_manager="systemd", links=[{"interface": "eth0", "address": "192.0.2.1/24", "manage": True}])
     monkeypatch.setattr(state.firewall, "differs", lambda manager, rules: False)
     monkeypatch.setattr(state.links, "problems", lambda wanted, known: ["eth0 carries the connection"])
     with pytest.raises(links.LinkError, match="carries the connection"):
         state.drift(planned)
+
+
+def test_a_definition_that_is_newer_than_what_runs_by_it(planned, installation):
+    prefix, program, start = installation
+    port = free_port()
+    process = start(port)
+    planned.update(prefix=str(prefix), folders=[], files=[], builds=[])
+    planned["services"] = [{**service(program, port), "definition": DEFINED}]
+    assert state.drift(planned)["redefined"] == []
+    started = state.started_at(process.pid)
+    assert abs(started - time.time()) < 60
+    definition = state.definition_path(planned, "llamacpp-x")
+    os.utime(definition, (started + 60, started + 60))
+    assert state.drift(planned)["redefined"] == ["llamacpp-x"]
+    assert state.started_at(None) is None
+
+
+def test_a_unit_that_systemd_has_not_read(planned, monkeypatch):
+    monkeypatch.setattr(state.firewall, "differs", lambda manager, rules: False)
+    monkeypatch.setattr(
+        state,
+        "output",
+        lambda argv: "Id=llamacpp-x.service\nNeedDaemonReload=yes\n\nId=y.service\nNeedDaemonReload=no\n",
+    )
+    planned.update(service_manager="systemd", scope="system")
+    (state.definition_path(planned, "llamacpp-x")).write_text(DEFINED)
+    assert state.drift(planned)["redefined"] == ["llamacpp-x"]

@@ -3,6 +3,7 @@
 import copy
 import http.server
 import json
+import os
 import socket
 import threading
 
@@ -38,6 +39,7 @@ def evidence(plan):
         },
         "completion": {"text": known_answer.SENTENCE, "tokens": 33, "tokens_per_second": 700.0},
         "log": [],
+        "links": {},
     }
 
 
@@ -135,6 +137,13 @@ WRONG = {
             health={"healthy": False, "said": "refused"}, waits_for=["it waits for worker 192.0.2.11:50052: refused"]
         ),
     ),
+    "a link without an answer": (
+        "link",
+        "worker1 does not answer",
+        lambda p, d, e: e["links"].update(
+            worker1={"mbit_per_second": None, "round_trip_ms": None, "detail": "worker1 does not answer"}
+        ),
+    ),
     "not healthy": (
         "health",
         "the model is loading",
@@ -173,32 +182,77 @@ def test_another_model_has_no_known_answer(plan, drifts, evidence):
 
 
 @pytest.mark.parametrize(
-    "knock, status, said",
+    "knocks, status, said",
     [
-        ({"state": "silent", "source": "", "way": True}, "passed", "reaches the host, but not this port"),
-        ({"state": "refused", "source": "", "way": True}, "passed", "not this port"),
-        ({"state": "silent", "source": "", "way": False}, "not tested", "has no way there"),
-        (None, "not tested", "has no way there"),
-        ({"state": "open", "source": "192.0.2.10", "way": True}, "not tested", "the controller is the head"),
-        ({"state": "open", "source": "192.0.2.99", "way": True}, "failed", "could connect from 192.0.2.99"),
+        ({"192.0.2.11:50052": None}, "passed", "reaches the host, but not this port"),
+        ({}, "not tested", "reaches the host at another address"),
+        ({"192.0.2.11:50052": "192.0.2.10"}, "not tested", "the controller is the head"),
+        ({"192.0.2.11:50052": "192.0.2.99"}, "failed", "could connect from 192.0.2.99"),
     ],
 )
-def test_a_worker_on_a_network_is_closed_where_somebody_else_could_not_connect(pair, knock, status, said):
+def test_a_worker_on_a_network_is_closed_where_somebody_else_could_not_connect(pair, knocks, status, said):
     plan = pair.plan()
     service = {"state": "running", "pid": 1, "addresses": ["192.0.2.11"]}
-    found = verification._closed(
-        plan, {"worker1": {"services": {"llamacpp-worker-cpu": service}}}, {"192.0.2.11:50052": knock}
-    )
+    found = verification._closed(plan, {"worker1": {"services": {"llamacpp-worker-cpu": service}}}, knocks)
     assert found[0]["status"] == status
     assert said in found[0]["evidence"]
+
+
+@pytest.mark.parametrize(
+    "measured, status, said",
+    [
+        ({"mbit_per_second": 9412, "round_trip_ms": 0.214, "detail": ""}, "passed", "9412 Mbit/s, round trip 0.21 ms"),
+        (
+            {"mbit_per_second": None, "round_trip_ms": 0.2, "detail": "iperf3 is not installed on head"},
+            "passed",
+            "round trip 0.20 ms, iperf3 is not installed on head",
+        ),
+        (None, "not tested", "not measured yet: set llama_link_measure"),
+    ],
+)
+def test_what_is_said_of_a_link(evidence, measured, status, said):
+    evidence["links"] = {"worker1": measured}
+    found = verification._links(evidence)
+    assert [(check["name"], check["subject"], check["status"], check["evidence"]) for check in found] == [
+        ("link", "worker1", status, said)
+    ]
+
+
+def test_an_open_worker_that_was_accepted_fails_nothing(pair):
+    pair.hosts["worker1"]["facts"].update(service_manager="supervisor")
+    pair.hosts["head"]["variables"]["llama_accept_advisories"] = ["unprotected-worker"]
+    plan = pair.plan()
+    found = verification._closed(plan, {}, {"192.0.2.11:50052": "192.0.2.99"})
+    assert (found[0]["status"], "accepts" in found[0]["evidence"]) == ("not tested", True)
+
+
+def test_files_of_the_services_account_are_not_followed(tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("root's")
+    (tmp_path / "link").symlink_to(secret)
+    os.mkfifo(tmp_path / "pipe")
+    assert verification.read_untrusted(secret) == "root's"
+    for name in ("link", "pipe"):
+        with pytest.raises(OSError, match=r"Too many levels|no regular file"):
+            verification.read_untrusted(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"workers": 1}', '{"workers": {"a": 1}}', '{"workers": {"a": {"state": "ok"}}}']
+)
+def test_a_record_of_another_shape_is_none(tmp_path, text):
+    path = tmp_path / "handshakes.json"
+    path.write_text(text)
+    found = verification.handshakes(path)
+    assert found["workers"] == {}
+    assert found["error"]
 
 
 def test_knocking():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
-        assert verification.knock_at(endpoint) == {"state": "open", "source": "127.0.0.1", "way": True}
-    found = verification.knock_at(endpoint)
-    assert (found["state"], found["way"]) == ("refused", True)
+        assert verification.knock(endpoint) == "127.0.0.1"
+    assert verification.knock(endpoint) is None
 
 
 def test_what_the_head_waits_for():
@@ -279,6 +333,7 @@ def asked(server, tmp_path, **head):
                 "workers": [{"endpoint": "127.0.0.1:1", "used": False}, {"endpoint": "127.0.0.1:2", "used": True}],
             }
         },
+        "links": ["worker1", "worker2"],
         "release": {"protocol": None},
         "model": {"known_answer": {"layers": 1}},
     }
@@ -289,9 +344,12 @@ def test_evidence_of_the_head(server, tmp_path):
     key.write_text("\nsecret\nother\n")
     plan = asked(server, tmp_path, api_key_file=str(key))
     (tmp_path / "state" / runtime.START_LOG).write_text("load_tensors: CPU model buffer size = 2 MiB\nlast\n")
-    (tmp_path / "state" / runtime.HANDSHAKES).write_text('{"workers": {"a": 1}}')
+    (tmp_path / "state" / runtime.HANDSHAKES).write_text('{"workers": {}}')
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "worker1.json").write_text('{"mbit_per_second": 9400}')
     found = verification.collect(plan, 1)
     assert found["health"]["healthy"]
+    assert found["links"] == {"worker1": {"mbit_per_second": 9400}, "worker2": None}
     assert found["buffers"] == {"CPU": {"model": 2.0}}
     assert found["handshakes"]["workers"]["127.0.0.1:1"]["state"] == "refused"
     assert "127.0.0.1:2" not in found["handshakes"]["workers"]
