@@ -106,12 +106,12 @@ POLICY = """llama.cpp-tools:
   Candidate: {candidate}
   Version table:
      1:0.7.0+dfsg-2 500
-        500 http://deb.debian.org/debian forky/main amd64 Packages
+        500 http://mirror.example/debian forky/main amd64 Packages
 libggml0-backend-rpc:
   Installed: 0.27.0-1
   Candidate: 0.27.0-1
 """
-"""Printed by apt-cache on Debian forky."""
+"""Printed by apt-cache on Debian forky, with another mirror."""
 
 
 @pytest.mark.parametrize(
