@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 
@@ -18,24 +19,54 @@ SEARCH = os.pathsep.join(
         "/opt/rocm/bin",
         "/usr/sbin",
         "/sbin",
+        "/usr/bin",
+        "/bin",
     ]
 )
 COMMAND_SECONDS = 20
 
 
-def output(argv: list[str]) -> str:
-    """What a command prints, or nothing if it is not there or fails."""
-    program = shutil.which(argv[0], path=SEARCH)
-    if not program:
-        return ""
+class CommandError(Exception):
+    """A command did not do as told. ``reason`` is why; ``status`` is None if it could not be run, or not to its end."""
+
+    def __init__(self, argv: list[str], reason: str, status: int | None) -> None:
+        super().__init__(f"«{shlex.join(argv)}» failed: {reason}")
+        self.reason = reason
+        self.status = status
+
+
+def find(program: str) -> str | None:
+    """Path of a program that is installed."""
+    return shutil.which(program, path=SEARCH)
+
+
+def run(argv: list[str], seconds: float, text: str = "", may_fail: bool = False) -> str:
+    """What a command prints, given ``text``. It speaks no other language, since what it prints is read.
+
+    :param seconds: how long it may take.
+    :param may_fail: whether its status says something else than that it failed.
+    """
     try:
-        return subprocess.run(
-            [program, *argv[1:]],
+        done = subprocess.run(
+            [find(argv[0]) or argv[0], *argv[1:]],
+            input=text,
             capture_output=True,
             text=True,
-            timeout=COMMAND_SECONDS,
-            check=True,
-            env={**os.environ, "LC_ALL": "C"},
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
+            timeout=seconds,
+            check=False,
+            env={**os.environ, "PATH": SEARCH, "LC_ALL": "C"},
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise CommandError(argv, str(error), None) from error
+    if done.returncode and not may_fail:
+        reason = (done.stderr or done.stdout).strip() or f"status {done.returncode}"
+        raise CommandError(argv, reason, done.returncode)
+    return done.stdout
+
+
+def output(argv: list[str]) -> str:
+    """What a command prints, or nothing if it is not there or fails."""
+    try:
+        return run(argv, COMMAND_SECONDS)
+    except CommandError:
         return ""

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import grp
-import hashlib
 import json
 import os
 import platform
@@ -19,10 +18,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils import firewall
+from ansible_collections.llamacpp.cluster.plugins.module_utils import backends, firewall, hardware, toolchains
 from ansible_collections.llamacpp.cluster.plugins.module_utils.commands import output
 
-MIB = 1024 * 1024
 DEFINITION_ENDINGS = {".service", ".conf", ".plist"}
 DEFINITION_MARK = "Written by llamacpp.cluster"
 """Stands in the first lines of every definition of a service."""
@@ -40,6 +38,7 @@ VERSION_ARGUMENTS = {
     "nvcc": ["--version"],
     "hipconfig": ["--version"],
     "glslc": ["--version"],
+    "patch": ["--version"],
 }
 FAMILIES = {
     "debian": "debian",
@@ -51,21 +50,6 @@ FAMILIES = {
     "suse": "suse",
     "opensuse": "suse",
 }
-UNIFIED_GFX = {
-    "gfx902",
-    "gfx909",
-    "gfx90c",
-    "gfx1013",
-    "gfx1033",
-    "gfx1035",
-    "gfx1036",
-    "gfx1103",
-    "gfx1150",
-    "gfx1151",
-    "gfx1152",
-    "gfx1153",
-}
-"""AMD processors whose graphics use the host's memory."""
 
 
 def distribution(os_release: str) -> dict:
@@ -76,92 +60,18 @@ def distribution(os_release: str) -> dict:
     return {"id": names[0], "version": values.get("VERSION_ID", values.get("VERSION_CODENAME", "")), "family": family}
 
 
-def nvidia(listing: str) -> list[dict]:
-    """From ``nvidia-smi --query-gpu=name,compute_cap,memory.total --format=csv,noheader,nounits``."""
-    found = []
-    for line in listing.splitlines():
-        fields = [field.strip() for field in line.split(",")]
-        if len(fields) == 3 and re.fullmatch(r"\d+\.\d+", fields[1]) and fields[2].isdigit():
-            found.append(
-                {
-                    "backend": "cuda",
-                    "name": fields[0],
-                    "architecture": fields[1],
-                    "memory_mib": int(fields[2]),
-                    "unified": False,
-                }
-            )
-    return found
-
-
-def amd(topology: Path, drm: Path) -> list[dict]:
-    """From the KFD topology in sysfs; the memory of a processor's graphics is what the host may lend it (GTT)."""
-    found = []
-    for properties in sorted(topology.glob("*/properties"), key=lambda path: int(path.parent.name)):
-        values = dict(line.split(None, 1) for line in properties.read_text().splitlines() if " " in line)
-        version = int(values.get("gfx_target_version", 0))
-        if not version:
-            continue
-        architecture = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
-        device = drm / f"renderD{values.get('drm_render_minor', '')}".strip() / "device"
-        unified = architecture in UNIFIED_GFX
-        memory = device / ("mem_info_gtt_total" if unified else "mem_info_vram_total")
-        size = int(memory.read_text()) // MIB if memory.exists() else 0
-        found.append(
-            {
-                "backend": "hip",
-                "name": f"AMD {architecture}",
-                "architecture": architecture,
-                "memory_mib": size,
-                "unified": unified,
-            }
-        )
-    return found
-
-
-def accelerators() -> list[dict]:
-    """Every device once for each backend that could drive it."""
-    if sys.platform == "darwin":
-        if platform.machine() != "arm64":
-            return []
-        return [
-            {
-                "backend": "metal",
-                "name": output(["sysctl", "-n", "machdep.cpu.brand_string"]).strip(),
-                "architecture": "apple",
-                "memory_mib": memory_mib() * 3 // 4,
-                "unified": True,
-            }
-        ]
-    own = nvidia(output(["nvidia-smi", "--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader,nounits"]))
-    own += amd(Path("/sys/class/kfd/kfd/topology/nodes"), Path("/sys/class/drm"))
-    return own + [{**device, "backend": "vulkan", "architecture": ""} for device in own]
-
-
-def memory_mib() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MIB
-
-
-def cpu() -> dict:
-    if sys.platform == "darwin":
-        model, features = output(["sysctl", "-n", "machdep.cpu.brand_string"]).strip(), ""
-    else:
-        text = Path("/proc/cpuinfo").read_text()
-        named = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
-        flags = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
-        model, features = named.group(1) if named else platform.machine(), flags.group(1) if flags else ""
-    identity = hashlib.sha256(" ".join([model, *sorted(features.split())]).encode()).hexdigest()[:12]
-    return {"model": model, "cores": os.cpu_count() or 1, "features_id": identity}
-
-
-def version_of(argv: list[str]) -> str | None:
+def version_of(argv: list[str], ask: hardware.Ask = output) -> str | None:
     """The first version number that a command prints, or None if it is not there or fails."""
-    version = re.search(r"\d+(\.\d+)+|^\d+$", output(argv), re.MULTILINE)
-    return version.group(0) if version else None
+    return toolchains.first_version(ask(argv))
 
 
-def toolchain() -> dict:
-    return {tool: version_of([tool, *arguments]) for tool, arguments in VERSION_ARGUMENTS.items()}
+def toolchain(installed: list[dict], root: Path = hardware.ROOT, ask: hardware.Ask = output) -> dict:
+    """Tool or library → its version, or None. A toolkit counts also where its commands are not in the search path."""
+    found = {tool: version_of([tool, *arguments], ask) for tool, arguments in VERSION_ARGUMENTS.items()}
+    for toolkit in installed:
+        if toolkit["backend"] in toolchains.TOOLKITS and not found[backends.toolkit(toolkit["backend"])]:
+            found[backends.toolkit(toolkit["backend"])] = toolkit["version"]
+    return {**found, **toolchains.libraries(installed, root)}
 
 
 def readable_by_all(path: str) -> bool:
@@ -291,8 +201,10 @@ def facts(wanted_scope: str, catalogue: dict | None = None) -> dict:
     os_release = Path("/etc/os-release")
     place = places(wanted_scope, manager)
     interpreter = python(wanted_scope)
+    installed = toolchains.find()
+    memory = hardware.memory_mib()
     tools = {
-        **toolchain(),
+        **toolchain(installed),
         "venv": version_of([interpreter, "-c", "import ensurepip, venv; print('1.0')"]) if interpreter else None,
     }
     distributed = (
@@ -306,16 +218,18 @@ def facts(wanted_scope: str, catalogue: dict | None = None) -> dict:
         "architecture": platform.machine(),
         "distribution": distributed,
         "packaged": packages,
-        "cpu": cpu(),
-        "memory_mib": memory_mib(),
-        "accelerators": accelerators(),
+        "cpu": hardware.cpu(),
+        "memory_mib": memory,
+        "accelerators": hardware.accelerators(memory),
         "toolchain": tools,
+        "toolchains": installed,
         "tools": sorted(
             [*(tool for tool, version in tools.items() if version), *(packages["installed"] if packages else [])]
         ),
         "scope": wanted_scope,
         "user": user,
         "uid": os.geteuid(),
+        "accounts": {entry.pw_name: entry.pw_dir for entry in pwd.getpwall() if entry.pw_name.startswith("llamacpp")},
         "device_groups": [group.gr_name for group in grp.getgrall() if group.gr_name in DEVICE_GROUPS],
         "python": interpreter,
         "service_manager": manager,

@@ -30,6 +30,10 @@ options:
   plan:
     description: The host's part of the plan. Then only the difference from it is returned.
     type: dict
+  free:
+    description: Whether to tell the memory that is free now, too.
+    type: bool
+    default: false
 """
 
 EXAMPLES = r"""
@@ -49,10 +53,15 @@ drift:
   returned: when O(plan) is given
   type: dict
   sample: {"services": {"llamacpp-worker-cpu": {"state": "running", "pid": 4711, "addresses": ["127.0.0.1"]}}, "stale": []}
+free_mib:
+  description: Device, named as workers name it, and what is free there now in MiB.
+  returned: when O(plan) and O(free) are given
+  type: dict
+  sample: {"CPU": 21000, "CUDA0": 80123}
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils import firewall, host, links, state, tuning
+from ansible_collections.llamacpp.cluster.plugins.module_utils import firewall, host, links, memory, state, tuning
 
 
 def main():
@@ -61,6 +70,7 @@ def main():
             "scope": {"type": "str", "choices": ["auto", "system", "user"], "default": "auto"},
             "packages": {"type": "dict", "default": {}},
             "plan": {"type": "dict"},
+            "free": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
         no_log=True,
@@ -81,7 +91,8 @@ def main():
             msg=f"Something else already uses {' and '.join(foreign)}: stop it, or give another port in llama_worker_endpoints or llama_server_port.",
             drift=drift,
         )
-    module.exit_json(changed=False, drift=drift)
+    free = {"free_mib": memory.free_mib()} if module.params["free"] else {}
+    module.exit_json(changed=False, drift=drift, **free)
 
 
 if __name__ == "__main__":

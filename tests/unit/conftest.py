@@ -1,6 +1,7 @@
 """Hosts and plans that the tests of planning and verification start from."""
 
 import copy
+import subprocess
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils import known_answer, planning
@@ -43,8 +44,8 @@ class Cluster:
         }
         return self
 
-    def plan(self):
-        return planning.make("test", copy.deepcopy(self.hosts), self.model, inventory.packages(), "runtime-id")
+    def plan(self, staging=False):
+        return planning.make("test", copy.deepcopy(self.hosts), self.model, inventory.packages(), "runtime-id", staging)
 
     def reason(self):
         plan = self.plan()
@@ -89,3 +90,14 @@ def big_model():
         "layer_bytes": [1 << 30] * 80,
         "context": 32768,
     }
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], check=False)
+    if mounted.returncode:
+        pytest.skip("a small disk can be made by root only")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)

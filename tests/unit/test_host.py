@@ -22,42 +22,6 @@ def test_distributions(text, expected):
     assert (found["id"], found["version"], found["family"]) == expected
 
 
-def test_nvidia_devices():
-    listing = "NVIDIA RTX A5000, 8.6, 24564\nNVIDIA GB10, 12.1, [N/A]\nNVIDIA H200, 9.0, 143771\n"
-    found = host.nvidia(listing)
-    assert [(gpu["name"], gpu["architecture"], gpu["memory_mib"]) for gpu in found] == [
-        ("NVIDIA RTX A5000", "8.6", 24564),
-        ("NVIDIA H200", "9.0", 143771),
-    ]
-    assert host.nvidia("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.") == []
-
-
-@pytest.mark.parametrize(
-    "version, architecture, file, unified", [(110501, "gfx1151", "gtt", True), (90010, "gfx90a", "vram", False)]
-)
-def test_amd_devices(tmp_path, version, architecture, file, unified):
-    """Constructed from the documented form of the KFD topology: a processor without graphics, and one device."""
-    for node, properties in (
-        (0, "cpu_cores_count 16\ngfx_target_version 0\n"),
-        (1, f"simd_count 80\ngfx_target_version {version}\ndrm_render_minor 128\n"),
-    ):
-        folder = tmp_path / "nodes" / str(node)
-        folder.mkdir(parents=True)
-        (folder / "properties").write_text(properties)
-    device = tmp_path / "drm" / "renderD128" / "device"
-    device.mkdir(parents=True)
-    (device / f"mem_info_{file}_total").write_text(str(124 << 30))
-    assert host.amd(tmp_path / "nodes", tmp_path / "drm") == [
-        {
-            "backend": "hip",
-            "name": f"AMD {architecture}",
-            "architecture": architecture,
-            "memory_mib": 124 * 1024,
-            "unified": unified,
-        }
-    ]
-
-
 def test_a_program_below_a_closed_folder_is_not_for_all(tmp_path):
     program = tmp_path / "closed" / "program"
     program.parent.mkdir()

@@ -1,0 +1,76 @@
+"""Hosts on paper: files, links and the output of commands, from one text file each in fixtures/hardware.
+
+A file has lines ``name: value`` first (system, machine, memory_mib, cores), then sections: ``== path`` and what is in that file,
+``== path -> target`` a link, ``$ command`` and what it prints. Lines that begin with ``#`` tell where it comes from.
+"""
+
+from pathlib import Path
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils import hardware, host, toolchains
+
+FOLDER = Path(__file__).parent / "fixtures" / "hardware"
+NAMES = sorted(str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.glob("*/*.txt"))
+
+
+class Machine:
+    def __init__(self, name: str, root: Path) -> None:
+        self.root = root
+        self.told = {"system": "Linux", "machine": "x86_64"}
+        self.prints: dict[str, str] = {}
+        path, command, lines = "", "", []
+        for line in [*(FOLDER / f"{name}.txt").read_text().splitlines(), "== "]:
+            if line.startswith(("== ", "$ ")):
+                self._add(path, command, lines)
+                path, command, lines = line[3:] * line.startswith("="), line[2:] * line.startswith("$"), []
+            elif path or command:
+                lines.append(line)
+            elif line and not line.startswith("#"):
+                key, value = line.split(": ", 1)
+                self.told[key] = value
+
+    def _add(self, path: str, command: str, lines: list[str]) -> None:
+        text = "\n".join([*lines, ""])
+        if command:
+            self.prints[command] = text
+        elif path:
+            name, _arrow, target = path.partition(" -> ")
+            place = self.root / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if target:
+                place.symlink_to(target)
+            else:
+                place.write_text(text)
+
+    def ask(self, argv: list[str]) -> str:
+        return self.prints.get(" ".join(argv), "")
+
+    def settle(self, monkeypatch) -> "Machine":
+        """Has Python tell of this machine what it tells of its own."""
+        monkeypatch.setattr("platform.system", lambda: self.told["system"])
+        monkeypatch.setattr("platform.machine", lambda: self.told["machine"])
+        monkeypatch.setattr("sys.platform", self.told["system"].lower())
+        return self
+
+    @property
+    def memory_mib(self) -> int:
+        return int(self.told["memory_mib"])
+
+    def accelerators(self) -> list[dict]:
+        return hardware.accelerators(self.memory_mib, self.root, self.ask)
+
+    def facts(self) -> dict:
+        """What planning needs of the devices and of what builds for them; cmake and the like are always there."""
+        installed = toolchains.find(self.root, self.ask)
+        common = {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", "venv": "1.0"}
+        found = host.toolchain(installed, self.root, self.ask)
+        return {
+            "system": self.told["system"],
+            "architecture": self.told["machine"],
+            "memory_mib": self.memory_mib,
+            "accelerators": self.accelerators(),
+            "toolchain": {
+                **found,
+                **{tool: found[tool] or version for tool, version in common.items() if tool in found},
+            },
+            "toolchains": installed,
+        }

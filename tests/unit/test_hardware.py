@@ -1,0 +1,128 @@
+"""What is found of the devices and the processor of hosts on paper."""
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils import hardware
+from machines import NAMES, Machine
+
+
+def device(backend, name, architecture, memory_mib, unified=False):
+    return {
+        "backend": backend,
+        "name": name,
+        "architecture": architecture,
+        "memory_mib": memory_mib,
+        "unified": unified,
+    }
+
+
+def twice(backend, name, architecture, memory_mib, unified=False, count=1):
+    """Devices that a backend of their vendor and Vulkan drive."""
+    own = device(backend, name, architecture, memory_mib, unified)
+    return [own] * count + [{**own, "backend": "vulkan", "architecture": ""}] * count
+
+
+EXPECTED = {
+    "constructed/strix_halo": twice("hip", "AMD gfx1151", "gfx1151", 124 * 1024, True),
+    "constructed/strix_halo_old_kernel": twice("hip", "AMD gfx1151", "gfx1151", 124 * 1024, True),
+    "constructed/strix_halo_set_aside": twice("hip", "AMD gfx1151", "gfx1151", 96 * 1024),
+    "constructed/raven": twice("hip", "AMD gfx902", "gfx902", 7450, True),
+    "constructed/rdna3": [
+        device("hip", "AMD gfx1100", "gfx1100", 24560),
+        device("hip", "AMD gfx1036", "gfx1036", 32000, True),
+        device("vulkan", "AMD gfx1100", "", 24560),
+    ],
+    "constructed/rdna3_old_rocm": twice("hip", "AMD gfx1100", "gfx1100", 24560),
+    "constructed/rdna4": twice("hip", "AMD gfx1201", "gfx1201", 16304),
+    "constructed/mi300x": twice("hip", "AMD gfx942", "gfx942", 196592, count=2),
+    "constructed/mi300a": twice("hip", "AMD gfx942", "gfx942", 128000, True),
+    "constructed/a5000x4": twice("cuda", "NVIDIA RTX A5000", "8.6", 24564, count=4),
+    "constructed/rtx_3060_3090": [
+        device("cuda", "NVIDIA GeForce RTX 3060", "8.6", 12288),
+        device("cuda", "NVIDIA GeForce RTX 3090", "8.6", 24576),
+        device("vulkan", "NVIDIA GeForce RTX 3060", "", 12288),
+        device("vulkan", "NVIDIA GeForce RTX 3090", "", 24576),
+    ],
+    "constructed/rtx_5090": [
+        device("cuda", "NVIDIA GeForce RTX 5090", "12.0", 32607),
+        device("cuda", "NVIDIA GeForce GTX 1080 Ti", "6.1", 11264),
+        device("vulkan", "NVIDIA GeForce RTX 5090", "", 32607),
+        device("vulkan", "NVIDIA GeForce GTX 1080 Ti", "", 11264),
+    ],
+    "constructed/gb10": twice("cuda", "NVIDIA GB10", "12.1", 122570, True),
+    "constructed/nvidia_without_tools": twice("cuda", "NVIDIA GeForce RTX 3090", "", 0, count=2),
+    "constructed/intel_integrated": [device("vulkan", "Intel graphics 8086:7d55", "", 15900, True)],
+    "constructed/intel_arc": [
+        device("vulkan", "Intel graphics 8086:e20b", "", 0),
+        device("vulkan", "AMD graphics 1002:67df", "", 8192),
+    ],
+    "constructed/m4_max": [device("metal", "Apple M4 Max", "apple", 98304, True)],
+    "constructed/m4_max_with_a_limit": [device("metal", "Apple M4 Max", "apple", 122880, True)],
+    "constructed/bare_cpu": [],
+    "recorded/vm_without_devices": [],
+    "recorded/h200": twice("cuda", "NVIDIA H200", "9.0", 143771),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_devices(name, tmp_path, monkeypatch):
+    assert Machine(name, tmp_path).settle(monkeypatch).accelerators() == EXPECTED[name]
+
+
+def test_a_mac_of_before_has_no_device(tmp_path, monkeypatch):
+    machine = Machine("constructed/m4_max", tmp_path)
+    machine.told["machine"] = "x86_64"
+    assert machine.settle(monkeypatch).accelerators() == []
+
+
+@pytest.mark.parametrize(
+    "listing",
+    [
+        "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure, that it, runs.",
+        'Field "compute_cap" is not a valid field to query.',
+        "",
+    ],
+)
+def test_nvidia_smi_that_tells_nothing(listing):
+    assert hardware.nvidia(listing, 1000) == []
+
+
+def test_a_device_whose_capability_is_not_told():
+    assert hardware.nvidia("Orin (nvgpu), [N/A], Not Supported\n", 62000) == [
+        device("cuda", "Orin (nvgpu)", "", 62000, True)
+    ]
+
+
+def test_a_topology_that_may_not_be_read(tmp_path):
+    """As in a container that was not given the device: the files are there, and reading them is refused."""
+    (tmp_path / "sys/class/kfd/kfd/topology/nodes/1/properties").mkdir(parents=True)
+    assert hardware.amd(tmp_path) == {}
+
+
+def test_a_part_of_a_device_has_the_memory_of_its_banks(tmp_path):
+    """Partitions of an MI300X have render nodes without memory files."""
+    Machine("constructed/mi300x", tmp_path)
+    for path in tmp_path.glob("sys/class/drm/*/device/mem_info_*"):
+        path.unlink()
+    assert [found["memory_mib"] for found in hardware.amd(tmp_path).values()] == [196592, 196592]
+
+
+@pytest.mark.parametrize(
+    "name, model",
+    [
+        ("constructed/bare_cpu", "Test Processor"),
+        ("constructed/m4_max", "Apple M4 Max"),
+        ("recorded/vm_without_devices", "AMD EPYC"),
+        ("recorded/h200", "Intel(R) Xeon(R) Processor"),
+    ],
+)
+def test_processors(name, model, tmp_path, monkeypatch):
+    machine = Machine(name, tmp_path).settle(monkeypatch)
+    found = hardware.cpu(tmp_path, machine.ask)
+    assert found["model"] == model
+    assert len(found["features_id"]) == 12
+
+
+def test_a_processor_of_which_nothing_is_told(tmp_path, monkeypatch):
+    machine = Machine("constructed/gb10", tmp_path).settle(monkeypatch)
+    found = hardware.cpu(tmp_path, machine.ask)
+    assert found["model"] == "aarch64"

@@ -1,0 +1,549 @@
+"""What hosts on paper build with: toolkits found, options and environment for three generations, and every refusal."""
+
+import itertools
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils import backends, toolchains, workers
+from conftest import Cluster, known_answer_of
+from machines import Machine
+
+GENERATIONS = {"0.3.16": 6170, "0.3.20": 8643, "0.3.36": 11063}
+ACCEPTED = ["rpc-remote-code-execution"]
+
+
+@pytest.fixture
+def planned(tmp_path, monkeypatch):
+    """Plans for a machine as head and worker; ``change`` may alter its facts before."""
+    roots = (tmp_path / str(number) for number in itertools.count())
+
+    def plan(machine, version="0.3.36", change=None, **variables):
+        facts = Machine(machine, next(roots)).settle(monkeypatch).facts()
+        if change:
+            change(facts)
+        return plan_of(facts, version, **variables)
+
+    return plan
+
+
+def plan_of(facts, version="0.3.36", **variables):
+    release = {"source": "pypi", "version": version, "checksum": "sha256:" + "a" * 64}
+    cluster = Cluster().add(
+        "here",
+        "head",
+        "worker",
+        facts=facts,
+        llama_release=release,
+        llama_model_known_answer=known_answer_of(),
+        llama_accept_advisories=ACCEPTED,
+        **variables,
+    )
+    return cluster.plan()
+
+
+def build_of(plan):
+    assert not plan["refused"], plan["reasons"]
+    return plan["hosts"]["here"]["builds"][0]
+
+
+def found(name, tmp_path, monkeypatch):
+    machine = Machine(name, tmp_path).settle(monkeypatch)
+    return toolchains.find(tmp_path, machine.ask)
+
+
+def test_toolkits_side_by_side(tmp_path, monkeypatch):
+    old, new = found("constructed/strix_halo", tmp_path, monkeypatch)
+    assert (old["prefix"], old["links"], old["version"]) == ("/opt/rocm-6.4.1", [], "6.4.1")
+    assert (new["prefix"], new["links"], new["version"]) == ("/opt/rocm-7.2.0", ["/opt/rocm"], "7.2.0")
+    assert new["compiler"] == "/opt/rocm-7.2.0/llvm/bin/clang"
+    assert old["rocwmma"]["version"] == "1.7.0"
+    assert "gfx1151" not in old["rocwmma"]["architectures"]
+    assert "gfx1151" in new["rocwmma"]["architectures"]
+
+
+def test_the_distributions_toolkit(tmp_path, monkeypatch):
+    assert found("constructed/rdna3", tmp_path, monkeypatch) == [
+        {
+            "backend": "hip",
+            "prefix": "/usr",
+            "links": [],
+            "version": "7.0.51831",
+            "compiler": "/usr/lib/llvm-21/bin/clang",
+            "rocwmma": None,
+        }
+    ]
+
+
+def test_a_toolkit_that_does_not_tell_its_compiler_leaves_it_to_cmake(planned):
+    silent = planned("constructed/rdna3", change=lambda facts: facts["toolchains"][0].update(compiler=None))
+    assert build_of(silent)["environment"] == {"HIP_PATH": "/usr"}
+
+
+def test_a_link_from_the_system_to_a_toolkit_is_none_of_its_own(tmp_path, monkeypatch):
+    assert [entry["prefix"] for entry in found("constructed/rdna4", tmp_path, monkeypatch)] == ["/opt/rocm-6.4.2"]
+
+
+def test_recorded_toolkits(tmp_path, monkeypatch):
+    own = {"backend": "cuda", "version": "13.0", "prefix": "/usr/local/cuda-13.0", "rocwmma": None}
+    own["compiler"] = "/usr/local/cuda-13.0/bin/nvcc"
+    assert found("recorded/vm_without_devices", tmp_path / "vm", monkeypatch) == [{**own, "links": ["/usr/local/cuda"]}]
+    links = ["/usr/local/cuda", "/usr/local/cuda-13"]
+    assert found("recorded/h200", tmp_path / "h200", monkeypatch) == [{**own, "links": links}]
+
+
+def test_a_toolkit_that_does_not_answer_is_none(tmp_path, monkeypatch):
+    for program in ("opt/rocm-6.2.0/bin/hipconfig", "usr/local/cuda-12.8/bin/nvcc", "opt/gcc-15/bin/g++"):
+        (tmp_path / program).parent.mkdir(parents=True)
+        (tmp_path / program).touch()
+    assert found("constructed/bare_cpu", tmp_path, monkeypatch)[0]["prefix"] == "/opt/rh/gcc-toolset-14/root/usr"
+    assert len(found("recorded/vm_without_devices", tmp_path, monkeypatch)) == 1
+
+
+def test_libraries(tmp_path, monkeypatch):
+    for name, there in (
+        ("constructed/strix_halo", {"hip-headers", "hipblas", "rocblas"}),
+        ("constructed/mi300x", set()),
+        ("constructed/rdna3", {"hip-headers", "hipblas", "rocblas"}),
+        ("constructed/intel_integrated", {"vulkan-headers", "vulkan-loader", "spirv-headers"}),
+        ("constructed/intel_arc", {"vulkan-headers", "vulkan-loader"}),
+        ("recorded/h200", {"cublas"}),
+        ("recorded/vm_without_devices", set()),
+    ):
+        root = tmp_path / name
+        machine = Machine(name, root).settle(monkeypatch)
+        libraries = toolchains.libraries(toolchains.find(root, machine.ask), root)
+        assert {library for library, version in libraries.items() if version} == there
+
+
+ROCM = {
+    "HIPCXX": "/opt/rocm-7.2.0/llvm/bin/clang",
+    "HIP_PATH": "/opt/rocm-7.2.0",
+    "ROCM_PATH": "/opt/rocm-7.2.0",
+}
+
+
+def cuda(version):
+    prefix = f"/usr/local/cuda-{version}"
+    return {"CUDACXX": f"{prefix}/bin/nvcc", "CUDAToolkit_ROOT": prefix}
+
+
+OF_BACKEND = {
+    "cpu": {},
+    "vulkan": {"GGML_VULKAN": "ON"},
+    "metal": {"GGML_METAL": "ON"},
+    "hip": {"GGML_HIP": "ON"},
+    "cuda": {"GGML_CUDA": "ON"},
+}
+
+
+@pytest.mark.parametrize("version", GENERATIONS)
+@pytest.mark.parametrize(
+    "machine, backend, targets, environment",
+    [
+        ("constructed/strix_halo", "hip", "gfx1151", ROCM),
+        (
+            "constructed/rdna3",
+            "hip",
+            "gfx1036;gfx1100",
+            {"HIPCXX": "/usr/lib/llvm-21/bin/clang", "HIP_PATH": "/usr"},
+        ),
+        (
+            "constructed/rdna4",
+            "hip",
+            "gfx1201",
+            {key: value.replace("7.2.0", "6.4.2") for key, value in ROCM.items()},
+        ),
+        (
+            "constructed/a5000x4",
+            "cuda",
+            "86-real",
+            cuda("12.4"),
+        ),
+        (
+            "constructed/rtx_3060_3090",
+            "cuda",
+            "86-real",
+            cuda("12.4"),
+        ),
+        (
+            "constructed/rtx_5090",
+            "cuda",
+            "120a-real;61-real",
+            cuda("12.9"),
+        ),
+        (
+            "constructed/gb10",
+            "cuda",
+            "121a-real",
+            cuda("13.0"),
+        ),
+        (
+            "recorded/h200",
+            "cuda",
+            "90-real",
+            cuda("13.0"),
+        ),
+        ("constructed/intel_integrated", "vulkan", "", {}),
+        ("constructed/m4_max", "metal", "", {}),
+        ("recorded/vm_without_devices", "cpu", "", {}),
+    ],
+)
+def test_options_for_each_generation(planned, machine, backend, targets, environment, version):
+    build = build_of(planned(machine, version))
+    generation = GENERATIONS[version]
+    expected = {
+        "CMAKE_BUILD_TYPE": "Release",
+        "BUILD_SHARED_LIBS": "OFF",
+        "GGML_BLAS": "OFF",
+        "GGML_RPC": "ON",
+        "LLAMA_BUILD_TESTS": "OFF",
+        "LLAMA_BUILD_EXAMPLES": "OFF",
+        **OF_BACKEND[backend],
+    }
+    expected["LLAMA_OPENSSL" if generation >= 8643 else "LLAMA_CURL"] = "OFF"
+    if generation >= 11063:
+        expected.update(dict.fromkeys(("GGML_RPC_RDMA", "LLAMA_USE_PREBUILT_UI", "LLAMA_BUILD_APP"), "OFF"))
+    if backend == "hip":
+        expected["GPU_TARGETS"] = targets
+        expected.update({"AMDGPU_TARGETS": targets} if generation == 6170 else {})
+    if backend == "cuda":
+        expected["CMAKE_CUDA_ARCHITECTURES"] = targets
+        expected.update({"GGML_CUDA_NCCL": "OFF"} if generation == 11063 else {})
+    assert build["backend"] == backend
+    assert build["cmake_options"] == expected
+    assert build["environment"] == environment
+
+
+def test_our_own_options_are_known_to_every_generation(planned):
+    for machine in ("constructed/strix_halo", "recorded/h200", "constructed/intel_integrated"):
+        for version in GENERATIONS:
+            ids = [entry["id"] for entry in planned(machine, version)["advisories"]]
+            assert "cmake-option-unknown" not in ids
+
+
+@pytest.mark.parametrize("wanted", ["/opt/rocm-6.4.1", "/opt/rocm-6.4.1/"])
+def test_a_toolkit_that_the_operator_names(planned, wanted):
+    default = build_of(planned("constructed/strix_halo"))
+    build = build_of(planned("constructed/strix_halo", llama_build_toolchain=wanted))
+    assert build["environment"]["HIP_PATH"] == "/opt/rocm-6.4.1"
+    assert build["kind"] != default["kind"]
+    assert build_of(planned("constructed/strix_halo", llama_build_toolchain="/opt/rocm")) == default
+
+
+@pytest.mark.parametrize("machine", ["constructed/bare_cpu", "constructed/a5000x4"])
+def test_a_compiler_that_the_operator_names(planned, machine):
+    prefix = "/opt/rh/gcc-toolset-14/root/usr"
+
+    def install(facts):
+        compiler = {"prefix": prefix, "links": [], "version": "14", "compiler": f"{prefix}/bin/g++", "rocwmma": None}
+        facts["toolchains"] = [
+            *(entry for entry in facts["toolchains"] if entry["backend"] != "cpu"),
+            {"backend": "cpu", **compiler},
+        ]
+
+    build = build_of(planned(machine, change=install, llama_build_toolchain=prefix))
+    default = build_of(planned(machine, change=lambda facts: facts["toolchain"].update({"c++": "14.2"})))
+    assert build["kind"] != default["kind"]
+    expected = {"CC": f"{prefix}/bin/gcc", "CXX": f"{prefix}/bin/g++"}
+    if build["backend"] == "cuda":
+        cuda = "/usr/local/cuda-12.4"
+        expected.update(CUDAHOSTCXX=f"{prefix}/bin/g++", CUDACXX=f"{cuda}/bin/nvcc", CUDAToolkit_ROOT=cuda)
+    assert build["environment"] == expected
+
+
+def without(*libraries):
+    return lambda facts: facts["toolchain"].update(dict.fromkeys(libraries))
+
+
+def only(version):
+    return lambda facts: facts.update(
+        toolchains=[entry for entry in facts["toolchains"] if entry["version"] == version]
+    )
+
+
+@pytest.mark.parametrize(
+    "machine, change, variables, said",
+    [
+        ("constructed/rdna3_old_rocm", None, {}, ["here has ROCm 5.7", "too old", "install ROCm 6.1 or newer"]),
+        (
+            "constructed/rtx_5090",
+            only("12.6"),
+            {},
+            ["here has CUDA 12.6", "too old for compute capability 12.0", "install CUDA 12.8 or newer"],
+        ),
+        (
+            "constructed/rtx_5090",
+            None,
+            {"llama_build_toolchain": "/usr/local/cuda-12.6"},
+            ["here has CUDA 12.6", "llama_build_toolchain is /usr/local/cuda-12.6"],
+        ),
+        (
+            "constructed/rtx_5090",
+            None,
+            {"llama_build_toolchain": "/usr/local/cuda"},
+            ["CUDA 13.0", "no longer compiles for compute capability 6.1", "install CUDA older than 13.0"],
+        ),
+        (
+            "constructed/gb10",
+            lambda facts: facts["toolchains"][0].update(version="12.8"),
+            {},
+            ["CUDA 12.8", "compute capability 12.1", "install CUDA 12.9 or newer"],
+        ),
+        (
+            "constructed/nvidia_without_tools",
+            None,
+            {},
+            [
+                "here has NVIDIA GeForce RTX 3090, and what to compile for it is not known",
+                "nvidia-smi",
+                "llama_hardware",
+                "set llama_backend",
+            ],
+        ),
+        (
+            "constructed/nvidia_without_tools",
+            lambda facts: [entry.update(architecture="8.6") for entry in facts["accelerators"]],
+            {},
+            ["llama_worker_endpoints[0] of here lends CUDA0, NVIDIA GeForce RTX 3090, whose memory is not known"],
+        ),
+        (
+            "constructed/a5000x4",
+            lambda facts: facts["accelerators"][0].update(architecture="sm_86"),
+            {},
+            ["llama_hardware of here has the architecture 'sm_86'", "like 8.6"],
+        ),
+        (
+            "constructed/strix_halo",
+            lambda facts: facts["accelerators"][0].update(architecture=""),
+            {},
+            ["here has AMD gfx1151, and what to compile", "amdgpu", "gfx1151"],
+        ),
+        ("constructed/intel_arc", None, {}, ["lends Vulkan0, Intel graphics 8086:e20b", "memory_mib"]),
+        (
+            "constructed/strix_halo",
+            None,
+            {"llama_build_toolchain": "/opt/rocm-7.3"},
+            ["llama_build_toolchain of here is /opt/rocm-7.3", "/opt/rocm-6.4.1, /opt/rocm-7.2.0"],
+        ),
+        (
+            "recorded/vm_without_devices",
+            None,
+            {"llama_build_toolchain": "/usr/local/cuda"},
+            ["llama_build_toolchain of here is /usr/local/cuda, which is CUDA", "for cpu", "llama_backend"],
+        ),
+        ("constructed/bare_cpu", None, {}, ["here has the C++ compiler 8.5.0", "GCC 9", "llama_build_toolchain"]),
+        (
+            "constructed/strix_halo",
+            lambda facts: (without("rocblas")(facts), facts.update(scope="user")),
+            {"llama_backend": "hip"},
+            ["here lacks rocblas", "let an administrator install librocblas-dev"],
+        ),
+        (
+            "constructed/strix_halo",
+            lambda facts: (
+                without("hipblas")(facts),
+                facts.update(distribution={"id": "opensuse-leap", "version": "16.0", "family": "suse"}),
+            ),
+            {"llama_backend": "hip"},
+            ["here lacks hipblas", "AMD's repository of ROCm", "llama_backend of here"],
+        ),
+        (
+            "constructed/m4_max",
+            lambda facts: (
+                facts["toolchain"].update(ninja=None, ccache=None),
+                facts.update(distribution={"id": "darwin", "version": "25", "family": "darwin"}),
+            ),
+            {},
+            ["here lacks ninja: run brew install ninja there"],
+        ),
+        (
+            "constructed/intel_integrated",
+            lambda facts: facts["toolchain"].update(cmake="3.18.4"),
+            {},
+            ["here has cmake 3.18.4", "too old for vulkan", "3.19"],
+        ),
+    ],
+)
+def test_what_cannot_be_built_with(planned, machine, change, variables, said):
+    plan = planned(machine, change=change, **variables)
+    assert plan["refused"]
+    for part in said:
+        assert part in plan["reasons"][0]
+
+
+@pytest.mark.parametrize(
+    "machine, version, variables, said",
+    [
+        ("constructed/strix_halo", "0.3.20", {}, None),
+        ("constructed/strix_halo", "0.3.16", {}, None),
+        (
+            "constructed/strix_halo",
+            "0.3.36",
+            {},
+            ["llama_build_cmake_options of here has GGML_HIP_ROCWMMA_FATTN", "build 11063", "4819 to 10114"],
+        ),
+        (
+            "constructed/strix_halo",
+            "0.3.20",
+            {"llama_build_toolchain": "/opt/rocm-6.4.1"},
+            ["rocWMMA 1.7.0 in /opt/rocm-6.4.1/include does not support gfx1151", "install a newer ROCm"],
+        ),
+        ("constructed/rdna3", "0.3.20", {}, ["no headers of rocWMMA in /usr/include", "ROCm 7.0.51831"]),
+        ("constructed/rdna4", "0.3.20", {}, None),
+    ],
+)
+def test_rocwmma_is_probed_where_it_is_asked_for(planned, machine, version, variables, said):
+    asked = {"llama_build_cmake_options": {"GGML_HIP_ROCWMMA_FATTN": True}, **variables}
+    plan = planned(machine, version, **asked)
+    if said is None:
+        assert build_of(plan)["cmake_options"]["GGML_HIP_ROCWMMA_FATTN"] == "True"
+    else:
+        for part in said:
+            assert part in plan["reasons"][0]
+
+
+def test_rocwmma_that_is_not_asked_for_is_left_alone(planned):
+    off = {"GGML_HIP_ROCWMMA_FATTN": "OFF"}
+    assert not planned("constructed/rdna3", "0.3.20", llama_build_cmake_options=off)["refused"]
+    assert "GGML_HIP_ROCWMMA_FATTN" not in build_of(planned("constructed/strix_halo", "0.3.20"))["cmake_options"]
+
+
+@pytest.mark.parametrize(
+    "option, version, told",
+    [
+        ("LLAMA_CURL", "0.3.16", False),
+        ("LLAMA_CURL", "0.3.20", True),
+        ("GGML_RPC_RDMA", "0.3.20", True),
+        ("GGML_RPC_RDMA", "0.3.36", False),
+        ("LLAMA_BUILD_WEBUI", "0.3.20", False),
+        ("LLAMA_BUILD_WEBUI", "0.3.36", True),
+        ("GGML_SOME_OPTION", "0.3.36", False),
+    ],
+)
+def test_an_option_that_the_tree_does_not_know_is_told_and_shown(planned, option, version, told):
+    plan = planned("recorded/vm_without_devices", version, llama_build_cmake_options={option: "ON"})
+    assert build_of(plan)["cmake_options"][option] == "ON"
+    advisories = [entry for entry in plan["advisories"] if entry["id"] == "cmake-option-unknown"]
+    assert bool(advisories) == told
+    if told:
+        assert advisories[0]["severity"] == "warning"
+        assert advisories[0]["message"].startswith(f"{option} is set for here, and build {GENERATIONS[version]}")
+
+
+@pytest.mark.parametrize(
+    "type_k, type_v, all_quants",
+    [("f16", "f16", None), ("q8_0", "q8_0", None), ("q8_0", "q4_0", "ON"), ("q5_1", "q5_1", "ON")],
+)
+@pytest.mark.parametrize("machine", ["constructed/a5000x4", "constructed/strix_halo", "constructed/intel_integrated"])
+def test_kernels_for_types_of_the_cache(planned, machine, type_k, type_v, all_quants):
+    plan = planned(machine, llama_server_cache_type_k=type_k, llama_server_cache_type_v=type_v)
+    expected = None if machine == "constructed/intel_integrated" else all_quants
+    assert build_of(plan)["cmake_options"].get("GGML_CUDA_FA_ALL_QUANTS") == expected
+
+
+@pytest.mark.parametrize(
+    "machine, version, lacking, tools",
+    [
+        ("constructed/intel_integrated", "0.3.36", "spirv-headers", {"spirv-headers": "spirv-headers"}),
+        ("constructed/strix_halo", "0.3.36", "rocblas", {"hipblas": "libhipblas-dev", "rocblas": "librocblas-dev"}),
+        ("recorded/h200", "0.3.36", "cublas", {"cublas": "nvidia-cuda-toolkit"}),
+    ],
+)
+def test_a_library_that_is_missing_is_installed(planned, machine, version, lacking, tools):
+    backend = build_of(planned(machine, version))["backend"]
+    plan = planned(machine, version, change=without(lacking), llama_backend=backend)
+    assert tools.items() <= plan["hosts"]["here"]["tools"].items()
+
+
+def test_headers_of_spirv_are_for_newer_trees(planned):
+    assert "spirv-headers" not in planned("constructed/intel_integrated", "0.3.20")["hosts"]["here"]["tools"]
+
+
+def test_a_device_without_all_of_its_toolkit_is_not_chosen_but_told(planned):
+    plan = planned("constructed/mi300x")
+    assert build_of(plan)["backend"] == "cpu"
+    assert [entry["id"] for entry in plan["advisories"]] == ["accelerator-unused"]
+
+
+def test_devices_that_differ_are_counted_as_they_are_listed(planned):
+    workers = planned("constructed/rtx_3060_3090")["hosts"]["here"]["workers"]
+    assert [worker["environment"] for worker in workers] == [{"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}] * 2
+    alike = planned("constructed/a5000x4")["hosts"]["here"]["workers"]
+    assert [worker["environment"] for worker in alike] == [{}] * 4
+
+
+LLVMPIPE = {"backend": "vulkan", "name": "llvmpipe", "architecture": "", "memory_mib": 8000, "unified": True}
+
+
+def test_a_software_device_that_is_declared(planned):
+    def declare(facts):
+        facts["toolchain"]["glslc"] = "2025.2"
+        facts.update(workers.known(facts, {"accelerators": [LLVMPIPE]}))
+
+    plan = planned(
+        "recorded/vm_without_devices",
+        change=declare,
+        llama_backend="vulkan",
+        llama_worker_endpoints=[{"environment": {"GGML_VK_VISIBLE_DEVICES": 0}}],
+    )
+    worker = plan["hosts"]["here"]["workers"][0]
+    assert (worker["device"], worker["environment"]) == ("Vulkan0", {"GGML_VK_VISIBLE_DEVICES": "0"})
+    assert build_of(plan)["cmake_options"]["GGML_VULKAN"] == "ON"
+
+
+STRIX = {"backend": "hip", "name": "declared", "architecture": "gfx1151", "memory_mib": 126976, "unified": True}
+
+
+def test_a_host_that_is_only_declared_builds_with_what_it_is_said_to_have():
+    facts = workers.known(None, {"memory_mib": 128200, "accelerators": [STRIX]})
+    rocwmma = {"GGML_HIP_ROCWMMA_FATTN": "ON"}
+    assert build_of(plan_of(facts, "0.3.20", llama_build_cmake_options=rocwmma))["environment"] == {}
+    prefix = {"llama_build_toolchain": "/opt/rocm-7.2.0"}
+    assert build_of(plan_of(facts, **prefix))["environment"] == ROCM
+    old = workers.known(
+        None, {"accelerators": [STRIX], "toolchain": {**workers.DECLARED["toolchain"], "hipconfig": "5.7"}}
+    )
+    assert "here has ROCm 5.7" in plan_of(old)["reasons"][0]
+
+
+def test_a_cuda_of_a_host_that_is_only_declared_is_believed():
+    cuda = {"backend": "cuda", "name": "declared", "architecture": "8.6", "memory_mib": 24564, "unified": False}
+    facts = workers.known(None, {"memory_mib": 64000, "accelerators": [cuda]})
+    build = build_of(plan_of(facts, llama_build_toolchain="/usr/local/cuda-12.9"))
+    assert build["environment"] == {
+        "CUDACXX": "/usr/local/cuda-12.9/bin/nvcc",
+        "CUDAToolkit_ROOT": "/usr/local/cuda-12.9",
+    }
+
+
+def test_a_compiler_of_a_host_that_is_only_declared_is_believed():
+    facts = workers.known(None, {"memory_mib": 64000})
+    assert build_of(plan_of(facts, llama_build_toolchain="/opt/gcc-15"))["environment"] == {}
+
+
+def test_facts_of_an_older_version_are_enough(planned):
+    def older(facts):
+        del facts["toolchains"]
+        for library in (*toolchains.HEADERS, *toolchains.OTHER_LIBRARIES):
+            del facts["toolchain"][library]
+
+    assert build_of(planned("constructed/strix_halo", change=older))["backend"] == "hip"
+
+
+def test_a_declared_toolchain_stands_for_all(tmp_path, monkeypatch):
+    facts = Machine("constructed/strix_halo", tmp_path).settle(monkeypatch).facts()
+    known = workers.known(facts, {"toolchain": {**facts["toolchain"], "hipconfig": "7.3"}})
+    build = build_of(plan_of(known))
+    assert build["environment"] == {}
+    named = build_of(plan_of(known, llama_build_toolchain="/opt/rocm-7.3.0"))
+    assert named["environment"]["ROCM_PATH"] == "/opt/rocm-7.3.0"
+
+
+def test_the_build_for_a_bare_processor_has_kept_its_id(local):
+    """Caches and the README name builds by it."""
+    assert local.plan()["hosts"]["here"]["builds"][0]["id"] == "pypi-0.3.36-cpu-0c491280"
+
+
+def test_every_library_has_a_name_that_is_looked_for():
+    looked_for = {*toolchains.HEADERS, *toolchains.OTHER_LIBRARIES}
+    for backend in backends.BACKENDS:
+        assert set(backends.libraries(backend, 99999)) <= looked_for
