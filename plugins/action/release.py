@@ -12,7 +12,7 @@ from pathlib import Path
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils import building
+from ansible_collections.llamacpp.cluster.plugins.module_utils import building, releases
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import copying, sources
 
 display = Display()
@@ -28,16 +28,19 @@ class ActionModule(ActionBase):
     def run(self, tmp=None, task_vars=None):
         super().run(tmp, task_vars)
         arguments = dict(self._task.args)
-        release = arguments["release"]
+        release = arguments.get("release")
         if arguments.get("state") == "fetched":
             if release["source"] == "package":
                 return {"changed": False}
-            path, changed = sources.fetch(release)
-            return {"changed": changed, "path": str(path)}
+            fetched = sources.fetch(release)
+            return {"changed": fetched.changed, "path": str(fetched.path)}
         found = self._execute_module(module_args=arguments, task_vars=task_vars)
-        if found.get("failed") or self._task.check_mode:
+        if found.get("failed") or self._task.check_mode or arguments.get("state") == "pruned":
             return found
-        if "manifest" not in found:
+        if "manifest" not in found and release["source"] == "binary":
+            arguments["brought"] = self._bring(release, arguments["cache"], task_vars)
+            found = self._execute_module(module_args=arguments, task_vars=task_vars)
+        elif "manifest" not in found:
             cache, identity = arguments["cache"], arguments["build"]["id"]
             kept = sources.packed_release(identity)
             if kept.exists():
@@ -48,12 +51,28 @@ class ActionModule(ActionBase):
                     f"{arguments['built_by']} was to build {identity} for this host too, and has not: see what is said of it"
                 )
             else:
-                archive, _fetched = sources.fetch(release)
-                arguments["archive"] = self._copy(archive, f"{cache}/sources/{archive.name}", task_vars)
+                arguments["brought"] = self._bring(release, cache, task_vars)
                 found = self._build(arguments, task_vars)
-        if arguments.get("share") and not found.get("failed") and release["source"] != "package":
+        if arguments.get("share") and not found.get("failed") and release["source"] in releases.COMPILED:
             self._keep(arguments, task_vars)
         return found
+
+    def _bring(self, release: dict, cache: str, task_vars: dict) -> dict:
+        """Copies source and patches to the host; returns where they are there and what they must be."""
+        fetched = sources.fetch(release)
+        return {
+            "archive": self._copy(fetched.path, f"{cache}/sources/{fetched.path.name}", task_vars),
+            "sha256": fetched.sha256,
+            "commit": fetched.commit,
+            "patches": [
+                {
+                    "name": Path(patch["path"]).name,
+                    "path": self._copy(Path(patch["path"]), f"{cache}/sources/{patch['sha256'][:16]}.patch", task_vars),
+                    "sha256": patch["sha256"],
+                }
+                for patch in release.get("patches", [])
+            ],
+        }
 
     def _copy(self, source: Path, target: str, task_vars: dict) -> str:
         result = copying.copy(self, task_vars, str(source), target)

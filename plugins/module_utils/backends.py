@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 COMMON_OPTIONS = {
     "CMAKE_BUILD_TYPE": "Release",
     "BUILD_SHARED_LIBS": "OFF",
@@ -24,11 +26,58 @@ OPTIONS_SINCE = {
 """Options that only newer trees know: option → build in which it was first seen, value. RDMA follows an installed library
 unless it is set, and the prebuilt user interface is downloaded while building."""
 
+OPTIONS_UNTIL = {"LLAMA_CURL": (8071, "OFF")}
+"""Options that only older trees know: option → last build, value. Without libcurl's headers they do not configure unless it is off."""
+
+CUDA_OPTIONS_SINCE = {"GGML_CUDA_NCCL": (11063, "OFF")}
+"""The same, of CUDA. NCCL too follows an installed library, which a host that gets the build from another one may not have."""
+
+ROCWMMA = "GGML_HIP_ROCWMMA_FATTN"
+
+OPTION_BUILDS: dict[str, tuple[int, int | None]] = {
+    ROCWMMA: (4819, 10114),
+    "GGML_CUDA_F16": (0, 8642),
+    "GGML_CUDA_NCCL": (8644, None),
+    "GGML_HIPBLAS": (0, 6169),
+    "GGML_HIP_FORCE_ROCWMMA_FATTN_GFX12": (0, 8642),
+    "GGML_HIP_RCCL": (8644, None),
+    "GGML_HIP_UMA": (0, 6169),
+    "GGML_METAL_USE_BF16": (0, 8642),
+    "GGML_NNPA": (0, 8642),
+    "GGML_RPC_RDMA": (8802, None),
+    "GGML_SCHED_NO_REALLOC": (6171, None),
+    "LLAMA_BUILD_APP": (8644, None),
+    "LLAMA_BUILD_UI": (8644, None),
+    "LLAMA_BUILD_WEBUI": (6171, 11062),
+    "LLAMA_CURL": (0, 8071),
+    "LLAMA_HIPBLAS": (0, 6169),
+    "LLAMA_OPENSSL": (6171, None),
+    "LLAMA_SERVER_SSL": (0, 8642),
+    "LLAMA_USE_PREBUILT_UI": (8644, None),
+}
+"""Option → first and last build between which a tree may know it: outside, none does. Where upstream's change is not known to the
+build, the bounds are the trees in which it was looked for, 6170, 8643 and 11063. An option that is not here is not judged."""
+
+GPU_TARGETS_SINCE = 7000
+"""A build that certainly reads GPU_TARGETS; 6170 reads AMDGPU_TARGETS alone, of which newer ROCm warns."""
+
+SPIRV_HEADERS_SINCE = 8644
+"""First build that may need the cmake package of SPIRV-Headers: 8643 does not, 11063 does."""
+
+QUANTS_WITH_KERNELS = {"f32", "f16", "bf16", "q8_0", "q4_0"}
+"""Types of the KV cache for which flash attention is always compiled, as long as keys and values have the same."""
+
 BACKENDS = ("cpu", "vulkan", "hip", "cuda", "metal")
 
 _DEVICE_NAMES = {"cpu": "CPU", "vulkan": "Vulkan{}", "hip": "ROCm{}", "cuda": "CUDA{}", "metal": "MTL{}"}
 
-_TOOLS = {"vulkan": ["glslc"], "hip": ["hipconfig"], "cuda": ["nvcc"]}
+_TOOLKIT = {"vulkan": "glslc", "hip": "hipconfig", "cuda": "nvcc"}
+
+_LIBRARIES = {
+    "vulkan": ["vulkan-headers", "vulkan-loader"],
+    "hip": ["hip-headers", "hipblas", "rocblas"],
+    "cuda": ["cublas"],
+}
 
 _DEVICE_FILES = {
     "vulkan": ["char-drm", "char-nvidia*"],
@@ -37,7 +86,21 @@ _DEVICE_FILES = {
 }
 """Backend → what systemd must let a service open, as DeviceAllow takes it."""
 
-MINIMUM_CMAKE = {"cpu": (3, 14), "vulkan": (3, 14), "metal": (3, 14), "cuda": (3, 18), "hip": (3, 21)}
+
+class Form(NamedTuple):
+    """How the architecture of a device is written, and what tells it where it is missing."""
+
+    expression: str
+    example: str
+    remedy: str
+
+
+ARCHITECTURES = {
+    "cuda": Form(r"\d+\.\d", "8.6", "install the driver's nvidia-smi there"),
+    "hip": Form(r"gfx[0-9a-f]+(:[a-z]+[+-])*", "gfx1151", "load the kernel's driver amdgpu there"),
+}
+
+MINIMUM_CMAKE = {"cpu": (3, 14), "vulkan": (3, 19), "metal": (3, 14), "cuda": (3, 18), "hip": (3, 21)}
 
 BUILD_TOOLS = ["cmake", "ninja", "c++"]
 """Commands every build needs."""
@@ -53,38 +116,60 @@ def device_files(backend: str) -> list[str]:
     return _DEVICE_FILES.get(backend, [])
 
 
-def backend_of_device(device: str) -> str | None:
-    """The backend whose devices have names like this one, or None."""
-    stem = device.rstrip("0123456789")
-    return next((backend for backend, name in _DEVICE_NAMES.items() if name.format("") == stem), None)
+def toolkit(backend: str) -> str:
+    """The command whose version tells the toolkit's."""
+    return _TOOLKIT.get(backend, "c++")
 
 
 def tools(backend: str) -> list[str]:
     """Commands that a build for this backend needs."""
-    return BUILD_TOOLS + _TOOLS.get(backend, [])
+    return BUILD_TOOLS + [tool for tool in [_TOOLKIT.get(backend)] if tool]
 
 
-def cmake_options(backend: str, architectures: list[str], generation: int) -> dict[str, str]:
+def libraries(backend: str, generation: int = 0) -> list[str]:
+    """What else it needs, by the names of toolchains.libraries."""
+    newer = ["spirv-headers"] if backend == "vulkan" and generation >= SPIRV_HEADERS_SINCE else []
+    return _LIBRARIES.get(backend, []) + newer
+
+
+def cuda_architecture(capability: str) -> str:
+    """A compute capability as CMAKE_CUDA_ARCHITECTURES takes it. Blackwell's consumer devices (12.0, 12.1) have instructions
+    that are compiled for one of them alone (``a``)."""
+    return capability.replace(".", "") + ("a" if capability.startswith("12.") else "") + "-real"
+
+
+def needs_all_quants(type_k: str, type_v: str) -> bool:
+    """Whether flash attention on these types of the KV cache needs kernels that are not compiled unless asked for."""
+    return type_k != type_v or type_k not in QUANTS_WITH_KERNELS
+
+
+def is_on(value: str) -> bool:
+    """Whether cmake takes the value of an option for true."""
+    return value.upper() in ("1", "ON", "YES", "TRUE", "Y")
+
+
+def cmake_options(backend: str, architectures: list[str], generation: int, all_quants: bool = False) -> dict[str, str]:
     """Options for a build.
 
     :param architectures: of the host's devices for this backend: ``gfx1151``, or a compute capability like ``9.0``.
     :param generation: build number that tells which options the tree knows.
+    :param all_quants: whether flash attention is compiled for every pair of types of the KV cache.
     """
     options = dict(COMMON_OPTIONS)
-    options.update({name: value for name, (since, value) in OPTIONS_SINCE.items() if generation >= since})
+    since = {**OPTIONS_SINCE, **(CUDA_OPTIONS_SINCE if backend == "cuda" else {})}
+    options.update({name: value for name, (first, value) in since.items() if generation >= first})
+    options.update({name: value for name, (last, value) in OPTIONS_UNTIL.items() if generation <= last})
     if backend == "vulkan":
         options["GGML_VULKAN"] = "ON"
     elif backend == "hip":
-        options.update(
-            {"GGML_HIP": "ON", "GPU_TARGETS": ";".join(architectures), "AMDGPU_TARGETS": ";".join(architectures)}
-        )
+        options.update({"GGML_HIP": "ON", "GPU_TARGETS": ";".join(architectures)})
+        if generation < GPU_TARGETS_SINCE:
+            options["AMDGPU_TARGETS"] = ";".join(architectures)
     elif backend == "cuda":
-        options.update(
-            {
-                "GGML_CUDA": "ON",
-                "CMAKE_CUDA_ARCHITECTURES": ";".join(arch.replace(".", "") + "-real" for arch in architectures),
-            }
-        )
+        targets = ";".join(cuda_architecture(capability) for capability in architectures)
+        options.update({"GGML_CUDA": "ON", "CMAKE_CUDA_ARCHITECTURES": targets})
     elif backend == "metal":
         options["GGML_METAL"] = "ON"
+    if all_quants and backend in ("cuda", "hip"):
+        options["GGML_CUDA_FA_ALL_QUANTS"] = "ON"
     return options

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From a source archive, a distribution's package or a release packed on another host to an installed release.
+"""From a source archive, compiled programs, a distribution's package or a release of another host to an installed release.
 
 Everything in the folder of a build is done by an ordinary account, reading its results included: root opens no path that
 this account could have turned into a link. A release appears under its final name only when it is complete, and an
@@ -25,11 +25,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils import capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils import capabilities, prebuilt
 from ansible_collections.llamacpp.cluster.plugins.module_utils.commands import SEARCH
 
 MANIFEST = "manifest.json"
 LOG_LINES_SHOWN = 15
+PATCH_LINES_SHOWN = 6
+COMMIT_DIGITS = 8
+NEVER_USED = (0, 0)
+"""Time of a release's folder until it is put to use: then it is the time of that."""
+FULL_BYTES = 1 << 20
+"""A disk with less room is full: not every program says so when it could not write."""
 STEP_LINES = r"^(\[[0-9]+/[0-9]+\]|== )"
 """Lines of a build's log that tell how far it is, as an expression for grep -E: ninja's and our own."""
 
@@ -44,6 +50,11 @@ def sha256(path: Path) -> str:
         while part := stream.read(1 << 20):
             digest.update(part)
     return digest.hexdigest()
+
+
+def _expect(path: Path, digest: str) -> None:
+    if sha256(path) != digest:
+        raise BuildError(f"{path} does not have the sha256 {digest}: remove it and run it again")
 
 
 def installed(release: Path) -> dict | None:
@@ -63,6 +74,21 @@ def log_path(cache: str, identity: str) -> str:
 def packed_path(cache: str, identity: str) -> str:
     """Where an installed release is packed to be sent to other hosts."""
     return f"{cache}/builds/{identity}.tar.gz"
+
+
+def removed(prefix: str, cache: str, identity: str) -> None:
+    """Removes a release and what its build left, apart from sources and ccache."""
+    release = Path(prefix) / "releases" / identity
+    gone = release.with_name(f".{identity}")
+    shutil.rmtree(gone, ignore_errors=True)
+    if release.exists():
+        release.rename(gone)
+        shutil.rmtree(gone)
+    builds = Path(cache) / "builds"
+    shutil.rmtree(builds / identity, ignore_errors=True)
+    for ending in (".log", ".lock", ".unpacked", ".configured", ".tar.gz"):
+        (builds / (identity + ending)).unlink(missing_ok=True)
+    (Path(cache) / "sources" / f"{identity}.tar.gz").unlink(missing_ok=True)
 
 
 def pack(prefix: str, cache: str, build: dict) -> str:
@@ -105,6 +131,25 @@ class Installer:
             (partial / "bin" / name).symlink_to(path)
         return self._publish(partial, {"source": source, "seconds": 0, "options_ignored": []})
 
+    def unpack(self, source: dict) -> dict:
+        """Installs programs that were compiled elsewhere, from an archive with their libraries; returns the manifest.
+
+        :param source: ``archive`` (path on this host), ``sha256``, ``commit`` and ``number``.
+        """
+        archive = Path(source["archive"])
+        _expect(archive, source["sha256"])
+        partial = self._begin()
+        try:
+            prebuilt.extract(archive, self.build["targets"], partial / "bin")
+        except prebuilt.ArchiveError as error:
+            raise BuildError(str(error)) from error
+        if "llama-server" in self.build["targets"] and "--rpc" not in self._help(partial / "bin" / "llama-server"):
+            raise BuildError(
+                "llama-server of llama_release's archive does not know --rpc: give an archive that was built with RPC, or use source: git"
+            )
+        details = {key: value for key, value in source.items() if key != "archive"}
+        return self._publish(partial, {"source": details, "seconds": 0, "options_ignored": []})
+
     def receive(self, archive: str) -> dict:
         """Installs a release that another host of the same kind has built; returns the manifest."""
         partial = self._begin()
@@ -134,51 +179,55 @@ class Installer:
             "id": self.build["id"],
             "cmake_options": self.build["cmake_options"],
             "capabilities": self._probe(partial / "bin"),
-            "files": {f"bin/{target}": sha256(partial / "bin" / target) for target in self.build["targets"]},
+            "files": {f"bin/{path.name}": sha256(path) for path in sorted((partial / "bin").iterdir())},
             **details,
         }
         (partial / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
         shutil.rmtree(self.release, ignore_errors=True)
         partial.rename(self.release)
+        os.utime(self.release, NEVER_USED)
         return manifest
 
     def _probe(self, programs: Path) -> dict:
         """What the programs say of themselves; a program that does not even start is no release."""
-        said = {"worker": "", "llama-server": ""}
-        worker = next((target for target in self.build["targets"] if target.endswith("rpc-server")), None)
-        for role, name in (("worker", worker), ("llama-server", "llama-server")):
-            if name and name in self.build["targets"]:
-                process = subprocess.run(
-                    [str(programs / name), "--help"],
-                    stdin=subprocess.DEVNULL,
-                    capture_output=True,
-                    text=True,
-                    timeout=60,
-                    check=False,
-                    **self._as_account(),
-                )
-                said[role] = process.stdout + process.stderr
-                if "usage" not in said[role].lower():
-                    raise BuildError(
-                        f"{name} does not run on this host: {said[role].strip()[-300:] or 'it prints nothing'}"
-                    )
-        return capabilities.from_help(worker or "", said["worker"], said["llama-server"])
+        targets = self.build["targets"]
+        worker = next((target for target in targets if target.endswith("rpc-server")), "")
+        return capabilities.from_help(
+            worker,
+            self._help(programs / worker) if worker else "",
+            self._help(programs / "llama-server") if "llama-server" in targets else "",
+        )
+
+    def _help(self, program: Path) -> str:
+        try:
+            process = subprocess.run(
+                [str(program), "--help"],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+                **self._as_account(),
+            )
+        except OSError as error:
+            raise BuildError(f"{program.name} does not run on this host: {error.strerror}") from error
+        said = process.stdout + process.stderr
+        if "usage" not in said.lower():
+            raise BuildError(f"{program.name} does not run on this host: {said.strip()[-300:] or 'it prints nothing'}")
+        return said
 
 
 class Builder(Installer):
     """One build from source.
 
     :param source: ``archive`` (path on this host), ``sha256``, ``member`` (folder in the archive that holds llama.cpp, or ""),
-        ``commit`` and ``number``.
+        ``commit``, ``number``, and ``patches``, each with ``name``, ``path`` (on this host) and ``sha256``.
     """
 
-    def __init__(
-        self, prefix: str, cache: str, build: dict, source: dict, account: str | None, make_jobs: int | None = None
-    ) -> None:
+    def __init__(self, prefix: str, cache: str, build: dict, source: dict, account: str | None) -> None:
         super().__init__(prefix, build, account)
         self.cache = Path(cache)
         self.source = source
-        self.make_jobs = make_jobs or os.cpu_count() or 1
         self.work = self.cache / "builds" / build["id"]
         self.log = Path(log_path(cache, build["id"]))
 
@@ -189,7 +238,8 @@ class Builder(Installer):
                 for name in [folder, *(os.path.join(folder, entry) for entry in [*names, *files])]:
                     os.chown(name, self.account.pw_uid, self.account.pw_gid, follow_symlinks=False)
 
-    def _run(self, step: str, argv: list[str]) -> None:
+    def _logged(self, step: str, argv: list[str]) -> tuple[int, list[str]]:
+        """Runs a step as the building account; returns its status and what it said."""
         environment = {
             "PATH": SEARCH,
             "HOME": str(self.work),
@@ -202,6 +252,7 @@ class Builder(Installer):
         with self.log.open("ab") as log:
             log.write(f"== {step}\n".encode())
             log.flush()
+            start = log.tell()
             process = subprocess.run(
                 argv,
                 stdin=subprocess.DEVNULL,
@@ -213,15 +264,24 @@ class Builder(Installer):
                 check=False,
                 **self._as_account(),
             )
-        if process.returncode:
-            text = self.log.read_text(errors="replace").splitlines()
-            if any("No space left on device" in line for line in text[-200:]):
-                raise BuildError(
-                    f"{step} failed: the disk of {self.cache} is full. Free some space and run it again; it goes on where it was. Log: {self.log}"
-                )
+        with self.log.open("rb") as log:
+            log.seek(start)
+            said = log.read().decode("utf-8", "replace").splitlines()
+        if process.returncode and (
+            any("No space left on device" in line for line in said[-200:])
+            or shutil.disk_usage(self.work).free < FULL_BYTES
+        ):
             raise BuildError(
-                f"{step} failed with status {process.returncode}. Log: {self.log}, which ends in:\n"
-                + "\n".join(text[-LOG_LINES_SHOWN:])
+                f"{step} failed: the disk of {self.cache} is full. Free some space and run it again; it goes on where it was. Log: {self.log}"
+            )
+        return process.returncode, said
+
+    def _run(self, step: str, argv: list[str]) -> None:
+        status, said = self._logged(step, argv)
+        if status:
+            raise BuildError(
+                f"{step} failed with status {status}. Log: {self.log}, which ends in:\n"
+                + "\n".join(said[-LOG_LINES_SHOWN:])
             )
 
     @contextmanager
@@ -242,24 +302,31 @@ class Builder(Installer):
             for folder in (self.cache / "ccache", self.work):
                 self._folder(folder)
             self.log.write_bytes(b"")
-            self._unpack()
+            self._prepare()
             self._configure()
-            self._run(
-                "compile",
-                ["cmake", "--build", "build", "--parallel", str(self.make_jobs), "--target", *self.build["targets"]],
-            )
+            jobs = str(os.cpu_count() or 1)
+            self._run("compile", ["cmake", "--build", "build", "--parallel", jobs, "--target", *self.build["targets"]])
             manifest = self._install(round(time.monotonic() - started))
             shutil.rmtree(self.work)
-            self.log.with_suffix(".unpacked").unlink()
+            for ending in (".unpacked", ".configured"):
+                self.log.with_suffix(ending).unlink()
             return manifest
+
+    def _prepare(self) -> None:
+        """Unpacks and patches the tree where an interrupted build has not left the same one."""
+        wanted = [self.source["sha256"], *(patch["sha256"] for patch in self.source["patches"])]
+        ready = self.log.with_suffix(".unpacked")
+        if ready.exists() and ready.read_text().split() == wanted and (self.work / "source").exists():
+            return
+        ready.unlink(missing_ok=True)
+        self._unpack()
+        for patch in self.source["patches"]:
+            self._patch(patch)
+        ready.write_text("\n".join(wanted) + "\n")
 
     def _unpack(self) -> None:
         archive = Path(self.source["archive"])
-        if sha256(archive) != self.source["sha256"]:
-            raise BuildError(f"{archive} does not have the sha256 {self.source['sha256']}: remove it and run it again")
-        unpacked = self.log.with_suffix(".unpacked")
-        if unpacked.exists() and (self.work / "source").exists():
-            return
+        _expect(archive, self.source["sha256"])
         member = self.source["member"]
         depth = len(Path(member).parts) if member else 1
         self._run("clean", ["rm", "-rf", "source"])
@@ -281,14 +348,30 @@ class Builder(Installer):
             raise BuildError(
                 f"{archive} holds no llama.cpp tree: CMakeLists.txt is missing in {member or 'its first folder'}"
             )
-        unpacked.touch()
+
+    def _patch(self, patch: dict) -> None:
+        _expect(Path(patch["path"]), patch["sha256"])
+        status, said = self._logged(
+            f"patch {patch['name']}", ["patch", "-p1", "-N", "-t", "-d", "source", "-i", patch["path"]]
+        )
+        if status:
+            raise BuildError(
+                f"the patch {patch['name']} of llama_release does not apply: correct it for this tree, or take it out. Nothing that runs was "
+                f"touched. Log: {self.log}; patch says:\n" + "\n".join(said[:PATCH_LINES_SHOWN])
+            )
 
     def _configure(self) -> None:
         options = {
             **self.build["cmake_options"],
-            "LLAMA_BUILD_COMMIT": self.source["commit"],
+            "LLAMA_BUILD_COMMIT": self.source["commit"][:COMMIT_DIGITS],
             "LLAMA_BUILD_NUMBER": str(self.source["number"] or 0),
         }
+        told = json.dumps([options, self.build["environment"]])
+        ready = self.log.with_suffix(".configured")
+        if not ready.exists() or ready.read_text() != told:
+            # cmake keeps what it found out of the compilers, even where it could not make sense of them.
+            ready.unlink(missing_ok=True)
+            self._run("clean", ["rm", "-rf", "build"])
         self._run(
             "configure",
             [
@@ -302,6 +385,7 @@ class Builder(Installer):
                 *(f"-D{name}={value}" for name, value in sorted(options.items())),
             ],
         )
+        ready.write_text(told)
 
     def _install(self, seconds: int) -> dict:
         partial = self._begin()
@@ -317,7 +401,10 @@ class Builder(Installer):
         )
         ignored = set(unknown.group(1).split()) - {"LLAMA_BUILD_NUMBER", "LLAMA_BUILD_COMMIT"} if unknown else set()
         details = {
-            "source": {key: value for key, value in self.source.items() if key != "archive"},
+            "source": {
+                **{key: value for key, value in self.source.items() if key not in ("archive", "patches")},
+                "patches": [patch["sha256"] for patch in self.source["patches"]],
+            },
             "seconds": seconds,
             "options_ignored": sorted(ignored),
         }

@@ -49,7 +49,8 @@ def of_build(build: int, protocol: str | None = None) -> dict:
     """Capabilities of the build with this number.
 
     :returns: ``worker_binary``, ``worker_flags`` (subset of t, d, m, c), ``server_flags`` (long names without dashes),
-        ``protocol`` (None when unknown or when there is no handshake), ``buffer_name`` (how the log names a worker's buffers).
+        ``protocol`` (None when unknown or when there is no handshake), ``buffer_name`` (how the log names a worker's buffers),
+        ``device_name`` (how ``--device`` names a worker).
     """
     worker_flags = {"H", "p"}
     if 2901 <= build < 6790:
@@ -67,12 +68,13 @@ def of_build(build: int, protocol: str | None = None) -> dict:
         "server_flags": sorted(server_flags),
         "protocol": protocol or (known[1] if known is not PROTOCOLS[-1] or build == known[0] else None),
         "buffer_name": "RPC0[{endpoint}]" if build >= 6688 else "RPC[{endpoint}]",
+        "device_name": "RPC{index}" if build >= 6688 else "RPC[{endpoint}]",
     }
 
 
 def from_help(worker_binary: str, worker_help: str, server_help: str) -> dict:
     """Names and flags as in of_build, read from what the programs print when asked for help."""
-    worker_flags = set(re.findall(r"^\s+-(\w), --", worker_help, re.MULTILINE)) - {"h"}
+    worker_flags = set(re.findall(r"^\s+-(\w)(?: \w+)?,\s+--", worker_help, re.MULTILINE)) - {"h"}
     offered = set(re.findall(r"--([a-z][a-z0-9-]+)", server_help))
     return {
         "worker_binary": worker_binary,

@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils import backends, capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils import backends, capabilities, toolchains
 from ansible_collections.llamacpp.cluster.plugins.module_utils.refusal import Refusal
 
 
@@ -18,26 +18,31 @@ def _sha(data: Any, digits: int = 12) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:digits]
 
 
+UPSTREAM = "https://github.com/ggml-org/llama.cpp"
+COMPILED = ("git", "pypi", "archive")
+"""Sources that are compiled on the hosts."""
 SOURCES = {
-    "pypi": {"source", "version", "checksum", "build", "commit"},
-    "archive": {"source", "path", "url", "checksum", "build", "commit"},
+    "git": {"source", "repository", "ref", "commit", "build", "patches"},
+    "pypi": {"source", "version", "checksum", "build", "commit", "patches"},
+    "archive": {"source", "path", "url", "checksum", "build", "commit", "patches"},
+    "binary": {"source", "path", "url", "checksum", "build", "commit"},
     "package": {"source", "build"},
 }
 """Source of a release → what ``llama_release`` may say of it."""
+WHOLE_COMMIT = r"[0-9a-f]{40}([0-9a-f]{24})?"
+BUILD_TAG = r"b\d{3,6}"
 
 
-def release_of(value: Any, packaged: dict[str, str | None]) -> dict:
-    """The release that ``llama_release`` asks for: source, what identifies it, and the build number that tells what it understands.
+def request_of(value: Any) -> dict:
+    """What ``llama_release`` asks for, as a mapping, with everything checked that can be said without looking anything up.
 
-    :param packaged: host → version of llama.cpp that its distribution packages, or None.
+    The controller looks up what is missing (plugin_utils/sources.py): ``commit`` and ``build`` of a branch or commit, and for each
+    of the ``patches`` its path and sha256.
     """
+    _no_secret_in(value)
     form = f"use a build like b8600, or a mapping with source: {', '.join(SOURCES)}"
-    if isinstance(value, str):
-        if re.fullmatch(r"b\d{3,6}", value):
-            raise Refusal(
-                f"llama_release is {value!r}: building from git is not supported yet; use a mapping with source: {', '.join(SOURCES)}"
-            )
-        raise Refusal(f"llama_release is {value!r}, which is no known form: {form}")
+    if isinstance(value, str) and re.fullmatch(BUILD_TAG, value):
+        value = {"source": "git", "ref": value}
     if not isinstance(value, dict) or value.get("source") not in SOURCES:
         raise Refusal(f"llama_release is {value!r}, which is no known form: {form}")
     allowed = SOURCES[value["source"]]
@@ -46,35 +51,146 @@ def release_of(value: Any, packaged: dict[str, str | None]) -> dict:
         raise Refusal(
             f"llama_release has {', '.join(sorted(unknown))}, which source: {value['source']} does not know: use {', '.join(sorted(allowed))}"
         )
-    if value["source"] == "package":
-        return _identified({"source": "package"}, *_packaged_tree(value, packaged))
-    if not re.fullmatch(r"sha256:[0-9a-f]{64}", str(value.get("checksum"))):
+    patches = value.get("patches", [])
+    if (
+        not isinstance(patches, list)
+        or not all(patches)
+        or not all(isinstance(patch, (str, dict)) for patch in patches)
+    ):
+        raise Refusal(f"llama_release has the patches {patches!r}: give a list of paths of files on the controller")
+    if value["source"] == "git":
+        return _git_request(value)
+    if value["source"] != "package" and not re.fullmatch(r"sha256:[0-9a-f]{64}", str(value.get("checksum"))):
         raise Refusal(
             f"llama_release has the checksum {value.get('checksum')!r}: give sha256: and the 64 hexadecimal digits of the archive"
         )
+    if value["source"] == "pypi" and not re.fullmatch(r"\d+(\.\d+)+(\.?[a-z]+\d*)?", str(value.get("version"))):
+        raise Refusal(
+            f"llama_release has the version {value.get('version')!r}: give a version of llama-cpp-python, like 0.3.36"
+        )
+    if value["source"] in ("archive", "binary") and bool(value.get("path")) == bool(value.get("url")):
+        raise Refusal(
+            f"llama_release with source: {value['source']} needs either path, a file on the controller, or url"
+        )
+    return dict(value)
+
+
+def _no_secret_in(value: Any) -> None:
+    """Before anything else, since other messages show the whole value."""
+    repository = value.get("repository") if isinstance(value, dict) else None
+    if isinstance(repository, str) and re.search(r"^https?://[^/]*@|://[^/@]*:[^/@]*@", repository):
+        raise Refusal(
+            "llama_release has a repository whose URL holds a password or a token, which would be shown in plans and logs: leave it out, "
+            "and give it to git's credential store on the controller"
+        )
+
+
+def _git_request(value: dict) -> dict:
+    """With the repository, and what the form of the ref tells: a whole commit is one, and b8600 is the tag of build 8600."""
+    request = {"repository": UPSTREAM, **value}
+    repository, ref, commit = (request.get(key) for key in ("repository", "ref", "commit"))
+    if (
+        not isinstance(repository, str)
+        or not re.fullmatch(r"[^-\s]\S*( \S+)*", repository)
+        or not repository.isprintable()
+    ):
+        raise Refusal(
+            f"llama_release has the repository {repository!r}: give a URL that git knows, or the path of a repository on the controller"
+        )
+    if re.search(r"\bik_llama\.cpp(\.git)?/*$", repository):
+        raise Refusal(
+            f"llama_release has the repository {repository!r}, and ik_llama.cpp cannot be run yet: its build numbers are its own, and how its "
+            "llama-server takes devices, splits and options was not tried. Use llama.cpp, or a fork that kept its options"
+        )
+    if not isinstance(ref, str) or not re.fullmatch(r"\w[\w./+=@#-]*", ref, re.ASCII) or ".." in ref:
+        raise Refusal(
+            f"llama_release has the ref {ref!r}: give a tag like b8600, a branch, or a commit by all its digits, in quotes"
+        )
+    if re.fullmatch(WHOLE_COMMIT, ref):
+        commit = request.setdefault("commit", ref)
+    elif re.fullmatch(BUILD_TAG, ref):
+        request.setdefault("build", int(ref[1:]))
+    if "commit" in request and (not isinstance(commit, str) or not re.fullmatch(WHOLE_COMMIT, commit)):
+        raise Refusal(f"llama_release has the commit {commit!r}: give all its 40 digits, in quotes")
+    return request
+
+
+def release_of(value: Any, packaged: dict[str, str | None]) -> dict:
+    """The release that ``llama_release`` asks for: source, what identifies it, and the build number that tells what it understands.
+
+    :param value: what the operator gave, with what the controller has looked up.
+    :param packaged: host → version of llama.cpp that its distribution packages, or None.
+    """
+    value = request_of(value)
+    patches = [{key: patch[key] for key in ("path", "sha256")} for patch in value.get("patches", [])]
+    tree = {key: value[key] for key in ("build", "commit") if key in value}
+    if value["source"] == "package":
+        return _identified({"source": "package"}, *_packaged_tree(value, packaged))
+    if value["source"] == "git":
+        return _identified({"source": "git"}, _git_origin(value), tree, patches)
     if value["source"] == "pypi":
-        version = str(value.get("version"))
-        if not re.fullmatch(r"\d+(\.\d+)+(\.?[a-z]+\d*)?", version):
-            raise Refusal(f"llama_release has the version {version!r}: give a version of llama-cpp-python, like 0.3.36")
-        tree = {
-            **capabilities.PYPI_TREES.get(version, {}),
-            **{key: value[key] for key in ("build", "commit") if key in value},
-        }
+        version = str(value["version"])
+        tree = {**capabilities.PYPI_TREES.get(version, {}), **tree}
         origin = {
             "version": version,
             "ref": f"pypi-{version}",
             "member": f"llama_cpp_python-{version}/vendor/llama.cpp",
         }
     else:
-        if bool(value.get("path")) == bool(value.get("url")):
-            raise Refusal("llama_release with source: archive needs either path, a file on the controller, or url")
-        tree = {key: value[key] for key in ("build", "commit") if key in value}
         origin = {
             **{key: value[key] for key in ("path", "url") if key in value},
-            "ref": f"archive-{value['checksum'][7:15]}",
+            "ref": f"{value['source']}-{value['checksum'][7:15]}",
             "member": "",
         }
-    return _identified({"source": value["source"], "checksum": value["checksum"]}, origin, tree)
+    return _identified({"source": value["source"], "checksum": value["checksum"]}, origin, tree, patches)
+
+
+def _git_origin(value: dict) -> dict:
+    """A build's tag names its content for good, so that a plan needs no network; everything else is a commit."""
+    commit, tag = value.get("commit"), re.fullmatch(BUILD_TAG, value["ref"])
+    if not commit and not tag:
+        raise Refusal(
+            f"llama_release has the ref {value['ref']!r}, which was not looked up in {value['repository']}: give its commit too"
+        )
+    return {
+        "repository": value["repository"],
+        "revision": commit or f"refs/tags/{value['ref']}",
+        "ref": value["ref"] if tag else f"git-{str(commit)[:8]}",
+        "member": "",
+    }
+
+
+def renamed(refusal: Refusal, variable: str) -> Refusal:
+    """The same, said of the variable of one backend."""
+    return Refusal(str(refusal).replace("llama_release ", variable + " ", 1))
+
+
+def of_backends(variables: dict, hosts: dict) -> dict[str, dict]:
+    """Backend → release: ``llama_release_<backend>``, or else ``llama_release``."""
+    packaged = {name: (host["facts"].get("packaged") or {}).get("version") for name, host in hosts.items()}
+    common = release_of(variables["llama_release"], packaged)
+    found = {}
+    for backend in backends.BACKENDS:
+        variable = f"llama_release_{backend}"
+        if isinstance(variables[variable], dict) and variables[variable].get("source") == "package":
+            raise Refusal(
+                f"{variable} has source: package, which all backends of a distribution have in common: set llama_release to it"
+            )
+        try:
+            found[backend] = release_of(variables[variable], packaged) if variables[variable] else common
+        except Refusal as refusal:
+            raise renamed(refusal, variable) from None
+    return found
+
+
+def one_architecture(backend: str, release: dict, hosts: dict) -> None:
+    """Refuses programs that are compiled already where hosts of this backend differ in their processors."""
+    kinds = {name: host["facts"]["architecture"] for name, host in hosts.items() if backend in host["backends"]}
+    if release["source"] == "binary" and len(set(kinds.values())) > 1:
+        told = ", ".join(f"{name} {kind}" for name, kind in sorted(kinds.items()))
+        raise Refusal(
+            f"llama_release has source: binary, programs for one kind of processor, and the hosts differ ({told}): use source: git"
+        )
 
 
 def _packaged_tree(value: dict, packaged: dict[str, str | None]) -> tuple[dict, dict]:
@@ -98,8 +214,8 @@ def _packaged_tree(value: dict, packaged: dict[str, str | None]) -> tuple[dict, 
     return {"version": versions[0], "ref": f"package-{versions[0]}"}, tree
 
 
-def _identified(release: dict, origin: dict, tree: dict) -> dict:
-    """The whole release, with its id and what it understands."""
+def _identified(release: dict, origin: dict, tree: dict, patches: list[dict] | None = None) -> dict:
+    """The whole release, with its id and what it understands. For the id the content counts, not where it or a patch lies."""
     generation = tree.get("generation") or tree.get("build")
     if not isinstance(generation, int) or isinstance(generation, bool) or generation < 1:
         raise Refusal(
@@ -113,57 +229,113 @@ def _identified(release: dict, origin: dict, tree: dict) -> dict:
         "generation": generation,
     }
     able = capabilities.of_build(generation, tree.get("protocol"))
-    return {**release, "protocol": able["protocol"], "id": f"{release['ref']}-{_sha(release)}", "capabilities": able}
+    places = {"path", "url"} if tree.get("commit", "unknown") == "unknown" else {"path", "url", "repository"}
+    identity: dict[str, Any] = {key: value for key, value in release.items() if key not in places}
+    if patches:
+        identity["patches"] = [patch["sha256"] for patch in patches]
+    return {
+        **release,
+        **({"patches": patches} if patches else {}),
+        "protocol": able["protocol"],
+        "id": f"{release['ref']}-{_sha(identity)}",
+        "capabilities": able,
+    }
 
 
-def builds(hosts: dict, release: dict, packaged: dict) -> None:
-    """Adds to every host its build; hosts of one kind get the same, with all programs that one of them needs.
+def kept(name: str, number: int) -> int:
+    """How many releases a host keeps, the planned one included."""
+    if number < 1:
+        raise Refusal(f"llama_build_keep of {name} is {number}: give 1 or more, the release that serves is one of them")
+    return number
 
+
+def builds(hosts: dict, releases: dict[str, dict], packaged: dict) -> None:
+    """Adds to every host its builds, one for each of its backends; hosts of one kind get the same, with all programs that one of
+    them needs.
+
+    :param releases: backend → release.
     :param packaged: distribution family → what its packages of llama.cpp are called, from packages.yml.
     """
     programs: dict[str, set[str]] = {}
-    for host in hosts.values():
-        backend = host["backend"]
-        facts = host["facts"]
-        kind = {key: facts[key] for key in ("architecture", "distribution")} | {"backend": backend}
-        if release["source"] == "package":
-            kind["programs"] = host["groups"]
-        else:
-            kind |= {
-                "cpu": facts["cpu"]["features_id"],
-                "toolchain": facts["toolchain"].get("c++"),
-                "accelerators": facts["toolchain"].get(backends.tools(backend)[-1]),
-            }
-        host["kind"] = _sha(kind)
-        wanted = programs.setdefault(host["kind"], set())
-        if "worker" in host["groups"]:
-            wanted.add(release["capabilities"]["worker_binary"])
-        if "head" in host["groups"]:
-            wanted.add("llama-server")
-    for host in hosts.values():
-        architectures = sorted(
-            {a["architecture"] for a in host["facts"]["accelerators"] if a["backend"] == host["backend"]}
-        )
-        targets = sorted(programs[host["kind"]])
-        options: dict[str, str] = {}
-        paths: dict[str, str] = {}
-        if release["source"] == "package":
-            offered = packaged[host["facts"]["distribution"]["family"]]["programs"]
-            paths = {
-                target: offered[target]["path"].format(architecture=host["facts"]["architecture"]) for target in targets
-            }
-        else:
-            options = backends.cmake_options(host["backend"], architectures, release["generation"])
-            options.update(
-                {name: str(option) for name, option in host["variables"]["llama_build_cmake_options"].items()}
-            )
-        identity = _sha({"release": release["id"], "options": options, "kind": host["kind"], "targets": targets}, 8)
-        host["build"] = {
-            "id": f"{release['ref']}-{host['backend']}-{identity}",
-            "backend": host["backend"],
-            "kind": host["kind"],
-            "cmake_options": options,
-            "environment": {},
-            "targets": targets,
-            "packaged": paths,
+    for name, host in hosts.items():
+        host["builds"] = {}
+        for backend in host["backends"]:
+            tools = None
+            if releases[backend]["source"] in COMPILED:
+                prefix = host["variables"]["llama_build_toolchain"]
+                beside = [other for other in host["backends"] if other != backend]
+                tools = toolchains.chosen(name, backend, host["facts"], prefix, _architectures(host, backend), beside)
+            kind = _sha(_kind(host, backend, tools))
+            wanted = programs.setdefault(kind + releases[backend]["id"], set())
+            if "worker" in host["groups"]:
+                wanted.add(releases[backend]["capabilities"]["worker_binary"])
+            if host.get("serves") == backend:
+                wanted.add("llama-server")
+            host["builds"][backend] = {"backend": backend, "kind": kind, "tools": tools, "programs": wanted}
+    server = next(host["variables"] for host in hosts.values() if "head" in host["groups"])
+    all_quants = backends.needs_all_quants(server["llama_server_cache_type_k"], server["llama_server_cache_type_v"])
+    for name, host in hosts.items():
+        for backend, begun in host["builds"].items():
+            host["builds"][backend] = _build(name, host, begun, releases[backend], all_quants, packaged)
+
+
+def _build(name: str, host: dict, begun: dict, release: dict, all_quants: bool, packaged: dict) -> dict:
+    """One build of a host.
+
+    :param begun: ``backend``, ``kind``, ``tools`` (what toolchains.chosen says, or None) and ``programs``.
+    """
+    backend, tools, targets = begun["backend"], begun["tools"], sorted(begun["programs"])
+    options: dict[str, str] = {}
+    paths: dict[str, str] = {}
+    if tools:
+        options = _options(name, host, backend, release["generation"], all_quants, tools["toolkit"])
+    elif release["source"] == "package":
+        offered = packaged[host["facts"]["distribution"]["family"]]["programs"]
+        paths = {
+            target: offered[target]["path"].format(architecture=host["facts"]["architecture"]) for target in targets
         }
+    identity = _sha({"release": release["id"], "options": options, "kind": begun["kind"], "targets": targets}, 8)
+    return {
+        "id": f"{release['ref']}-{backend}-{identity}",
+        "release": release["id"],
+        "backend": backend,
+        "kind": begun["kind"],
+        "cmake_options": options,
+        "environment": tools["environment"] if tools else {},
+        "targets": targets,
+        "packaged": paths,
+    }
+
+
+def _kind(host: dict, backend: str, tools: dict | None) -> dict:
+    """What hosts have in common that share a build.
+
+    :param tools: what toolchains.chosen says; None where nothing is built.
+    """
+    facts = host["facts"]
+    kind = {key: facts[key] for key in ("architecture", "distribution")} | {"backend": backend}
+    if tools is None:
+        return {**kind, "programs": host["groups"]}
+    return {
+        **kind,
+        "cpu": facts["cpu"]["features_id"],
+        "toolchain": tools["compiler"],
+        "accelerators": tools["version"],
+    }
+
+
+def _architectures(host: dict, backend: str) -> list[str]:
+    own = [device for device in host["facts"]["accelerators"] if device["backend"] == backend]
+    return sorted({device["architecture"] for device in own})
+
+
+def _options(
+    name: str, host: dict, backend: str, generation: int, all_quants: bool, toolkit: dict | None
+) -> dict[str, str]:
+    """Options for the build of a host, the operator's over ours."""
+    architectures = _architectures(host, backend)
+    options = backends.cmake_options(backend, architectures, generation, all_quants)
+    options.update({option: str(value) for option, value in host["variables"]["llama_build_cmake_options"].items()})
+    if backend == "hip" and backends.is_on(options.get(backends.ROCWMMA, "")):
+        toolchains.check_rocwmma(name, toolkit, generation, architectures)
+    return options

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import http.client
+import importlib
 import json
 import os
 import signal
@@ -34,7 +35,7 @@ from typing import IO, cast
 try:
     from ansible_collections.llamacpp.cluster.plugins.module_utils import rpc
 except ImportError:
-    import rpc  # type: ignore[import-not-found,no-redef]  # as installed on a host
+    rpc = importlib.import_module("rpc")  # as installed on a host
 
 HANDSHAKES = "handshakes.json"
 START_LOG = "start.log"
@@ -196,6 +197,7 @@ def run(
     """Waits, starts and watches; returns the exit status of the service: 0 only when it was asked to stop."""
     signal.signal(signal.SIGTERM, _asked_to_stop)
     signal.signal(signal.SIGINT, _asked_to_stop)
+    state.mkdir(exist_ok=True)
     write_handshakes(state, {})
     shake_hands(endpoints, protocol, timeout, lambda answers: write_handshakes(state, answers), pause)
     head = Head(argv, endpoints, url, state)

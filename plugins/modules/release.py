@@ -13,29 +13,31 @@ author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Fetches the source to the controller, checks it, and on the host unpacks, configures, compiles and installs it.
   - What one host has built is packed, kept on the controller, and installed on the other hosts of its kind.
-  - Of a distribution's package that is installed already, only links and the manifest are made.
+  - Of a distribution's package that is installed already, only links and the manifest are made. Programs that were compiled elsewhere
+    are unpacked with their libraries.
   - An installed release whose files are intact is left alone.
   - An action plugin of the same name shows the progress of a build every few seconds.
 attributes:
   check_mode:
     support: full
-    description: Tells whether the release would be built.
+    description: Tells whether the release would be built, and which ones would be removed.
   diff_mode:
     support: full
-    description: Shows the release that would be added.
+    description: Shows the release that would be added, or those that would be removed.
 options:
   state:
     description:
       - V(fetched) only brings the source archive to the cache of the controller. It returns C(path).
       - V(present) builds and installs.
       - V(packed) packs the installed release for other hosts. It returns C(path).
+      - V(pruned) removes releases that O(host) keeps no longer, with the logs and leftovers of their builds. One that is planned, that a
+        service's definition names or that a process runs is never removed.
     type: str
-    choices: [fetched, packed, present]
+    choices: [fetched, packed, present, pruned]
     default: present
   release:
-    description: The release as the plan holds it.
+    description: The release as the plan holds it. Needed unless O(state=pruned).
     type: dict
-    required: true
   build:
     description: This host's build as the plan holds it.
     type: dict
@@ -45,9 +47,12 @@ options:
   cache:
     description: Folder for sources and builds, kept from run to run.
     type: path
-  archive:
-    description: The source archive on the host. The action plugin fetches it and copies it there.
-    type: path
+  host:
+    description: This host's part of the plan. Needed for O(state=pruned).
+    type: dict
+  brought:
+    description: What the action plugin has fetched and copied to the host, C(archive), its C(sha256), C(commit) and C(patches).
+    type: dict
   received:
     description: A release on the host that another host of its kind has packed. The action plugin copies it there.
     type: path
@@ -70,6 +75,11 @@ EXAMPLES = r"""
     build: "{{ llama_build_plan.builds[0] }}"
     prefix: "{{ llama_build_plan.prefix }}"
     cache: "{{ llama_build_plan.cache }}"
+
+- name: Remove releases that are no longer needed
+  llamacpp.cluster.release:
+    state: pruned
+    host: "{{ llama_build_plan }}"
 """
 
 RETURN = r"""
@@ -83,15 +93,22 @@ path:
   returned: when O(state=fetched) or O(state=packed)
   type: str
   sample: /home/user/.cache/llamacpp/sources/832db0699007f1be.tar.gz
+removed:
+  description: Ids of the releases that were removed.
+  returned: when O(state=pruned)
+  type: list
+  elements: str
+  sample: ["pypi-0.3.20-cpu-1f2e3d4c"]
 """
 
+import errno
 import os
 import subprocess
 import tarfile
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils import building
+from ansible_collections.llamacpp.cluster.plugins.module_utils import building, state
 
 
 def install(params):
@@ -102,33 +119,53 @@ def install(params):
         return installer.link({key: release[key] for key in ("source", "version")})
     if params["received"]:
         return installer.receive(params["received"])
-    if not params["archive"]:
+    if not params["brought"]:
         return None
-    source = {
-        "archive": params["archive"],
-        "sha256": release["checksum"].split(":", 1)[1],
-        "member": release["member"],
-        "commit": release["commit"],
-        "number": release["build"],
-    }
+    source = {**params["brought"], "number": release["build"]}
+    if release["source"] == "binary":
+        return installer.unpack({key: source[key] for key in ("archive", "sha256", "commit", "number")})
+    source["member"] = release["member"]
     return building.Builder(params["prefix"], params["cache"], build, source, params["account"]).install()
+
+
+def prune(module):
+    """The time of a release's folder is when it was last put to use: what served until now is kept before what was built later."""
+    host = module.params["host"]
+    unneeded = state.unneeded_releases(host)
+    try:
+        if not module.check_mode:
+            for build in host["builds"]:
+                os.utime(Path(host["prefix"]) / "releases" / build["id"])
+            for identity in unneeded:
+                building.removed(host["prefix"], host["cache"], identity)
+    except OSError as error:
+        module.fail_json(
+            msg=f"Removing {', '.join(unneeded) or 'old releases'}: {error}. Mend that on the host and run it again."
+        )
+    diff = {"before": "".join(identity + "\n" for identity in unneeded), "after": ""}
+    module.exit_json(changed=bool(unneeded), removed=unneeded, diff=diff)
 
 
 def main():
     module = AnsibleModule(
         argument_spec={
-            "state": {"type": "str", "choices": ["fetched", "packed", "present"], "default": "present"},
-            "release": {"type": "dict", "required": True},
+            "state": {"type": "str", "choices": ["fetched", "packed", "present", "pruned"], "default": "present"},
+            "release": {"type": "dict"},
             "build": {"type": "dict"},
             "prefix": {"type": "path"},
             "cache": {"type": "path"},
-            "archive": {"type": "path"},
+            "host": {"type": "dict"},
+            "brought": {"type": "dict"},
             "received": {"type": "path"},
             "share": {"type": "bool", "default": False},
             "built_by": {"type": "str"},
             "account": {"type": "str"},
         },
-        required_if=[("state", state, ("build", "prefix", "cache")) for state in ("present", "packed")],
+        required_if=[
+            *(("state", kind, ("release", "build", "prefix", "cache")) for kind in ("present", "packed")),
+            ("state", "fetched", ("release",)),
+            ("state", "pruned", ("host",)),
+        ],
         supports_check_mode=True,
         no_log=True,
     )
@@ -139,6 +176,8 @@ def main():
         module.fail_json(
             msg="state: fetched is carried out on the controller, by the action plugin llamacpp.cluster.release."
         )
+    if params["state"] == "pruned":
+        prune(module)
     manifest = building.installed(Path(params["prefix"]) / "releases" / build["id"])
     diff = {"before": "", "after": build["id"] + "\n"}
     try:
@@ -149,6 +188,8 @@ def main():
         if not module.check_mode:
             manifest = install(params)
     except (building.BuildError, OSError, KeyError, tarfile.TarError, subprocess.SubprocessError) as error:
+        if getattr(error, "errno", None) == errno.ENOSPC:
+            error = f"the disk of {params['prefix']} or {params['cache']} is full. Free some space and run it again; it goes on where it was."
         module.fail_json(msg=f"Installing {build['id']}: {error}")
     module.exit_json(changed=True, diff=diff, **({"manifest": manifest} if manifest else {}))
 

@@ -18,24 +18,21 @@ TEMPLATES = {
     "supervisor": "supervisor.conf.j2",
     "launchd": "launchd.plist.j2",
 }
+LINE_BREAK = (
+    " and holds a line break, which no service manager can express: take it out of llama_server_extra_args, "
+    "llama_server_environment or llama_worker_endpoints"
+)
+COMMENT = ", and supervisor reads a comment in it: take out the space before ; or #"
+FORBIDDEN = {"\n": LINE_BREAK, "\0": LINE_BREAK}
+FORBIDDEN_FOR_SUPERVISOR = {**FORBIDDEN, " ;": COMMENT, " #": COMMENT}
 
 
-def _on_one_line(values: Iterable[str]) -> None:
-    for value in values:
-        if "\n" in value or "\0" in value:
-            raise AnsibleActionFail(
-                f"{value!r} is an argument or an environment variable of a service and holds a line break, which no service manager can express: "
-                "take it out of llama_server_extra_args, llama_server_environment or llama_worker_endpoints"
-            )
-
-
-def _no_comment(values: Iterable[str]) -> None:
-    for value in values:
-        if " ;" in value or " #" in value:
-            raise AnsibleActionFail(
-                f"{value!r} is an argument or an environment variable of a service, and supervisor reads a comment in it: "
-                "take out the space before ; or #"
-            )
+def _check(values: Iterable[str], forbidden: dict[str, str]) -> None:
+    """:param forbidden: text that no value may hold → what is wrong with such a value, and what to do."""
+    for text, wrong in forbidden.items():
+        for value in values:
+            if text in value:
+                raise AnsibleActionFail(f"{value!r} is an argument or an environment variable of a service{wrong}")
 
 
 def _escaped(text: str) -> str:
@@ -44,25 +41,23 @@ def _escaped(text: str) -> str:
 
 def systemd_command(words: list[str]) -> str:
     """One line that systemd splits again into the same words."""
-    _on_one_line(words)
+    _check(words, FORBIDDEN)
     return " ".join('"' + _escaped(word).replace("$", "$$") + '"' for word in words)
 
 
 def systemd_environment(variables: dict[str, str]) -> str:
-    _on_one_line(variables.values())
+    _check(variables.values(), FORBIDDEN)
     return " ".join(f'"{name}={_escaped(value)}"' for name, value in sorted(variables.items()))
 
 
 def supervisor_command(words: list[str]) -> str:
     """One line that supervisor splits again into the same words."""
-    _on_one_line(words)
-    _no_comment(words)
+    _check(words, FORBIDDEN_FOR_SUPERVISOR)
     return " ".join(shlex.quote(word).replace("%", "%%") for word in words)
 
 
 def supervisor_environment(variables: dict[str, str]) -> str:
-    _on_one_line(variables.values())
-    _no_comment(variables.values())
+    _check(variables.values(), FORBIDDEN_FOR_SUPERVISOR)
     return ",".join(f'{name}="{_escaped(value)}"' for name, value in sorted(variables.items()))
 
 

@@ -17,15 +17,13 @@ CLUSTER_GROUP = "llama_cluster"
 GROUPS = {"head": "llama_head", "worker": "llama_workers"}
 INTERNAL_ENDINGS = (
     "_build_changes",
-    "_build_release",
+    "_build_releases",
     "_facts",
     "_link_address",
     "_link_head",
     "_link_kept",
     "_link_port",
-    "_manager",
     "_plan",
-    "_protocol",
     "_restart",
     "_tuning_plan",
     "_runtime",

@@ -1,23 +1,39 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The controller's cache: source archives checked against their sha256, packed releases, known-answer models."""
+"""What only the controller can look up and fetch, and its cache: sources with their sha256, packed releases, known-answer models."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import hashlib
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from ansible.errors import AnsibleError
 from ansible.module_utils.urls import open_url
-from ansible_collections.llamacpp.cluster.plugins.module_utils import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils import known_answer, releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.building import sha256
+from ansible_collections.llamacpp.cluster.plugins.module_utils.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import git
+
+
+class Fetched(NamedTuple):
+    """A source in the cache: whether it had to be brought there, and what identifies it."""
+
+    path: Path
+    changed: bool
+    sha256: str
+    commit: str
 
 
 def cache_folder() -> Path:
@@ -109,36 +125,159 @@ def packed_release(identity: str) -> Path:
     return cache_folder() / "releases" / f"{identity}.tar.gz"
 
 
-def fetch(release: dict) -> tuple[Path, bool]:
-    """The archive of a planned release in the cache, and whether it had to be brought there.
+def _folder() -> Path:
+    folder = cache_folder() / "sources"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def resolved(value: Any, find: Callable[[str], str]) -> dict:
+    """``llama_release`` with what has to be looked up: the commit of a branch or tag, its build number, and the sha256 of patches.
+
+    :param find: from the path of a patch as the operator gives it to where it is.
+    :raises Refusal: something is not there.
+    """
+    request = releases.request_of(value)
+    if request.get("patches"):
+        request["patches"] = [_read(patch, find) for patch in request["patches"]]
+    if request["source"] == "git":
+        if "commit" not in request and not re.fullmatch(releases.BUILD_TAG, request["ref"]):
+            request["commit"] = _commit_of(request)
+        if "build" not in request:
+            request["build"] = _build_of(request)
+    return request
+
+
+def _read(patch: Any, find: Callable[[str], str]) -> dict:
+    if not isinstance(patch, str):
+        raise Refusal(f"llama_release has the patch {patch!r}: give the path of a file on the controller")
+    try:
+        path = find(patch)
+        return {"path": path, "sha256": sha256(Path(path))}
+    except (AnsibleError, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it was not found"
+        raise Refusal(
+            f"llama_release has the patch {patch!r}, which cannot be read on the controller ({reason}): give a path that is absolute, "
+            "or relative to the inventory or the playbook"
+        ) from None
+
+
+def _commit_of(request: dict) -> str:
+    ref, repository = request["ref"], request["repository"]
+    try:
+        commit = git.commit_of(repository, ref)
+    except git.GitError as error:
+        raise Refusal(_unreadable(repository, error)) from None
+    if commit is None:
+        raise Refusal(_unknown(repository, ref))
+    return commit
+
+
+def _unreadable(repository: str, error: git.GitError) -> str:
+    return (
+        f"llama_release has the repository {repository!r}, which could not be read from the controller: {error}. Check the address and "
+        "what the controller may reach"
+    )
+
+
+def _unknown(repository: str, ref: str) -> str:
+    return f"llama_release has the ref {ref!r}, which is no tag, branch or commit of {repository}: correct it; a commit is given by all its digits"
+
+
+def _build_of(request: dict) -> int:
+    """The number of a commit's build, counted once."""
+    told = _folder() / f"{request['commit']}.build"
+    if not told.exists():
+        try:
+            number = git.count(request["repository"], request["commit"], _folder())
+        except git.NotThere:
+            raise Refusal(_unknown(request["repository"], request["ref"])) from None
+        except git.GitError as error:
+            raise Refusal(
+                f"llama_release has the ref {request['ref']!r}, whose commits could not be counted in {request['repository']} ({error}): "
+                "add build, the number of the llama.cpp build that it holds"
+            ) from None
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise Refusal(_full(_folder())) from None
+        partial = told.with_suffix(f".{os.getpid()}")
+        partial.write_text(f"{number}\n")
+        partial.replace(told)
+    return int(told.read_text())
+
+
+def fetch(release: dict) -> Fetched:
+    """The source of a planned release in the cache.
 
     :raises AnsibleError: it cannot be fetched, or its sha256 is another; nothing is left in the cache then.
     """
+    folder = _folder()
+    try:
+        with (folder / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return (_fetch_commit if release["source"] == "git" else _fetch_archive)(release, folder)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise AnsibleError(_full(folder)) from error
+
+
+def _full(folder: Path) -> str:
+    return (
+        f"llama_release does not fit on the controller: the disk of {folder} is full. Free some space and run it again"
+    )
+
+
+def _fetch_commit(release: dict, folder: Path) -> Fetched:
+    """What a tag was when it was fetched first is kept: it is the name of a build."""
+    name = hashlib.sha256(f"{release['repository']}\n{release['revision']}".encode()).hexdigest()[:16]
+    kept, told = folder / f"git-{name}.tar.gz", folder / f"git-{name}.json"
+    try:
+        known = json.loads(told.read_text())
+        if sha256(kept) == known["sha256"]:
+            return Fetched(kept, False, known["sha256"], known["commit"])
+    except (OSError, ValueError, KeyError):
+        pass
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        archive = Path(work) / "archive"
+        try:
+            commit = git.archive(release["repository"], release["revision"], archive)
+        except git.NotThere:
+            raise AnsibleError(_unknown(release["repository"], release["revision"].replace("refs/tags/", ""))) from None
+        except git.GitError as error:
+            raise AnsibleError(_unreadable(release["repository"], error)) from None
+        known = {"commit": commit, "sha256": sha256(archive)}
+        (Path(work) / "told").write_text(json.dumps(known) + "\n")
+        archive.replace(kept)
+        (Path(work) / "told").replace(told)
+    return Fetched(kept, True, known["sha256"], commit)
+
+
+def _fetch_archive(release: dict, folder: Path) -> Fetched:
     wanted = release["checksum"].split(":", 1)[1]
-    folder = cache_folder() / "sources"
-    folder.mkdir(parents=True, exist_ok=True)
     kept = folder / f"{wanted[:16]}.tar.gz"
-    with (folder / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if kept.exists() and sha256(kept) == wanted:
-            return kept, False
-        with tempfile.TemporaryDirectory(dir=folder) as work:
-            if release["source"] == "pypi":
-                archive = _download_pypi(release, Path(work))
-            elif "url" in release:
-                archive = _download_url(release, Path(work))
-            else:
-                archive = Path(work) / "archive"
-                try:
-                    shutil.copyfile(os.path.expanduser(release["path"]), archive)
-                except OSError as error:
-                    raise AnsibleError(
-                        f"llama_release has the path {release['path']!r}, which cannot be read on the controller: {error.strerror}"
-                    ) from error
-            found = sha256(archive)
-            if found != wanted:
+    if kept.exists() and sha256(kept) == wanted:
+        return Fetched(kept, False, wanted, release["commit"])
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        if release["source"] == "pypi":
+            archive = _download_pypi(release, Path(work))
+        elif "url" in release:
+            archive = _download_url(release, Path(work))
+        else:
+            archive = Path(work) / "archive"
+            try:
+                shutil.copyfile(os.path.expanduser(release["path"]), archive)
+            except OSError as error:
+                if error.errno == errno.ENOSPC:
+                    raise
                 raise AnsibleError(
-                    f"llama_release has the checksum sha256:{wanted}, but the archive has sha256:{found}: correct the checksum, or get the right archive"
-                )
-            archive.replace(kept)
-    return kept, True
+                    f"llama_release has the path {release['path']!r}, which cannot be read on the controller: {error.strerror}"
+                ) from error
+        found = sha256(archive)
+        if found != wanted:
+            raise AnsibleError(
+                f"llama_release has the checksum sha256:{wanted}, but the archive has sha256:{found}: correct the checksum, or get the right archive"
+            )
+        archive.replace(kept)
+    return Fetched(kept, True, wanted, release["commit"])

@@ -109,6 +109,13 @@ class Cluster:
                     found[int(entry.name)] = argv
         return found
 
+    def clear(self):
+        """Removes whatever the tests left."""
+        if self.prefix.exists():
+            self.run("playbooks/teardown.yml")
+        for pid in self.processes():
+            subprocess.run(["kill", "-9", str(pid)], check=False)
+
     def pid_of(self, *words):
         return next(pid for pid, argv in self.processes().items() if all(word in " ".join(argv[:8]) for word in words))
 
@@ -129,13 +136,10 @@ def until(condition, seconds=120):
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory):
-    """A cluster that nothing has been done to yet; whatever the tests leave of it is removed."""
+    """A cluster that nothing has been done to yet."""
     made = Cluster(tmp_path_factory.mktemp("cluster"))
     yield made
-    if made.prefix.exists():
-        made.run("playbooks/teardown.yml")
-    for pid in made.processes():
-        subprocess.run(["kill", "-9", str(pid)], check=False)
+    made.clear()
 
 
 @pytest.fixture

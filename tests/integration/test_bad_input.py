@@ -2,6 +2,7 @@
 
 import json
 import socket
+import subprocess
 
 import pytest
 from conftest import PORTS, Cluster
@@ -34,6 +35,31 @@ def test_a_wrong_checksum(bare, tmp_path):
     archive.write_bytes(b"something else")
     release = {"source": "archive", "path": str(archive), "checksum": CHECKSUM, "build": 11063}
     refuses(bare, f"llama_release has the checksum {CHECKSUM}", "correct the checksum", llama_release=release)
+
+
+@pytest.fixture
+def repository(tmp_path):
+    folder = tmp_path / "repository"
+    git = ["git", "-C", str(folder), "-c", "user.name=test", "-c", "user.email=test@localhost"]
+    subprocess.run(["git", "init", "--quiet", str(folder)], check=True)
+    subprocess.run([*git, "commit", "--quiet", "--allow-empty", "--message=x"], check=True)
+    return {"source": "git", "repository": str(folder)}
+
+
+@pytest.mark.parametrize("ref", ["b9999", "no-such-branch"])
+def test_a_ref_that_is_not_there(bare, repository, ref):
+    said = f"llama_release has the ref '{ref}', which is no tag, branch or commit of {repository['repository']}: correct it"
+    refuses(bare, said, llama_release={**repository, "ref": ref})
+
+
+def test_a_repository_that_is_not_there(bare):
+    release = {"source": "git", "repository": "/no/such/repository", "ref": "master"}
+    refuses(bare, "llama_release has the repository '/no/such/repository'", "Check the address", llama_release=release)
+
+
+def test_a_patch_that_is_not_there(bare):
+    release = {"source": "git", "ref": "b8600", "patches": ["no-such.patch"]}
+    refuses(bare, "llama_release has the patch 'no-such.patch'", "it was not found", llama_release=release)
 
 
 def test_an_unknown_backend(bare):

@@ -14,7 +14,7 @@ PREFIX = Path("/opt/llamacpp")
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or PREFIX.exists(),
-    reason="the demo's installation for the system needs root, and that none is there",
+    reason=f"the demo installs for the system, which needs root and that {PREFIX} is not there yet",
 )
 
 

@@ -2,13 +2,16 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import struct
 import subprocess
+import tarfile
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils import capabilities, gguf, known_answer, rpc
+from ansible_collections.llamacpp.cluster.plugins.module_utils import building, capabilities, gguf, known_answer, rpc
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory, sources
 from conftest import PORTS, ROOT, until
 
 
@@ -241,6 +244,79 @@ def test_an_api_key_is_asked_for_and_appears_nowhere(served, tmp_path):
     with pytest.raises(OSError, match="401"):
         served.complete()
     assert served.site().status == "successful"
+
+
+PATCH = """--- a/tools/rpc/rpc-server.cpp
++++ b/tools/rpc/rpc-server.cpp
+@@ -1,2 +1,2 @@
+-no such line
++another
+ neither is this
+"""
+
+
+def test_a_patch_that_does_not_apply_leaves_alone_what_serves(served):
+    (served.folder / "fix.patch").write_text(PATCH)
+    running = set(served.processes())
+    release = {**inventory.specification()["llama_release"]["default"], "patches": ["fix.patch"]}
+    result = served.site(llama_release=release)
+    assert result.status == "failed"
+    assert "the patch fix.patch of llama_release does not apply" in result.text
+    assert "Hunk #1 FAILED" in result.text
+    assert set(served.processes()) == running
+    assert served.complete() == known_answer.SENTENCE
+
+
+def test_old_releases_go_and_one_that_is_used_stays(served):
+    releases = served.prefix / "releases"
+    (planned,) = releases.iterdir()
+    for age, name in enumerate(("used", "second", "third", "fourth"), start=1):
+        shutil.copytree(planned, releases / name)
+        os.utime(releases / name, (1e9 - age, 1e9 - age))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    worker = subprocess.Popen(
+        [releases / "used" / "bin" / "ggml-rpc-server", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        check = served.site("--check --diff", llama_build_keep=3)
+        assert check.status == "successful", check.text
+        assert "-third" in check.text
+        assert len(list(releases.iterdir())) == 5
+        before = set(served.processes())
+        result = served.site(llama_build_keep=3)
+        assert result.status == "successful", result.text
+        assert result.changed == 1
+        assert {path.name for path in releases.iterdir()} == {planned.name, "used", "second"}
+        assert set(served.processes()) == before
+        assert served.site(llama_build_keep=3).changed == 0
+    finally:
+        worker.kill()
+        worker.wait()
+    assert served.site(llama_build_keep=1).changed == 1
+    assert list(releases.iterdir()) == [planned]
+
+
+def test_programs_that_are_compiled_already(served):
+    """The programs of the build, packed as upstream's archives are."""
+    archive = served.folder / "llama-b11063-bin-test.tar.gz"
+    with tarfile.open(archive, "w:gz", compresslevel=1) as packed:
+        packed.add(next(served.prefix.glob("releases/*/bin")), "llama-b11063")
+    checksum = "sha256:" + building.sha256(archive)
+    release = {"source": "binary", "path": str(archive), "checksum": checksum, "build": 11063}
+    result = served.site(llama_release=release)
+    assert result.status == "successful", result.text
+    assert all(
+        f"/releases/binary-{checksum[7:15]}-cpu-" in argv[0] for argv in served.processes().values() if "rpc" in argv[0]
+    )
+    assert served.complete() == known_answer.SENTENCE
+    assert served.site(llama_release=release).changed == 0
+    (sources.cache_folder() / "sources" / f"{checksum[7:23]}.tar.gz").unlink()
+    back = served.site(llama_build_keep=1)
+    assert back.status == "successful", back.text
+    assert "step " not in back.text
 
 
 def test_an_installed_collection_works_as_the_clone_does(served, tmp_path):

@@ -3,12 +3,13 @@
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import tarfile
 import threading
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils import building
+from ansible_collections.llamacpp.cluster.plugins.module_utils import building, prebuilt
 
 CMAKE = """
 cmake_minimum_required(VERSION 3.14)
@@ -38,13 +39,14 @@ def pack(tree, tmp_path):
     return archive
 
 
-def builder(tmp_path, archive, **build):
+def builder(tmp_path, archive, patches=(), **build):
     source = {
         "archive": str(archive),
         "sha256": building.sha256(archive),
         "member": "package-1/vendor/llama.cpp",
-        "commit": "abc1234",
+        "commit": "abc1234def567",
         "number": 7,
+        "patches": [{"name": path.name, "path": str(path), "sha256": building.sha256(path)} for path in patches],
     }
     planned = {
         "id": "tiny",
@@ -56,6 +58,10 @@ def builder(tmp_path, archive, **build):
     return building.Builder(str(tmp_path / "prefix"), str(tmp_path / "cache"), planned, source, None)
 
 
+def said(release):
+    return subprocess.run([release / "bin" / "llama-server"], capture_output=True, text=True, check=True).stdout
+
+
 def test_a_build_is_installed_with_a_manifest(tmp_path, tree):
     manifest = builder(tmp_path, pack(tree, tmp_path)).install()
     release = tmp_path / "prefix" / "releases" / "tiny"
@@ -63,13 +69,15 @@ def test_a_build_is_installed_with_a_manifest(tmp_path, tree):
     assert set(manifest["files"]) == {"bin/ggml-rpc-server", "bin/llama-server"}
     assert manifest["capabilities"]["worker_flags"] == ["c", "d"]
     assert manifest["capabilities"]["server_flags"] == ["fit", "load-mode"]
-    assert (
-        "abc1234"
-        in subprocess.run([release / "bin" / "llama-server"], capture_output=True, text=True, check=True).stdout
-    )
+    assert said(release).endswith("abc1234d\n")
     assert building.installed(release) == manifest
     assert not (tmp_path / "cache" / "builds" / "tiny").exists()
     assert [path.name for path in release.parent.iterdir()] == ["tiny"]
+
+
+def test_a_release_counts_as_used_only_when_it_is_put_to_use(tmp_path, tree):
+    builder(tmp_path, pack(tree, tmp_path)).install()
+    assert (tmp_path / "prefix" / "releases" / "tiny").stat().st_mtime == 0
 
 
 def test_an_installed_release_is_left_alone(tmp_path, tree):
@@ -130,6 +138,18 @@ def test_a_configuration_error_names_the_step_and_shows_the_log(tmp_path, tree):
     )
     with pytest.raises(building.BuildError, match=r"(?s)configure failed.*tiny\.log.*no such toolkit"):
         builder(tmp_path, pack(tree, tmp_path)).install()
+
+
+def test_a_configuration_that_failed_is_begun_anew(tmp_path, tree):
+    """cmake remembers what it found out of a compiler."""
+    asking = CMAKE + 'if(NOT DEFINED FOUND)\nset(FOUND "$ENV{WHERE}" CACHE STRING "")\nendif()\n'
+    (tree / "CMakeLists.txt").write_text(
+        asking + 'if(NOT FOUND STREQUAL "right")\nmessage(FATAL_ERROR "no")\nendif()\n'
+    )
+    archive = pack(tree, tmp_path)
+    with pytest.raises(building.BuildError, match="configure failed"):
+        builder(tmp_path, archive, environment={"WHERE": "wrong"}).install()
+    assert builder(tmp_path, archive, environment={"WHERE": "right"}).install()["id"] == "tiny"
 
 
 def test_a_compile_error_leaves_nothing_installed_and_the_next_run_goes_on(tmp_path, tree):
@@ -253,11 +273,251 @@ def test_root_builds_as_another_account(tmp_path, tree):
     )
     archive = pack(tree, tmp_path)
     archive.chmod(0o644)
-    one = builder(tmp_path, archive)
+    one = builder(
+        tmp_path,
+        archive,
+        [patch(tmp_path, "worker", WORKER.splitlines()[0], "#include <stdio.h>  // patched", "worker.c")],
+    )
     one.account = building.pwd.getpwnam("nobody")
     one.install()
     assert "built by nobody" in one.log.read_text()
     assert (one.release / "bin" / "llama-server").stat().st_uid == 0
+
+
+def patch(tmp_path, name, old, new, path="server.c"):
+    """A patch as git diff writes it, that changes one line of a file of one line."""
+    text = tmp_path / f"{name}.patch"
+    text.write_text(f"diff --git a/{path} b/{path}\n--- a/{path}\n+++ b/{path}\n@@ -1 +1 @@\n-{old}\n+{new}\n")
+    return text
+
+
+@pytest.fixture
+def greeting(tree):
+    """The tree with a server that says what a line of its own holds."""
+    (tree / "server.c").write_text(
+        '#include <stdio.h>\n#include "words.h"\nint main(void) { puts("usage: " WORDS); return 0; }\n'
+    )
+    (tree / "words.h").write_text('#define WORDS "one"\n')
+    return tree
+
+
+def words(tmp_path, name, old, new):
+    return patch(tmp_path, name, f'#define WORDS "{old}"', f'#define WORDS "{new}"', "words.h")
+
+
+def test_patches_are_applied_in_their_order(tmp_path, greeting):
+    patches = [words(tmp_path, "first", "one", "two"), words(tmp_path, "second", "two", "three")]
+    one = builder(tmp_path, pack(greeting, tmp_path), patches)
+    manifest = one.install()
+    assert said(one.release) == "usage: three\n"
+    assert manifest["source"]["patches"] == [building.sha256(path) for path in patches]
+
+
+def test_a_patch_that_does_not_apply_is_named_and_the_next_run_starts_from_the_tree_as_it_was(tmp_path, greeting):
+    archive = pack(greeting, tmp_path)
+    good, bad = words(tmp_path, "good", "one", "two"), words(tmp_path, "bad", "nine", "ten")
+    one = builder(tmp_path, archive, [good, bad])
+    with pytest.raises(
+        building.BuildError, match=r"(?s)the patch bad\.patch of llama_release does not apply.*Hunk #1 FAILED"
+    ):
+        one.install()
+    assert not one.release.exists()
+    builder(tmp_path, archive, [good]).install()
+    assert said(one.release) == "usage: two\n"
+
+
+def test_a_patch_that_is_none_and_one_that_was_changed_meanwhile(tmp_path, greeting):
+    archive = pack(greeting, tmp_path)
+    nothing = tmp_path / "nothing.patch"
+    nothing.write_text("no patch\n")
+    with pytest.raises(building.BuildError, match=r"(?s)nothing\.patch of llama_release does not apply.*Only garbage"):
+        builder(tmp_path, archive, [nothing]).install()
+    one = builder(tmp_path, archive, [words(tmp_path, "good", "one", "two")])
+    (tmp_path / "good.patch").write_text("other")
+    with pytest.raises(building.BuildError, match="does not have the sha256"):
+        one.install()
+
+
+def test_a_patch_reaches_nothing_outside_the_tree(tmp_path, greeting):
+    outside = tmp_path / "cache" / "builds" / "tiny" / "outside"
+    outside.parent.mkdir(parents=True)
+    outside.write_text("old\n")
+    with pytest.raises(building.BuildError, match="does not apply"):
+        builder(tmp_path, pack(greeting, tmp_path), [patch(tmp_path, "hostile", "old", "new", "../outside")]).install()
+    assert outside.read_text() == "old\n"
+
+
+def test_an_interrupted_build_with_patches_goes_on(tmp_path, greeting):
+    archive = pack(greeting, tmp_path)
+    one = builder(tmp_path, archive, [words(tmp_path, "good", "one", "two")], targets=["no-such-target"])
+    with pytest.raises(building.BuildError, match="compile failed"):
+        one.install()
+    (one.work / "source" / "words.h").write_text('#define WORDS "still there"\n')
+    builder(tmp_path, archive, [tmp_path / "good.patch"]).install()
+    assert said(one.release) == "usage: still there\n"
+
+
+LIBRARY_CMAKE = """
+cmake_minimum_required(VERSION 3.14)
+project(tiny C)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+set(CMAKE_BUILD_RPATH "$ORIGIN")
+add_library(ggml SHARED words.c)
+set_target_properties(ggml PROPERTIES VERSION 0.9.4 SOVERSION 0)
+add_executable(ggml-rpc-server main.c)
+add_executable(llama-server main.c)
+target_link_libraries(ggml-rpc-server ggml)
+target_link_libraries(llama-server ggml)
+"""
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """Programs with a shared library beside them that they find by $ORIGIN, laid out as in upstream's archives."""
+    work = tmp_path_factory.mktemp("compiled")
+    for name, text in (
+        ("CMakeLists.txt", LIBRARY_CMAKE),
+        ("words.c", 'const char *words(void) { return "usage: --rpc --fit"; }\n'),
+        ("main.c", "#include <stdio.h>\nconst char *words(void);\nint main(void) { puts(words()); return 0; }\n"),
+    ):
+        (work / name).write_text(text)
+    for argv in (["cmake", "-S", ".", "-B", "made"], ["cmake", "--build", "made"]):
+        subprocess.run(argv, cwd=work, check=True, capture_output=True)
+    folder = work / "llama-b9900"
+    (work / "made" / "bin").rename(folder)
+    (folder / "README.md").write_text("not needed")
+    return folder
+
+
+def binary(tmp_path, archive, **build):
+    planned = {"id": "prebuilt", "cmake_options": {}, "targets": ["ggml-rpc-server", "llama-server"], **build}
+    source = {"archive": str(archive), "sha256": building.sha256(archive), "commit": "unknown", "number": 9900}
+    return building.Installer(str(tmp_path / "prefix"), planned, None).unpack(source)
+
+
+def archived(tmp_path, folder, prefix="llama-b9900", change=None):
+    archive = tmp_path / "programs.tar.gz"
+    with tarfile.open(archive, "w:gz") as packed:
+        packed.add(folder, prefix, filter=change)
+    return archive
+
+
+def without(*names):
+    return lambda member: None if member.name.rsplit("/", 1)[-1] in names else member
+
+
+@pytest.mark.parametrize("prefix", ["llama-b9900", "build/bin", "."])
+def test_compiled_programs_are_installed_with_their_libraries(tmp_path, compiled, prefix):
+    manifest = binary(tmp_path, archived(tmp_path, compiled, prefix))
+    release = tmp_path / "prefix" / "releases" / "prebuilt"
+    assert set(manifest["files"]) == {
+        f"bin/{name}" for name in ("ggml-rpc-server", "llama-server", "libggml.so", "libggml.so.0", "libggml.so.0.9.4")
+    }
+    assert said(release) == "usage: --rpc --fit\n"
+    assert (release / "bin" / "libggml.so").readlink().name == "libggml.so.0"
+    assert manifest["source"] == {"sha256": manifest["source"]["sha256"], "commit": "unknown", "number": 9900}
+    assert building.installed(release) == manifest
+    (release / "bin" / "libggml.so.0.9.4").write_text("another library")
+    assert building.installed(release) is None
+
+
+@pytest.mark.parametrize(
+    "names, reason",
+    [
+        (["ggml-rpc-server"], "has no RPC: neither ggml-rpc-server nor rpc-server lies beside its llama-server"),
+        (["llama-server"], "holds no llama-server"),
+        (["libggml.so.0.9.4"], "llama-server does not run on this host|ggml-rpc-server does not run on this host"),
+    ],
+)
+def test_an_archive_that_lacks_something(tmp_path, compiled, names, reason):
+    with pytest.raises(building.BuildError, match=reason):
+        binary(tmp_path, archived(tmp_path, compiled, change=without(*names)))
+    assert not (tmp_path / "prefix" / "releases" / "prebuilt").exists()
+
+
+def test_an_archive_of_another_build_than_was_said(tmp_path, compiled):
+    with pytest.raises(building.BuildError, match=r"has ggml-rpc-server, not rpc-server.*correct build"):
+        binary(tmp_path, archived(tmp_path, compiled), targets=["rpc-server"])
+
+
+def test_a_server_without_rpc(tmp_path, compiled):
+    folder = tmp_path / "programs"
+    shutil.copytree(compiled, folder, symlinks=True)
+    (folder / "llama-server").write_text("#!/bin/sh\necho usage: --fit\n")
+    with pytest.raises(building.BuildError, match="llama-server of llama_release's archive does not know --rpc"):
+        binary(tmp_path, archived(tmp_path, folder))
+
+
+def test_programs_of_another_processor(tmp_path, compiled):
+    folder = tmp_path / "programs"
+    shutil.copytree(compiled, folder, symlinks=True)
+    (folder / "ggml-rpc-server").write_bytes(b"\x7fELF" + bytes(60))
+    with pytest.raises(building.BuildError, match="ggml-rpc-server does not run on this host: Exec format error"):
+        binary(tmp_path, archived(tmp_path, folder))
+
+
+def test_an_archive_that_cannot_be_read(tmp_path):
+    archive = tmp_path / "programs.zip"
+    archive.write_bytes(b"PK\x03\x04")
+    with pytest.raises(
+        building.BuildError, match=r"cannot be read \(file could not be opened successfully\).*not a zip"
+    ):
+        binary(tmp_path, archive)
+
+
+def test_an_archive_of_programs_that_is_another_than_planned(tmp_path, compiled):
+    archive = archived(tmp_path, compiled)
+    source = {"archive": str(archive), "sha256": "0" * 64, "commit": "unknown", "number": 9900}
+    with pytest.raises(building.BuildError, match="does not have the sha256"):
+        building.Installer(str(tmp_path), {"id": "x", "targets": []}, None).unpack(source)
+
+
+def test_an_archive_reaches_nothing_outside_its_folder(tmp_path, compiled):
+    """Links that lead out, names that climb, a program that is a link, devices: left out or refused."""
+    archive = tmp_path / "hostile.tar"
+    with tarfile.open(archive, "w") as packed:
+        packed.add(compiled, "llama-b9900", filter=without("libggml.so"))
+        for name, kind, target in (
+            ("llama-b9900/libescape.so", tarfile.SYMTYPE, "/etc/passwd"),
+            ("llama-b9900/libclimb.so", tarfile.SYMTYPE, "../../../outside.so"),
+            ("llama-b9900/libround.so", tarfile.SYMTYPE, "libround.so"),
+            ("llama-b9900/libloose.so", tarfile.SYMTYPE, "libnothing.so"),
+            ("llama-b9900/libpipe.so", tarfile.FIFOTYPE, ""),
+            ("llama-b9900/libhard.so", tarfile.LNKTYPE, "llama-b9900/README.md"),
+        ):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, target
+            packed.addfile(member)
+        packed.addfile(tarfile.TarInfo("llama-b9900/../../libup.so"))
+    manifest = binary(tmp_path, archive)
+    assert {name for name in manifest["files"] if "lib" in name} == {"bin/libggml.so.0", "bin/libggml.so.0.9.4"}
+    assert not list(tmp_path.rglob("libup.so"))
+
+    with tarfile.open(archive, "w") as packed:
+        packed.add(compiled, "llama-b9900", filter=without("llama-server"))
+        member = tarfile.TarInfo("llama-b9900/llama-server")
+        member.type, member.linkname = tarfile.SYMTYPE, "/bin/sh"
+        packed.addfile(member)
+    with pytest.raises(building.BuildError, match="links where its programs should be"):
+        binary(tmp_path, archive)
+
+
+def test_an_archive_that_says_it_is_huge(tmp_path, compiled, monkeypatch):
+    monkeypatch.setattr(prebuilt, "LIMIT_BYTES", 100)
+    with pytest.raises(building.BuildError, match=r"give one of llama\.cpp alone"):
+        binary(tmp_path, archived(tmp_path, compiled))
+
+
+def test_a_release_goes_with_what_its_build_left(tmp_path, tree):
+    one = builder(tmp_path, pack(tree, tmp_path))
+    one.install()
+    building.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), one.build)
+    (tmp_path / "cache" / "builds" / "other.log").write_text("")
+    building.removed(str(tmp_path / "prefix"), str(tmp_path / "cache"), "tiny")
+    assert list(one.release.parent.iterdir()) == []
+    assert [path.name for path in one.log.parent.iterdir()] == ["other.log"]
+    building.removed(str(tmp_path / "prefix"), str(tmp_path / "cache"), "tiny")
 
 
 @pytest.mark.parametrize(

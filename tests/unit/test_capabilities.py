@@ -5,14 +5,22 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils import capabiliti
 
 
 @pytest.mark.parametrize(
-    "version, binary, worker_flags, server_flags, protocol, buffer_name",
+    "version, binary, worker_flags, server_flags, protocol, buffer_name, device_name",
     [
-        ("0.3.16", "rpc-server", set("Hpmctd"), {"no-mmap"}, "2.0.0", "RPC[{endpoint}]"),
-        ("0.3.20", "rpc-server", set("Hpctd"), {"no-mmap", "direct-io", "fit"}, "3.6.1", "RPC0[{endpoint}]"),
-        ("0.3.36", "ggml-rpc-server", set("Hpctd"), {"load-mode", "fit"}, "7.0.0", "RPC0[{endpoint}]"),
+        ("0.3.16", "rpc-server", set("Hpmctd"), {"no-mmap"}, "2.0.0", "RPC[{endpoint}]", "RPC[{endpoint}]"),
+        (
+            "0.3.20",
+            "rpc-server",
+            set("Hpctd"),
+            {"no-mmap", "direct-io", "fit"},
+            "3.6.1",
+            "RPC0[{endpoint}]",
+            "RPC{index}",
+        ),
+        ("0.3.36", "ggml-rpc-server", set("Hpctd"), {"load-mode", "fit"}, "7.0.0", "RPC0[{endpoint}]", "RPC{index}"),
     ],
 )
-def test_trees_of_the_package_index(version, binary, worker_flags, server_flags, protocol, buffer_name):
+def test_trees_of_the_package_index(version, binary, worker_flags, server_flags, protocol, buffer_name, device_name):
     tree = capabilities.PYPI_TREES[version]
     able = capabilities.of_build(tree["generation"], tree.get("protocol"))
     assert able == {
@@ -21,6 +29,7 @@ def test_trees_of_the_package_index(version, binary, worker_flags, server_flags,
         "server_flags": sorted(server_flags),
         "protocol": protocol,
         "buffer_name": buffer_name,
+        "device_name": device_name,
     }
 
 

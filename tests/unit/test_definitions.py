@@ -34,9 +34,7 @@ def test_systemd_quoting():
     assert definitions.systemd_environment({"A": '50 % of "$B"'}) == r'"A=50 %% of \"$B\""'
 
 
-@pytest.mark.skipif(
-    not shutil.which("systemd-run") or not shutil.which("systemd-analyze"), reason="systemd is not installed"
-)
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")
 def test_systemd_accepts_what_is_quoted(tmp_path):
     unit = tmp_path / "x.service"
     unit.write_text(

@@ -46,15 +46,32 @@ def until(condition, seconds=15):
 
 
 @pytest.fixture
-def launch(tmp_path):
-    """Starts the runtime as a service would: as an installed pair of files, without the collection on its path."""
+def service():
+    """Starts a program as a service would, without the collection on its path."""
+    started = []
+
+    def start(argv):
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.fixture
+def launch(tmp_path, service):
+    """Starts the launcher of a head, as an installed pair of files."""
     installed = tmp_path / "runtime"
     installed.mkdir()
     for name in ("runtime.py", "rpc.py"):
         (installed / name).write_text(RUNTIME.with_name(name).read_text())
     program = tmp_path / "server.py"
     program.write_text(SERVER)
-    started = []
 
     def start(port, endpoints, *extra):
         argv = [
@@ -70,17 +87,9 @@ def launch(tmp_path):
         ]
         for endpoint in endpoints:
             argv += ["--worker", endpoint]
-        argv += [*extra, "--", sys.executable, str(program), str(port), *endpoints]
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
-        started.append(process)
-        return process
+        return service([*argv, *extra, "--", sys.executable, str(program), str(port), *endpoints])
 
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+    return start
 
 
 def a_worker(port=0):
@@ -157,7 +166,7 @@ def test_a_server_that_ends_is_a_failure_for_the_service_manager(launch):
     assert process.wait(timeout=15) == 1
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="connections are read from /proc")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="connections are read from the /proc of Linux")
 def test_a_lost_worker_ends_an_idle_server(launch):
     server, endpoint = a_worker()
     process = launch(free_port(), [endpoint])
@@ -171,7 +180,7 @@ def test_a_lost_worker_ends_an_idle_server(launch):
     assert process.wait(timeout=15) == 1
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux ends a child with its parent")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux ends a child with its parent")
 def test_the_server_does_not_outlive_a_killed_launcher(launch):
     _server, endpoint = a_worker()
     process = launch(free_port(), [endpoint])
@@ -221,37 +230,18 @@ def test_what_was_used_longest_ago_is_removed_first(tmp_path):
 
 
 @pytest.fixture
-def worker_service(tmp_path):
+def worker_service(tmp_path, service):
     """Starts the launcher of a worker whose program prints a line and sleeps."""
     program = tmp_path / "worker.py"
     program.write_text(
         "import signal, time\nprint(signal.getsignal(signal.SIGPIPE).name, flush=True)\ntime.sleep(60)\n"
     )
-    started = []
 
     def start(cache):
-        argv = [
-            sys.executable,
-            str(RUNTIME),
-            "worker",
-            "--cache",
-            str(cache),
-            "--limit-mib",
-            "1",
-            "--",
-            sys.executable,
-            str(program),
-        ]
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
-        started.append(process)
-        return process
+        launcher = [sys.executable, str(RUNTIME), "worker", "--cache", str(cache), "--limit-mib", "1"]
+        return service([*launcher, "--", sys.executable, str(program)])
 
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+    return start
 
 
 def test_a_worker_starts_with_its_cache_below_the_limit_and_ignores_broken_connections(worker_service, tmp_path):

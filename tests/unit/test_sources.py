@@ -1,3 +1,4 @@
+import errno
 import hashlib
 import http.server
 import threading
@@ -17,7 +18,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def release(**values):
-    return {"source": "archive", "checksum": f"sha256:{SHA}", **values}
+    return {"source": "archive", "checksum": f"sha256:{SHA}", "commit": "unknown", **values}
 
 
 def kept(cache):
@@ -26,20 +27,20 @@ def kept(cache):
 
 def test_a_file_of_the_controller(tmp_path, cache):
     (tmp_path / "a.tar.gz").write_bytes(CONTENT)
-    path, changed = sources.fetch(release(path=str(tmp_path / "a.tar.gz")))
+    path, changed, *_digests = fetched = sources.fetch(release(path=str(tmp_path / "a.tar.gz")))
     assert changed
     assert path.read_bytes() == CONTENT
     (tmp_path / "a.tar.gz").unlink()
-    assert sources.fetch(release(path=str(tmp_path / "a.tar.gz"))) == (path, False)
+    assert sources.fetch(release(path=str(tmp_path / "a.tar.gz"))) == fetched._replace(changed=False)
     assert kept(cache) == [path.name]
 
 
 def test_a_damaged_file_in_the_cache_is_fetched_again(tmp_path):
     (tmp_path / "a.tar.gz").write_bytes(CONTENT)
-    path, _changed = sources.fetch(release(path=str(tmp_path / "a.tar.gz")))
-    path.write_bytes(b"damaged")
-    assert sources.fetch(release(path=str(tmp_path / "a.tar.gz"))) == (path, True)
-    assert path.read_bytes() == CONTENT
+    fetched = sources.fetch(release(path=str(tmp_path / "a.tar.gz")))
+    fetched.path.write_bytes(b"damaged")
+    assert sources.fetch(release(path=str(tmp_path / "a.tar.gz"))) == fetched
+    assert fetched.path.read_bytes() == CONTENT
 
 
 def test_a_wrong_checksum_names_both_and_leaves_nothing(tmp_path, cache):
@@ -54,6 +55,15 @@ def test_a_wrong_checksum_names_both_and_leaves_nothing(tmp_path, cache):
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(AnsibleError, match=r"llama_release has the path .*none\.tar\.gz.*No such file"):
         sources.fetch(release(path=str(tmp_path / "none.tar.gz")))
+
+
+def test_a_full_disk_of_the_controller(tmp_path, monkeypatch):
+    def full(*_arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sources.shutil, "copyfile", full)
+    with pytest.raises(AnsibleError, match=r"llama_release does not fit on the controller: the disk of .* is full"):
+        sources.fetch(release(path=str(tmp_path / "a.tar.gz")))
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -75,9 +85,9 @@ def server():
 
 
 def test_an_archive_behind_a_url(server):
-    path, changed = sources.fetch(release(url=server + "/a.tar.gz"))
-    assert changed
-    assert path.read_bytes() == CONTENT
+    fetched = sources.fetch(release(url=server + "/a.tar.gz"))
+    assert fetched.changed
+    assert fetched.path.read_bytes() == CONTENT
 
 
 def test_a_url_that_is_not_there(server):

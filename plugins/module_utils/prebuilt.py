@@ -1,0 +1,103 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Archives of compiled programs, as upstream's releases are: which of their files a release needs.
+
+Nothing that an archive says of itself is trusted: only programs by their planned names and libraries beside them are taken, under
+their plain names into one folder, links only from one of these to another, and not without end.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tarfile
+import zlib
+from pathlib import Path, PurePosixPath
+from typing import IO, cast
+
+SERVER = "llama-server"
+WORKERS = ("ggml-rpc-server", "rpc-server")
+LIBRARY = r"lib[\w.+-]+\.(so(\.\d+)*|dylib)"
+LIMIT_BYTES = 8 << 30
+
+
+class ArchiveError(Exception):
+    """The archive cannot be used; the message says why and what to do."""
+
+
+def extract(archive: Path, programs: list[str], target: Path) -> None:
+    """Writes programs and the libraries beside them into a folder of the caller's own.
+
+    :raises ArchiveError: it is no archive of llama.cpp with RPC, or lacks one of the programs.
+    """
+    try:
+        with tarfile.open(archive, "r:*") as packed:
+            members = _wanted(packed, programs)
+            for name, member in members.items():
+                if not member.issym():
+                    with (target / name).open("xb") as stream:
+                        shutil.copyfileobj(cast(IO[bytes], packed.extractfile(member)), stream)
+                    (target / name).chmod(0o755 if name in programs else 0o644)
+            for name, member in members.items():
+                if member.issym():
+                    (target / name).symlink_to(member.linkname)
+    except (tarfile.TarError, zlib.error, EOFError, KeyError) as error:
+        raise ArchiveError(
+            f"the archive of llama_release cannot be read ({_first_line(error)}): give a tar archive as upstream's releases are, not a zip"
+        ) from error
+
+
+def _wanted(packed: tarfile.TarFile, programs: list[str]) -> dict[str, tarfile.TarInfo]:
+    """Name → member: the programs, and the libraries of their folder."""
+    folders: dict[PurePosixPath, dict[str, tarfile.TarInfo]] = {}
+    for member in packed:
+        path = PurePosixPath(member.name)
+        if member.isfile() or member.issym():
+            folders.setdefault(path.parent, {})[path.name] = member
+    found = next((files for files in folders.values() if SERVER in files), {})
+    if not found:
+        raise ArchiveError(f"the archive of llama_release holds no {SERVER}: give one of llama.cpp's compiled programs")
+    workers = [name for name in WORKERS if name in found]
+    if not workers:
+        raise ArchiveError(
+            f"the archive of llama_release has no RPC: neither {' nor '.join(WORKERS)} lies beside its {SERVER}. Give one that was built "
+            "with it (upstream's for Ubuntu and macOS are), or compile it with source: git"
+        )
+    lacking = [name for name in programs if name not in found]
+    if lacking:
+        raise ArchiveError(
+            f"the archive of llama_release has {', '.join(workers)}, not {', '.join(lacking)}, as llama.cpp's build of that number calls it: correct build"
+        )
+    kept = {
+        name: member
+        for name, member in found.items()
+        if not member.issym() and (name in programs or re.fullmatch(LIBRARY, name))
+    }
+    for name, member in found.items():
+        if member.issym() and re.fullmatch(LIBRARY, name) and _leads_to(member, found) in kept:
+            kept[name] = member
+    if not all(name in kept for name in programs):
+        raise ArchiveError(
+            "the archive of llama_release holds links where its programs should be: give one with the programs"
+        )
+    if sum(member.size for member in kept.values()) > LIMIT_BYTES:
+        raise ArchiveError(
+            f"the archive of llama_release holds more than {LIMIT_BYTES >> 30} GiB of programs and libraries: give one of llama.cpp alone"
+        )
+    return kept
+
+
+def _leads_to(link: tarfile.TarInfo, files: dict[str, tarfile.TarInfo]) -> str | None:
+    """The library of the same folder that a link leads to in the end."""
+    for _step in files:
+        if link.linkname not in files or not re.fullmatch(LIBRARY, link.linkname):
+            return None
+        link = files[link.linkname]
+        if not link.issym():
+            return PurePosixPath(link.name).name
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(":")

@@ -1,0 +1,106 @@
+"""The module as Ansible calls it: what it reports, and a disk that is really full."""
+
+import json
+import os
+import tarfile
+
+import pytest
+from ansible.module_utils.testing import patch_module_args
+from ansible_collections.llamacpp.cluster.plugins.module_utils import building
+from ansible_collections.llamacpp.cluster.plugins.modules import release
+
+PROGRAM = "#!/bin/sh\necho usage: --rpc --fit\n"
+
+
+@pytest.fixture
+def call(capsys):
+    def run(check=False, **arguments):
+        with patch_module_args({**arguments, "_ansible_check_mode": check}), pytest.raises(SystemExit):
+            release.main()
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+@pytest.fixture
+def programs(tmp_path):
+    """Arguments for the installation of an archive of programs."""
+    folder = tmp_path / "llama-b9900"
+    folder.mkdir()
+    for name in ("llama-server", "ggml-rpc-server"):
+        (folder / name).write_text(PROGRAM)
+        (folder / name).chmod(0o755)
+    (folder / "libggml.so").write_bytes(os.urandom(1 << 20))
+    archive = tmp_path / "programs.tar.gz"
+    with tarfile.open(archive, "w:gz") as packed:
+        packed.add(folder, folder.name)
+    targets = ["ggml-rpc-server", "llama-server"]
+    return {
+        "release": {"source": "binary", "build": 9900},
+        "build": {"id": "new", "cmake_options": {}, "environment": {}, "targets": targets, "packaged": {}},
+        "prefix": str(tmp_path / "prefix"),
+        "cache": str(tmp_path / "cache"),
+        "brought": {"archive": str(archive), "sha256": building.sha256(archive), "commit": "unknown", "patches": []},
+    }
+
+
+def host(programs, keep=1):
+    return {
+        "prefix": programs["prefix"],
+        "cache": programs["cache"],
+        "units": "/no/such",
+        "builds": [programs["build"]],
+        "keep_releases": keep,
+    }
+
+
+def test_a_release_is_installed_once(call, programs):
+    assert call(check=True, **programs)["changed"]
+    assert not os.path.exists(programs["prefix"])
+    assert call(**programs)["manifest"]["id"] == "new"
+    assert call(**programs)["changed"] is False
+
+
+def test_old_releases_are_removed_and_what_is_put_to_use_counts_as_new(call, programs, tmp_path):
+    call(**programs)
+    folder = tmp_path / "prefix" / "releases"
+    os.utime(folder / "new", (1, 1))
+    (folder / "old" / "bin").mkdir(parents=True)
+    (tmp_path / "cache" / "builds").mkdir(parents=True)
+    (tmp_path / "cache" / "builds" / "old.log").write_text("")
+    told = call(check=True, state="pruned", host=host(programs))
+    assert (told["changed"], told["removed"], told["diff"]) == (True, ["old"], {"before": "old\n", "after": ""})
+    assert (folder / "old").exists()
+    assert call(state="pruned", host=host(programs, keep=2))["changed"] is False
+    assert (folder / "new").stat().st_mtime > 1
+    assert call(state="pruned", host=host(programs))["removed"] == ["old"]
+    assert [path.name for path in folder.iterdir()] == ["new"]
+    assert list((tmp_path / "cache" / "builds").iterdir()) == []
+    assert call(state="pruned", host=host(programs))["changed"] is False
+
+
+def test_a_release_that_cannot_be_removed(call, programs, tmp_path):
+    (tmp_path / "prefix" / "releases").mkdir(parents=True)
+    told = call(state="pruned", host=host(programs))
+    assert told["failed"]
+    assert "Removing old releases" in told["msg"]
+
+
+def test_a_full_disk_is_named(call, programs, small_disk):
+    told = call(**{**programs, "prefix": str(small_disk)})
+    assert told["failed"]
+    assert f"the disk of {small_disk} or {programs['cache']} is full. Free some space and run it again" in told["msg"]
+    assert not (small_disk / "releases" / "new").exists()
+
+
+def test_a_disk_that_a_build_fills_is_named(call, programs, small_disk, tmp_path):
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "CMakeLists.txt").write_bytes(os.urandom(1 << 20))
+    archive = tmp_path / "tree.tar.gz"
+    with tarfile.open(archive, "w:gz") as packed:
+        packed.add(tree, tree.name)
+    programs["brought"].update(archive=str(archive), sha256=building.sha256(archive))
+    told = call(**{**programs, "release": {"source": "git", "build": 1, "member": ""}, "cache": str(small_disk)})
+    assert told["failed"]
+    assert f"unpack failed: the disk of {small_disk} is full" in told["msg"]
