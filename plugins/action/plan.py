@@ -7,12 +7,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils import building, planning, report, runtime, workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils import (
+    backends,
+    building,
+    planning,
+    releases,
+    report,
+    runtime,
+    workers,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils import host as host_module
+from ansible_collections.llamacpp.cluster.plugins.module_utils.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions, inventory, sources
 
 display = Display()
@@ -52,6 +62,9 @@ def keep_facts(plan: dict, hosts: dict) -> str:
     return text
 
 
+RELEASES = ["llama_release", *(f"llama_release_{backend}" for backend in backends.BACKENDS)]
+
+
 class ActionModule(ActionBase):
     _supports_check_mode = True
     TRANSFERS_FILES = False
@@ -62,6 +75,7 @@ class ActionModule(ActionBase):
             argument_spec={
                 "model": {"type": "dict"},
                 "path": {"type": "path"},
+                "staging": {"type": "bool", "default": False},
                 "quiet": {"type": "bool", "default": False},
             }
         )
@@ -69,10 +83,17 @@ class ActionModule(ActionBase):
         for host in hosts.values():
             host["facts"] = workers.known(host["facts"], host["variables"]["llama_hardware"])
         digest = hashlib.sha256(b"".join(path.read_bytes() for path in RUNTIME_FILES)).hexdigest()[:12]
-        plan = planning.make(cluster, hosts, arguments["model"] or {}, inventory.packages(), digest)
+        staging = arguments["staging"]
+        try:
+            self._look_up_release(hosts, task_vars)
+            plan = planning.make(cluster, hosts, arguments["model"] or {}, inventory.packages(), digest, staging)
+        except Refusal as refusal:
+            plan = planning.refused(cluster, refusal)
         if not plan["refused"]:
             complete(plan)
             kept = keep_facts(plan, hosts)
+        if staging:
+            return {"changed": False, "plan": plan}
         if arguments["path"]:
             Path(arguments["path"]).write_text(json.dumps(plan, indent=2) + "\n")
         if not arguments["quiet"] and not plan["refused"]:
@@ -84,11 +105,8 @@ class ActionModule(ActionBase):
         if plan["refused"]:
             return {
                 "failed": True,
-                "plan": plan,
-                "msg": "The plan is refused, nothing was changed. "
-                + " ".join(
-                    reason[0].upper() + reason[1:] + "." * (not reason.endswith(".")) for reason in plan["reasons"]
-                ),
+                "msg": "The plan is refused, nothing was changed: "
+                + " ".join(reason.rstrip(".") + "." for reason in plan["reasons"]),
             }
         return {
             "changed": False,
@@ -96,3 +114,20 @@ class ActionModule(ActionBase):
             "runtime_files": [str(path) for path in RUNTIME_FILES],
             "facts_to_keep": kept,
         }
+
+    def _look_up_release(self, hosts, task_vars):
+        """Puts what only the controller can look up into the head's ``llama_release`` and those of single backends."""
+
+        def find(path):
+            beside = os.path.join(task_vars.get("inventory_dir") or "", os.path.expanduser(path))
+            return beside if os.path.isabs(beside) and os.path.exists(beside) else self._find_needle("files", path)
+
+        for host in hosts.values():
+            if "head" in host["groups"]:
+                variables = host["variables"]
+                for variable in RELEASES:
+                    if variables[variable] is not None:
+                        try:
+                            variables[variable] = sources.resolved(variables[variable], find)
+                        except Refusal as refusal:
+                            raise releases.renamed(refusal, variable) from None

@@ -36,6 +36,10 @@ class ActionModule(ActionBase):
         super().run(tmp, task_vars)
         arguments = dict(self._task.args)
         path = arguments.pop("path", None)
+        staged = arguments.pop("staged", None)
+        obstacles = arguments.pop("obstacles", None)
+        if obstacles is not None:
+            staged = {"reasons": obstacles, **(staged or {})}
         plan = arguments["plan"]
         drifts = {name: _last_drift(task_vars["hostvars"][name]) for name in plan["hosts"]}
         patience = plan["head"]["start_timeout"] if verification.may_become_healthy(plan, drifts) else 0
@@ -43,7 +47,8 @@ class ActionModule(ActionBase):
             worker["endpoint"]
             for name, host in plan["hosts"].items()
             for worker in host["workers"]
-            if worker["endpoint"].split(":")[0] == task_vars["hostvars"][name].get("ansible_host", name)
+            if not plan["staging"]
+            and worker["endpoint"].split(":")[0] == task_vars["hostvars"][name].get("ansible_host", name)
         ]
         with ThreadPoolExecutor(max(1, len(exposed))) as threads:
             knocking = threads.map(verification.knock, exposed)
@@ -52,25 +57,26 @@ class ActionModule(ActionBase):
         if "evidence" not in found:
             return found
         drifts[plan["head"]["host"]] = found["evidence"].get("drift") or drifts[plan["head"]["host"]]
-        judged = verification.judge(plan, drifts, found["evidence"], knocks)
+        judged = verification.judge(plan, drifts, found["evidence"], knocks, staged)
+        if plan["staging"]:
+            return {"changed": False, "report": judged}
         if path:
             Path(path).write_text(json.dumps(judged, indent=2) + "\n")
         display.display(report.checks_table(judged["checks"]) + "\n")
-        result = {"changed": False, "report": judged, "evidence": found["evidence"]}
         failed = [check for check in judged["checks"] if check["status"] == "failed"]
-        if failed:
-            result["failed"] = True
-            result["msg"] = "The cluster does not do what was planned. " + " ".join(
-                f"{check['name']} of {check['subject']}: {check['evidence']}." for check in failed
+        if not failed:
+            return {"changed": False, "report": judged, "evidence": found["evidence"]}
+        message = "The cluster does not do what was planned. " + " ".join(
+            f"{check['name']} of {check['subject']}: {check['evidence']}." for check in failed
+        )
+        if found["evidence"].get("waits_for"):
+            message += (
+                " The worker's process runs, so something between the hosts closes its port, or another head holds it: look at the firewalls"
+                " and the routes between head and worker."
             )
-            if found["evidence"].get("waits_for"):
-                result["msg"] += (
-                    " The worker's process runs, so something between the hosts closes its port, or another head holds it: look at the firewalls"
-                    " and the routes between head and worker."
-                )
-            elif not found["evidence"]["health"]["healthy"]:
-                result["msg"] += " The server's log ends in:\n" + "\n".join(found["evidence"]["log"])
-        return result
+        elif not found["evidence"]["health"]["healthy"]:
+            message += " The server's log ends in:\n" + "\n".join(found["evidence"]["log"])
+        return {"failed": True, "msg": message}
 
     def _collect(self, arguments: dict, plan: dict, patience: float, task_vars: dict) -> dict:
         started = time.monotonic()
@@ -83,6 +89,8 @@ class ActionModule(ActionBase):
             processes.update(found["evidence"]["processes"])
             elapsed = time.monotonic() - started
             waits_for = found["evidence"]["waits_for"]
+            if plan["staging"] and not found["evidence"]["launched"]:
+                return found
             limit = min(patience, SECONDS_FOR_WORKERS) if waits_for else patience
             if len(processes) >= STARTS_BEFORE_GIVING_UP or elapsed >= limit:
                 return found

@@ -34,7 +34,7 @@ positional: hostvars, reached
 EXAMPLES = r"""
 llama_changes: "{{ llama_planned.plan | llamacpp.cluster.changes(hostvars, ansible_play_hosts) }}"
 # => {"restarts": {"localhost": ["llamacpp-worker-two", "llamacpp-server"]}, "behind": ["localhost"], "unreached": [],
-#     "builders": {}, "shared": [], "compiled": []}
+#     "builders": {}, "shared": [], "sources": []}
 """
 
 RETURN = r"""
@@ -42,7 +42,7 @@ _value:
   description:
     - C(restarts), host and names of services that have to be started anew; C(behind), hosts on which anything differs;
       C(unreached), hosts that did not answer; C(builders), build and the host that builds or has it; C(shared), builds that other hosts
-      get from it; C(compiled), builds that no host has yet.
+      get from it; C(sources), releases of builds that no host has yet.
   type: dict
 """
 

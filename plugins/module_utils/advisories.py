@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils import capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils import backends, capabilities
 
 LOOPBACK = "127."
 
@@ -22,9 +22,7 @@ def _advisory(identifier: str, severity: str, host: str | None, message: str, re
 
 
 def _security_floor(plan: dict) -> list[dict]:
-    build = plan["release"]["generation"]
-    if build >= capabilities.SECURITY_FLOOR:
-        return []
+    builds = sorted({release["generation"] for release in plan["releases"].values()})
     return [
         _advisory(
             "rpc-remote-code-execution",
@@ -34,6 +32,8 @@ def _security_floor(plan: dict) -> list[dict]:
             f"Set llama_release to build {capabilities.SECURITY_FLOOR} or newer.",
             "CVE-2026-34159",
         )
+        for build in builds
+        if build < capabilities.SECURITY_FLOOR
     ]
 
 
@@ -78,7 +78,7 @@ def _unused_accelerators(plan: dict) -> list[dict]:
             "warning",
             name,
             f"{name} has {', '.join(host['unused_accelerators'])}, but llama.cpp is built there for the CPU: no toolchain for it was found.",
-            "Install ROCm, CUDA, or glslc and the Vulkan headers, or set llama_backend to cpu to say that this is meant.",
+            "Install ROCm with hipBLAS, CUDA with cuBLAS, or glslc and the Vulkan headers, or set llama_backend to cpu to say that this is meant.",
             "docs/variables.md",
         )
         for name, host in plan["hosts"].items()
@@ -86,7 +86,32 @@ def _unused_accelerators(plan: dict) -> list[dict]:
     ]
 
 
-CONDITIONS = (_security_floor, _unprotected_workers, _open_server, _unused_accelerators)
+def _unknown_options(plan: dict) -> list[dict]:
+    found = []
+    for name, host in plan["hosts"].items():
+        set_for = {
+            (option, plan["releases"][build["release"]]["generation"])
+            for build in host["builds"]
+            for option in build["cmake_options"]
+        }
+        for option, generation in sorted(set_for):
+            first, last = backends.OPTION_BUILDS.get(option, (0, None))
+            if not first <= generation <= (last or generation):
+                known = f"up to {last}" if not first else f"{first} to {last}" if last else f"from {first} on"
+                found.append(
+                    _advisory(
+                        "cmake-option-unknown",
+                        "warning",
+                        name,
+                        f"{option} is set for {name}, and build {generation} does not know it: only builds {known} do, so it does nothing.",
+                        "Take it out of llama_build_cmake_options, or set llama_release to one of those builds.",
+                        "docs/variables.md",
+                    )
+                )
+    return found
+
+
+CONDITIONS = (_security_floor, _unprotected_workers, _open_server, _unused_accelerators, _unknown_options)
 
 
 def evaluate(plan: dict) -> list[dict]:

@@ -15,13 +15,11 @@ import json
 import os
 import re
 import shlex
-import shutil
-import subprocess
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.commands import SEARCH
+from ansible_collections.llamacpp.cluster.plugins.module_utils import commands
+from ansible_collections.llamacpp.cluster.plugins.module_utils.files import replace_file
 
 MARK = "llamacpp.cluster"
 PURPOSE = "Ports of llama.cpp workers, open to their head and closed to all others"
@@ -55,43 +53,20 @@ class System:
 
     def write(self, name: str, text: str) -> None:
         """Replaces a file in one step; everybody may read it."""
-        target = self.path(name)
-        handle, temporary = tempfile.mkstemp(prefix=".", dir=target.parent)
-        try:
-            with os.fdopen(handle, "w") as file:
-                file.write(text)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, target)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        replace_file(self.path(name), text, 0o644)
 
     def program(self, name: str) -> str | None:
         """Path of a program that is installed."""
-        return shutil.which(name, path=SEARCH)
+        return commands.find(name)
 
     def run(self, argv: list[str], text: str = "", may_fail: bool = False) -> str:
-        """What a command prints, given ``text``. It speaks no other language, since what it prints is read."""
-        program = self.program(argv[0])
-        if not program:
+        """What a command prints, given ``text``."""
+        if not self.program(argv[0]):
             raise FirewallError(f"{argv[0]} is needed to set up the firewall and is not there: install it.")
         try:
-            return subprocess.run(
-                [program, *argv[1:]],
-                input=text,
-                capture_output=True,
-                text=True,
-                timeout=COMMAND_SECONDS,
-                check=not may_fail,
-                env={**os.environ, "PATH": SEARCH, "LC_ALL": "C"},
-            ).stdout
-        except subprocess.CalledProcessError as error:
-            reason = (error.stderr or error.stdout).strip() or f"status {error.returncode}"
-        except (OSError, subprocess.SubprocessError) as error:
-            reason = str(error)
-        raise FirewallError(
-            f"«{shlex.join(argv)}» failed: {reason}. Run it on the host as root, and mend what it names."
-        )
+            return commands.run(argv, COMMAND_SECONDS, text, may_fail)
+        except commands.CommandError as error:
+            raise FirewallError(f"{error}. Run it on the host as root, and mend what it names.") from error
 
     def active(self) -> set[str]:
         """Those of the managers, and of our unit, that systemd holds for active. Asked once, until ``forget``."""
@@ -374,10 +349,10 @@ class Nftables:
             return ""
         accepts = [line for rule in rules for line in self._rules(rule, closed=False)]
         nft = self.system.program("nft")
-        commands = [f"{nft} -f {self.file}"]
+        steps = [f"{nft} -f {self.file}"]
         for chain in chains if accepts else []:
             inserts = "; ".join(f"insert rule {chain} {line}" for line in reversed(accepts))
-            commands.append(f"-/bin/sh -c \"{nft} list chain {chain} | grep -qF {MARK}/ || {nft} '{inserts}'\"")
+            steps.append(f"-/bin/sh -c \"{nft} list chain {chain} | grep -qF {MARK}/ || {nft} '{inserts}'\"")
         return "\n".join(
             [
                 f"# {MARK}",
@@ -397,7 +372,7 @@ class Nftables:
                 "RemainAfterExit=true",
                 "ProtectSystem=full",
                 "ProtectHome=true",
-                *(f"{moment}={command}" for moment in ("ExecStart", "ExecReload") for command in commands),
+                *(f"{moment}={step}" for moment in ("ExecStart", "ExecReload") for step in steps),
                 "",
                 "[Install]",
                 "WantedBy=nftables.service\n",

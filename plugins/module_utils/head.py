@@ -14,6 +14,7 @@ PRIVATE_FOLDERS = ("/tmp/", "/var/tmp/")
 """The unit has its own ones (PrivateTmp)."""
 
 SERVICE = "llamacpp-server"
+STAGING_DISTANCE = 100
 KEYS = "api-keys"
 CREDENTIALS = "/run/credentials/{service}.service/"
 """Where systemd puts what LoadCredential names, for the service alone."""
@@ -30,27 +31,65 @@ def check(name: str, head: dict) -> None:
         ipaddress.IPv4Address(host)
     except ValueError:
         raise Refusal(f"llama_server_host is {host!r}: give the numeric IPv4 address to listen on") from None
-    if not 0 < port < 65536:
-        raise Refusal(f"llama_server_port is {port}: use 1 to 65535")
-    if port in {used for worker in head["workers"] for used in (worker["port"], worker["staging_port"])}:
-        raise Refusal(f"llama_server_port is {port}, which a worker of {name} has too: give one of them another port")
+    staging_port = staging_port_of(variables)
+    for variable, number in (("llama_server_port", port), ("llama_server_staging_port", staging_port)):
+        if not 0 < number < 65536:
+            raise Refusal(f"{variable} is {number}: use 1 to 65535")
+        if number in {used for worker in head["workers"] for used in (worker["port"], worker["staging_port"])}:
+            raise Refusal(f"{variable} is {number}, which a worker of {name} has too: give one of them another port")
+    if port == staging_port:
+        raise Refusal(
+            f"llama_server_staging_port is {port}, which is llama_server_port too: give one of them another port"
+        )
+
+
+def staging_port_of(variables: dict) -> int:
+    return variables["llama_server_staging_port"] or variables["llama_server_port"] + STAGING_DISTANCE
+
+
+def backend_of(hosts: dict, name: str) -> str:
+    """The backend whose build of llama-server the head runs, and whose workers it uses where a host has several."""
+    wanted = hosts[name]["variables"]["llama_server_backend"]
+    known = {backend for host in hosts.values() for backend in host["backends"]}
+    if wanted and wanted not in known:
+        raise Refusal(
+            f"llama_server_backend is {wanted!r}, which no host of this cluster has: use one of {', '.join(sorted(known))}, or add it to llama_backend"
+        )
+    return wanted if wanted in hosts[name]["backends"] else hosts[name]["backends"][0]
 
 
 def planned(
-    name: str, head: dict, release: dict, model: dict, used: list[dict], units: list[int], runtime_id: str
+    name: str,
+    head: dict,
+    release: dict,
+    model: dict,
+    used: list[dict],
+    units: list[int],
+    runtime_id: str,
+    state: str,
 ) -> dict:
-    """The plan's part for the head: llama-server's command line, and the launcher's before it."""
+    """The plan's part for the head: llama-server's command line, and the launcher's before it.
+
+    :param state: folder for what the launcher writes down.
+    """
     variables, prefix = head["variables"], head["facts"]["prefix"]
     address, port = variables["llama_server_host"], variables["llama_server_port"]
     url = f"http://{'127.0.0.1' if address == '0.0.0.0' else address}:{port}"
     runtime = f"{prefix}/runtime/{runtime_id}"
-    launcher = [head["facts"]["python"], runtime + "/runtime.py", "head", "--url", url, "--state", prefix + "/state"]
+    launcher = [head["facts"]["python"], runtime + "/runtime.py", "head", "--url", url, "--state", state]
     launcher += ["--protocol", release["protocol"]] if release["protocol"] else []
     for worker in used:
         launcher += ["--worker", worker["endpoint"]]
     return {
         "host": name,
-        "argv": argv_of(head, release, model, used, units, f"{prefix}/releases/{head['build']['id']}/bin/llama-server"),
+        "argv": argv_of(
+            head,
+            release,
+            model,
+            used,
+            units,
+            f"{prefix}/releases/{head['builds'][head['serves']]['id']}/bin/llama-server",
+        ),
         "launcher": launcher,
         "runtime": runtime,
         "environment": {key: str(value) for key, value in variables["llama_server_environment"].items()},
@@ -69,7 +108,10 @@ def argv_of(head: dict, release: dict, model: dict, used: list[dict], units: lis
     argv = [binary]
     if used:
         argv += ["--rpc", ",".join(worker["endpoint"] for worker in used)]
-        argv += ["--device", ",".join(f"RPC{index}" for index in range(len(used)))]
+        names = [
+            able["device_name"].format(index=index, endpoint=worker["endpoint"]) for index, worker in enumerate(used)
+        ]
+        argv += ["--device", ",".join(names)]
     argv += [
         "--model",
         model["path"],

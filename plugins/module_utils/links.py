@@ -15,16 +15,15 @@ import ipaddress
 import json
 import os
 import re
-import shutil
-import subprocess
-import tempfile
 import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils import commands
+from ansible_collections.llamacpp.cluster.plugins.module_utils.files import replace_file
+
 ROOT = Path("/")
-SEARCH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin", "/usr/bin", "/bin"])
 COMMAND_SECONDS = 30
 SETTLE_SECONDS = 15
 """How long an interface may take until it has what its configuration says."""
@@ -57,27 +56,16 @@ class LinkError(ValueError):
 
 def run(argv: list[str]) -> str:
     """What a command prints; LinkError where it is not there or fails."""
-    program = shutil.which(argv[0], path=SEARCH)
-    if not program:
+    if not installed(argv[0]):
         raise LinkError(f"The program {argv[0]} is not installed on this host.")
     try:
-        done = subprocess.run(
-            [program, *argv[1:]],
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_SECONDS,
-            check=False,
-            env={**os.environ, "LC_ALL": "C"},
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        raise LinkError(f"{' '.join(argv)}: {error}") from error
-    if done.returncode:
-        raise LinkError(f"{' '.join(argv)} failed: {(done.stderr or done.stdout).strip()}")
-    return done.stdout
+        return commands.run(argv, COMMAND_SECONDS)
+    except commands.CommandError as error:
+        raise LinkError(f"{' '.join(argv)} failed: {error.reason}") from error
 
 
 def installed(program: str) -> bool:
-    return shutil.which(program, path=SEARCH) is not None
+    return commands.find(program) is not None
 
 
 def _output(runner: Run, argv: list[str]) -> str:
@@ -609,19 +597,6 @@ def differs(links: list[dict], facts: dict, root: Path = ROOT) -> bool:
 # -------------------------------------------------------------------------------------------------------------- apply
 
 
-def _write(path: Path, content: bytes, mode: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=".llamacpp-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            os.fchmod(handle, mode)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
-
-
 def _authorise(devices: list[dict], root: Path, runner: Run) -> None:
     for device in devices:
         if installed("boltctl"):
@@ -634,7 +609,9 @@ def _write_files(present: dict[str, str], planned: dict[str, str], root: Path) -
     for path in set(present) - set(planned):
         (root / path.lstrip("/")).unlink(missing_ok=True)
     for path, text in planned.items():
-        _write(root / path.lstrip("/"), text.encode(), _file_mode(path))
+        target = root / path.lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(target, text, _file_mode(path))
 
 
 def _profile(interface: str, kind: str | None) -> str:
@@ -762,11 +739,12 @@ def measured(iperf_json: str, ping_text: str) -> dict:
     }
 
 
-def measure(address: str, port: int | None, seconds: int, runner: Run = run) -> dict:
+def measure(address: str, port: int | None, seconds: int, lacking: list[str], runner: Run = run) -> dict:
     """Throughput and round trip from this host to another one.
 
     :param address: numeric IPv4 address of the other host.
     :param port: where iperf3 listens there, or None to measure the round trip only.
+    :param lacking: hosts without iperf3, which is why there is no port.
     :returns: what ``measured`` returns, and ``detail``: what was not measured and why, or nothing.
     """
     ipaddress.IPv4Address(address)
@@ -787,7 +765,10 @@ def measure(address: str, port: int | None, seconds: int, runner: Run = run) -> 
             pinged = runner(["ping", "-n", "-c", "10", "-i", "0.2", "-W", "1", address])
         except LinkError:
             details.append(f"{address} does not answer to ping")
-    return {**measured(sent, pinged), "detail": "not measured: " + ", ".join(details) if details else ""}
+    detail = f"iperf3 is not installed on {' and '.join(lacking)}" if lacking else ""
+    if details:
+        detail = "not measured: " + ", ".join(details)
+    return {**measured(sent, pinged), "detail": detail}
 
 
 def _send(address: str, port: int, seconds: int, runner: Run) -> str:

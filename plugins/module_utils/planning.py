@@ -26,8 +26,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.refusal import Re
 SCHEMA = 1
 MAX_ENDPOINTS = 16
 MIB = placement.MIB
-UNIT_PREFIX = "llamacpp-"
-HEAD_SERVICE = heads.SERVICE
+SERVICES = "llamacpp-"
+STAGING_SERVICES = "llamacpp-staging-"
+"""How the names of services begin: of those that serve, and of those that prove a release on the staging ports meanwhile."""
+STAGING_MODEL = {"layers": 2 * MAX_ENDPOINTS, "width": 128, "type": "f32"}
+STAGING_ROOM_MIB = 1024
+"""What has to be free on a device beyond the known-answer model, for what a backend takes for itself."""
 ACCOUNT = "llamacpp"
 BUILD_ACCOUNT = "llamacpp-build"
 
@@ -42,19 +46,25 @@ def _head_of(hosts: dict) -> str:
     return found[0]
 
 
-def make(cluster: str, hosts: dict, model_found: dict, catalogue: dict, runtime_id: str) -> dict:
+def refused(cluster: str, refusal: Refusal) -> dict:
+    """What stands for a plan where there is none."""
+    return {"schema": SCHEMA, "cluster": cluster, "refused": True, "fits": False, "reasons": [str(refusal)]}
+
+
+def make(cluster: str, hosts: dict, model_found: dict, catalogue: dict, runtime_id: str, staging: bool = False) -> dict:
     """The plan, or the reasons why there is none.
 
     :param hosts: name → ``{"variables", "facts", "groups", "ansible_host"}``; groups is a subset of head and worker.
     :param model_found: what gguf_info found at llama_model_path: ``summary`` and ``closed``; empty when nothing is known.
     :param catalogue: names of packages, from packages.yml: ``tools`` and ``llama``.
     :param runtime_id: identifies the runtime that is installed on the head.
+    :param staging: plan the instances that prove the release on the staging ports with the known-answer model, beside those that serve.
     :returns: the plan; when ``refused`` is true, ``reasons`` says why and nothing may be applied.
     """
     try:
-        plan = _make(cluster, hosts, model_found, catalogue, runtime_id)
+        plan = _make(cluster, hosts, model_found, catalogue, runtime_id, staging)
     except Refusal as refusal:
-        return {"schema": SCHEMA, "cluster": cluster, "refused": True, "fits": False, "reasons": [str(refusal)]}
+        return refused(cluster, refusal)
     accepted = set(hosts[plan["head"]["host"]]["variables"]["llama_accept_advisories"])
     plan["advisories"] = advisories.evaluate(plan)
     for advisory in plan["advisories"]:
@@ -67,40 +77,59 @@ def make(cluster: str, hosts: dict, model_found: dict, catalogue: dict, runtime_
     return plan
 
 
-def _make(cluster: str, hosts: dict, model_found: dict, catalogue: dict, runtime_id: str) -> dict:
+def _make(cluster: str, hosts: dict, model_found: dict, catalogue: dict, runtime_id: str, staging: bool) -> dict:
     head_name = _head_of(hosts)
+    if staging:
+        hosts = {**hosts, head_name: {**hosts[head_name], "variables": _for_staging(hosts[head_name]["variables"])}}
     variables = hosts[head_name]["variables"]
     for name, host in hosts.items():
         if host["facts"] is None:
             raise Refusal(
                 f"nothing is known of {name}: it could not be reached, and llama_hardware does not declare it"
             )
-    release = releases.release_of(
-        variables["llama_release"],
-        {name: (host["facts"].get("packaged") or {}).get("version") for name, host in hosts.items()},
-    )
-    hosts = {name: _equipped(name, host, head_name, catalogue, release) for name, host in hosts.items()}
-    _no_endpoint_twice(hosts)
-    releases.builds(hosts, release, catalogue["llama"])
+    wanted = releases.of_backends(variables, hosts)
+    hosts = {name: _equipped(name, host, head_name, catalogue, wanted) for name, host in hosts.items()}
+    for backend, release in wanted.items():
+        releases.one_architecture(backend, release, hosts)
     head = hosts[head_name]
+    head["serves"] = heads.backend_of(hosts, head_name)
+    release = wanted[head["serves"]]
+    chosen = variables["llama_server_backend"] or head["serves"]
+    for host in hosts.values():
+        serving = workers.serving(host, chosen, {backend for backend in wanted if wanted[backend] == release})
+        if staging:
+            host["workers"] = serving = [workers.on_its_staging_port(worker) for worker in serving]
+        host["serving"] = serving
+    _no_endpoint_twice(hosts)
+    releases.builds(hosts, wanted, catalogue["llama"])
     model = heads.model_of(variables, model_found, head["facts"])
     heads.check(head_name, head)
     used, load, units, reasons = _placed(hosts, head_name, model)
     plan: dict = {
         "schema": SCHEMA,
         "cluster": cluster,
+        "staging": staging,
         "refused": False,
         "reasons": reasons,
-        "release": {key: value for key, value in release.items() if key != "capabilities"},
+        "release": _shown(release),
+        "releases": {
+            wanted[backend]["id"]: _shown(wanted[backend]) for host in hosts.values() for backend in host["backends"]
+        },
         "model": {
             "path": model["path"],
             "known_answer": model["known_answer"],
             **{key: model["summary"][key] for key in ("name", "architecture", "layers")},
         },
         "hosts": {
-            name: _planned_host(name, host, hosts, head_name, release, used, runtime_id) for name, host in hosts.items()
+            name: {
+                **_planned_host(name, host, hosts, head_name, wanted, used, runtime_id),
+                "state": _state_folder(host["facts"], staging),
+            }
+            for name, host in hosts.items()
         },
-        "head": heads.planned(head_name, head, release, model, used, units, runtime_id),
+        "head": heads.planned(
+            head_name, head, release, model, used, units, runtime_id, _state_folder(head["facts"], staging)
+        ),
         "placement": _placement(used, load, units, release["capabilities"]["buffer_name"]),
         "fits": not reasons,
         "links": [
@@ -116,18 +145,104 @@ def _make(cluster: str, hosts: dict, model_found: dict, catalogue: dict, runtime
     return plan
 
 
-def _equipped(name: str, host: dict, head_name: str, catalogue: dict, release: dict) -> dict:
-    """The host with its backend, its workers and the tools that it needs."""
+def _shown(release: dict) -> dict:
+    return {key: value for key, value in release.items() if key != "capabilities"}
+
+
+def _for_staging(variables: dict) -> dict:
+    """The head's variables, to serve the known-answer model on its staging port, with every worker and to itself only."""
+    return {
+        **variables,
+        "llama_model_path": None,
+        "llama_model_known_answer": STAGING_MODEL,
+        "llama_placement": "all",
+        "llama_server_host": "127.0.0.1",
+        "llama_server_port": heads.staging_port_of(variables),
+        "llama_server_staging_port": variables["llama_server_port"],
+        "llama_server_api_key_file": None,
+        "llama_server_extra_args": [],
+    }
+
+
+def _state_folder(facts: dict, staging: bool) -> str:
+    return f"{facts['prefix']}/state{'/staging' if staging else ''}"
+
+
+def obstacles(plan: dict, found: dict[str, dict]) -> list[str]:
+    """Why the instances of a plan for staging cannot be started, a sentence each.
+
+    :param found: host → what host_info said of it just before, given its part of this plan: ``drift`` and ``free_mib``, or ``msg`` of an
+        error; nothing where it did not answer.
+    """
+    if plan["refused"]:
+        return plan["reasons"]
+    errors = [f"{name}: {host['msg']}" for name, host in found.items() if "msg" in host]
+    silent = [
+        f"{name} could not be reached" for name, host in found.items() if "free_mib" not in host and "msg" not in host
+    ]
+    if errors or silent:
+        return errors + silent
+    lacking = [
+        name
+        for name, host in found.items()
+        if host["drift"]["missing_builds"]
+        or any(path.startswith(f"{plan['hosts'][name]['runtime']}/") for path in host["drift"]["changed_files"])
+    ]
+    if lacking:
+        return [f"{', '.join(lacking)} lacks the planned release: run site.yml"]
+    return _lacking_room(plan, {name: host["free_mib"] for name, host in found.items()})
+
+
+def _lacking_room(plan: dict, free: dict[str, dict[str, int]]) -> list[str]:
+    """Why a planned staging would disturb what serves: a sentence for each device that has too little free memory.
+
+    :param free: host → device → MiB that are free now, of memory.free_mib; a device that is not there is not known.
+    """
+    found = []
+    sizes = {entry["device"]: entry["total_mib"] for entry in plan["placement"]}
+    for name, host in plan["hosts"].items():
+        needed: dict[str, float] = {}
+        for worker in host["workers"]:
+            size = next(total for device, total in sizes.items() if f"[{worker['endpoint']}]" in device)
+            device = "CPU" if worker["shared"] else worker["device"]
+            needed[device] = needed.get(device, 0) + size + STAGING_ROOM_MIB
+        if name == plan["head"]["host"]:
+            needed["CPU"] = needed.get("CPU", 0) + STAGING_ROOM_MIB
+        found += [
+            f"{name} has {free[name][device]} MiB free on {device}, and {math.ceil(size)} MiB are needed: try it when there is more"
+            for device, size in needed.items()
+            if device in free[name] and free[name][device] < size
+        ]
+    return found
+
+
+def _equipped(name: str, host: dict, head_name: str, catalogue: dict, wanted: dict[str, dict]) -> dict:
+    """The host with its backends, its workers and the tools that it needs.
+
+    :param wanted: backend → release.
+    """
     facts = host["facts"]
-    packaged = release["source"] == "package"
-    ready = catalogue["llama"][facts["distribution"]["family"]]["libraries"] if packaged else None
-    equipped = {**host, "backend": workers.backend_of(name, host["variables"]["llama_backend"], facts, ready)}
+    for account, home in facts.get("accounts", {}).items():
+        if facts["scope"] == "system" and account in (ACCOUNT, BUILD_ACCOUNT) and home != facts["prefix"]:
+            raise Refusal(
+                f"{name} has an account {account} of somebody else's, with the home {home}: services run as {account}, so rename that account"
+            )
+    offered = catalogue["llama"].get(facts["distribution"]["family"], {"libraries": {}})["libraries"]
+    sources = {backend: release["source"] for backend, release in wanted.items()}
+    equipped = {
+        **host,
+        "backends": workers.backends_of(name, host["variables"]["llama_backend"], facts, sources, offered),
+    }
     if facts["service_manager"] != "systemd" and any(link.get("manage") for link in host["variables"]["llama_links"]):
         raise Refusal(
             f"llama_links of {name} has manage: true, which needs a host with systemd and root: configure the interface by hand, and "
             "set manage: false"
         )
-    equipped["tools"] = workers.tools_of(name, equipped, catalogue, release)
+    equipped["tools"] = {
+        tool: package
+        for backend in equipped["backends"]
+        for tool, package in workers.tools_of(name, equipped, backend, catalogue, wanted[backend]).items()
+    }
     equipped["workers"] = workers.workers_of(name, equipped, head_name) if "worker" in host["groups"] else []
     return equipped
 
@@ -153,7 +268,12 @@ def _placed(hosts: dict, head_name: str, model: dict) -> tuple[list[dict], place
         variables["llama_server_cache_type_k"],
         variables["llama_server_cache_type_v"],
     )
-    declared = [worker for host in hosts.values() for worker in host["workers"]]
+    declared = [worker for host in hosts.values() for worker in host["serving"]]
+    if not declared and any(host["workers"] for host in hosts.values()):
+        raise Refusal(
+            f"the head serves with {hosts[head_name]['serves']}, and no worker has a build of the same release: give their backend in "
+            "llama_server_backend, or the same llama_release to both backends"
+        )
     if not declared:
         room = facts["memory_mib"] - workers.reserve_mib(facts["memory_mib"], shared=True)
         lacking = -(-sum(load.of(0, load.units)) // MIB) - room
@@ -207,28 +327,30 @@ def _placement(used: list[dict], load: placement.Load, units: list[int], buffer_
 
 
 def _planned_host(
-    name: str, host: dict, hosts: dict, head_name: str, release: dict, used: list[dict], runtime_id: str
+    name: str, host: dict, hosts: dict, head_name: str, wanted: dict[str, dict], used: list[dict], runtime_id: str
 ) -> dict:
     facts = host["facts"]
     in_use = {worker["endpoint"] for worker in used}
     system = facts["scope"] == "system"
+    sources = {wanted[backend]["source"] for backend in host["backends"]}
     return {
         **{key: facts[key] for key in ("scope", "prefix", "cache", "python", "service_manager", "units")},
         "account": ACCOUNT if system else None,
         "accounts": [
             {"name": ACCOUNT, "groups": facts.get("device_groups", [])},
-            *([{"name": BUILD_ACCOUNT, "groups": []}] if release["source"] != "package" else []),
+            *([{"name": BUILD_ACCOUNT, "groups": []}] if sources & set(releases.COMPILED) else []),
         ]
         if system
         else [],
-        "folders": _folders(facts, ACCOUNT if system else None, release),
+        "folders": _folders(facts, ACCOUNT if system else None, sources),
         "tuning": _tuning(name, host),
         "runtime": f"{facts['prefix']}/runtime/{runtime_id}"
         if name == head_name or any(worker["cache"] for worker in host["workers"])
         else None,
         "tools": host["tools"],
-        "unused_accelerators": workers.unused_accelerators(host),
-        "builds": [host["build"]],
+        "unused_accelerators": [] if sources == {"binary"} else workers.unused_accelerators(host),
+        "builds": [build for build in host["builds"].values() if build["targets"]],
+        "keep_releases": releases.kept(name, host["variables"]["llama_build_keep"]) * len(host["backends"]),
         "workers": [
             {
                 **{
@@ -239,13 +361,20 @@ def _planned_host(
                         "staging_port",
                         "backend",
                         "device",
+                        "shared",
                         "cache",
                         "cache_mib",
                         "environment",
                     )
                 },
                 "used": worker["endpoint"] in in_use,
-                "argv": workers.argv_of(worker, host["build"], release["capabilities"], facts["prefix"] + "/releases"),
+                "protocol": wanted[worker["build"]]["protocol"],
+                "argv": workers.argv_of(
+                    worker,
+                    host["builds"][worker["build"]],
+                    wanted[worker["build"]]["capabilities"],
+                    facts["prefix"] + "/releases",
+                ),
             }
             for worker in host["workers"]
         ],
@@ -289,7 +418,7 @@ def _tuning(name: str, host: dict) -> dict:
     }
 
 
-def _folders(facts: dict, account: str | None, release: dict) -> list[dict]:
+def _folders(facts: dict, account: str | None, sources: set[str]) -> list[dict]:
     """Folders of the installation: path, owner and mode; the service manager's own is only made where it is missing."""
     prefix, root = facts["prefix"], "root" if account else None
     paths = [
@@ -298,14 +427,15 @@ def _folders(facts: dict, account: str | None, release: dict) -> list[dict]:
         (prefix + "/state", account, "0750"),
         (facts["units"], None, None),
     ]
-    if release["source"] != "package":
+    if sources != {"package"}:
         paths += [(facts["cache"], root, "0755"), (facts["cache"] + "/sources", root, "0755")]
     return [{"path": path, "owner": owner, "mode": mode} for path, owner, mode in paths]
 
 
 def _cache_keeper(plan: dict, host: str, worker: dict) -> list[str]:
-    """The launcher of a worker that keeps tensors on disk: it may hold what was asked for, and never less than the planned model needs."""
-    if not worker["cache"]:
+    """The launcher of a worker that keeps tensors on disk: it may hold what was asked for, and never less than the planned model needs.
+    A worker on its staging port shares that cache and leaves the keeping of it to the one that serves."""
+    if not worker["cache"] or plan["staging"]:
         return []
     own = plan["hosts"][host]
     needed = sum(entry["weights_mib"] for entry in plan["placement"] if f"[{worker['endpoint']}]" in entry["device"])
@@ -316,15 +446,19 @@ def _cache_keeper(plan: dict, host: str, worker: dict) -> list[str]:
 
 def services(plan: dict, host: str) -> list[dict]:
     """The services of one host, as its service manager needs them."""
+    prefix = STAGING_SERVICES if plan["staging"] else SERVICES
     found = [
         {
-            "name": f"{UNIT_PREFIX}worker-{worker['name']}",
+            "name": f"{prefix}worker-{worker['name']}",
             "kind": "worker",
+            "temporary": plan["staging"],
             "description": f"llama.cpp RPC worker {worker['name']} ({worker['device']})",
             "argv": [*_cache_keeper(plan, host, worker), *worker["argv"]],
             "process": worker["argv"],
             "environment": worker["environment"],
             "listens": worker["endpoint"],
+            "protocol": worker["protocol"],
+            "reads": [],
             "after": [],
             "credentials": {},
             "devices": backends.device_files(worker["backend"]),
@@ -342,13 +476,15 @@ def services(plan: dict, host: str) -> list[dict]:
         head = plan["head"]
         found.append(
             {
-                "name": HEAD_SERVICE,
+                "name": f"{prefix}server",
                 "kind": "head",
+                "temporary": plan["staging"],
                 "description": f"llama.cpp server of cluster {plan['cluster']}",
                 "argv": [*head["launcher"], "--", *head["argv"]],
                 "process": head["argv"],
                 "environment": head["environment"],
                 "listens": f"{head['address']}:{head['port']}",
+                "reads": [plan["model"]["path"], *([head["api_key_file"]] if head["api_key_file"] else [])],
                 "after": [service["name"] for service in found],
                 "devices": [],
                 "credentials": {heads.KEYS: head["api_key_file"]} if head["api_key_file"] else {},
@@ -363,8 +499,8 @@ def changes(plan: dict, drifts: dict[str, dict | None]) -> dict:
 
     :param drifts: host → what state.drift found there; None where the host did not answer.
     :returns: ``restarts`` (host → names of the services that have to be started anew), ``behind`` (hosts on which anything
-        differs), ``builders`` (id of a build that some host lacks → the host that builds it, or has it, for the others),
-        ``shared`` (ids of those builds that other hosts get from it), ``compiled`` (ids of those that no host has yet),
+        differs), ``builders`` (id of a build that some host lacks → the host that compiles it, or has it, for the others),
+        ``shared`` (ids of those builds that other hosts get from it), ``sources`` (ids of the releases of those that no host has yet),
         ``unreached`` (hosts that did not answer).
     """
     reached = {name: drift for name, drift in drifts.items() if drift is not None}
@@ -384,20 +520,30 @@ def changes(plan: dict, drifts: dict[str, dict | None]) -> dict:
 def _builders(plan: dict, drifts: dict[str, dict]) -> dict:
     """A host that has a build already comes first, then the order of the inventory."""
     hosts_of: dict[str, list[str]] = {}
+    release_of: dict[str, str] = {}
     for name in drifts:
         for build in plan["hosts"][name]["builds"]:
             hosts_of.setdefault(build["id"], []).append(name)
+            release_of[build["id"]] = build["release"]
     builders: dict[str, str] = {}
-    shared, compiled = [], []
+    shared, sources = [], set()
     for identity, names in hosts_of.items():
         lacking = [name for name in names if identity in drifts[name]["missing_builds"]]
-        if lacking:
+        source = plan["releases"][release_of[identity]]["source"]
+        if not lacking or source == "package":
+            continue
+        if source in releases.COMPILED:
             builders[identity] = next((name for name in names if name not in lacking), lacking[0])
             if set(lacking) != {builders[identity]}:
                 shared.append(identity)
-            if builders[identity] in lacking:
-                compiled.append(identity)
-    return {"builders": builders, "shared": shared, "compiled": compiled}
+        if builders.get(identity) not in set(names) - set(lacking):
+            sources.add(release_of[identity])
+    return {"builders": builders, "shared": shared, "sources": sorted(sources)}
+
+
+def _served(names: list[str]) -> bool:
+    """Whether one of these services belonged to a cluster that serves."""
+    return any(not name.startswith(STAGING_SERVICES) for name in names)
 
 
 def _restarts(plan: dict, drifts: dict[str, dict]) -> dict[str, list[str]]:
@@ -414,7 +560,7 @@ def _restarts(plan: dict, drifts: dict[str, dict]) -> dict[str, list[str]]:
         if name in drifts
     }
     used = {
-        (name, f"{UNIT_PREFIX}worker-{worker['name']}")
+        (name, f"{SERVICES}worker-{worker['name']}")
         for name, host in plan["hosts"].items()
         for worker in host["workers"]
         if worker["used"]
@@ -424,6 +570,6 @@ def _restarts(plan: dict, drifts: dict[str, dict]) -> dict[str, list[str]]:
     touched = any((name, service) in used for name, names in found.items() for service in names) or (
         name_of_head in drifts and plan["model"]["path"] in drifts[name_of_head]["changed_files"]
     )
-    if HEAD_SERVICE not in head and (touched or any(drift["stale"] for drift in drifts.values())):
-        head.append(HEAD_SERVICE)
+    if heads.SERVICE not in head and (touched or any(_served(drift["stale"]) for drift in drifts.values())):
+        head.append(heads.SERVICE)
     return found

@@ -12,7 +12,10 @@ import pwd
 import socket
 import stat
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils import building, firewall, host, links, tuning
 from ansible_collections.llamacpp.cluster.plugins.module_utils.commands import output
@@ -76,15 +79,40 @@ def occupied(address: str, port: int) -> bool:
     return False
 
 
+class Socket(NamedTuple):
+    """One line of the kernel's tables of TCP sockets; a remote port is left out, nobody asks for it."""
+
+    address: str
+    port: int
+    remote: str
+    state: str
+    inode: str
+
+
+LISTENING, ESTABLISHED = "0A", "01"
+IPV4 = {"/proc/net/tcp": socket.AF_INET}
+ALL = {**IPV4, "/proc/net/tcp6": socket.AF_INET6}
+
+
+def _address(text: str, family: socket.AddressFamily) -> str:
+    words = [int(text[start : start + 8], 16).to_bytes(4, sys.byteorder) for start in range(0, len(text), 8)]
+    return socket.inet_ntop(family, b"".join(words))
+
+
+def sockets(tables: dict[str, socket.AddressFamily]) -> Iterator[Socket]:
+    """TCP sockets of this host (Linux; none elsewhere)."""
+    for table, family in tables.items():
+        if os.path.exists(table):
+            for line in Path(table).read_text().splitlines()[1:]:
+                fields = line.split()
+                address, port = fields[1].split(":")
+                remote = fields[2].split(":")[0]
+                yield Socket(_address(address, family), int(port, 16), _address(remote, family), fields[3], fields[9])
+
+
 def listeners(pids: list[int]) -> dict[int, set[int]]:
     """Process → TCP ports on which it listens (Linux), as far as its file descriptors may be read."""
-    inodes: dict[str, int] = {}
-    if not os.path.exists("/proc/net/tcp"):
-        return {pid: set() for pid in pids}
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[3] == "0A":
-            inodes[f"socket:[{fields[9]}]"] = int(fields[1].split(":")[1], 16)
+    inodes = {f"socket:[{entry.inode}]": entry.port for entry in sockets(IPV4) if entry.state == LISTENING}
     found: dict[int, set[int]] = {}
     for pid in pids:
         try:
@@ -97,19 +125,12 @@ def listeners(pids: list[int]) -> dict[int, set[int]]:
 
 def listening_addresses(port: int) -> list[str]:
     """Addresses on which this host listens on the port (Linux; empty elsewhere)."""
-    found = set()
-    for table, family in (("/proc/net/tcp", socket.AF_INET), ("/proc/net/tcp6", socket.AF_INET6)):
-        if os.path.exists(table):
-            for line in Path(table).read_text().splitlines()[1:]:
-                fields = line.split()
-                address, number = fields[1].split(":")
-                if fields[3] == "0A" and int(number, 16) == port:
-                    words = [
-                        int(address[start : start + 8], 16).to_bytes(4, sys.byteorder)
-                        for start in range(0, len(address), 8)
-                    ]
-                    found.add(socket.inet_ntop(family, b"".join(words)))
-    return sorted(found)
+    return sorted({entry.address for entry in sockets(ALL) if entry.state == LISTENING and entry.port == port})
+
+
+def clients(port: int) -> list[str]:
+    """Addresses that hold a connection to the port of this host, or wait for it to be served (Linux; empty elsewhere)."""
+    return sorted({entry.remote for entry in sockets(IPV4) if entry.state == ESTABLISHED and entry.port == port})
 
 
 def service_state(service: dict, running: dict[int, list[str]]) -> dict:
@@ -125,7 +146,12 @@ def service_state(service: dict, running: dict[int, list[str]]) -> dict:
         state = ("running" if programs else "waiting") if same else "different"
     else:
         state = "different" if own else "foreign" if occupied(address, int(port)) else "stopped"
-    return {"state": state, "pid": own[0] if own else None, "addresses": listening_addresses(int(port))}
+    return {
+        "state": state,
+        "pid": own[0] if own else None,
+        "addresses": listening_addresses(int(port)),
+        "clients": clients(int(port)),
+    }
 
 
 def _accounts(planned: list[dict]) -> list[str]:
@@ -186,7 +212,8 @@ def definition_path(planned: dict, service: str) -> Path:
 
 
 def _redefined(planned: dict, services: dict) -> list[str]:
-    """Names of services whose definition is not there or is another, or is newer than what runs by it.
+    """Names of services whose definition is not there or is another, or is newer than what runs by it, or that read another file
+    when they started than the one that is there now.
 
     :param services: name → state and pid, of service_state.
     """
@@ -200,10 +227,18 @@ def _redefined(planned: dict, services: dict) -> list[str]:
         except OSError:
             same, written = False, 0.0
         started = started_at(services[service["name"]]["pid"])
+        written = max(written, *(_modified(read) for read in service["reads"]), 0.0)
         newer = started is not None and started + CLOCK_SECONDS < written
         if not same or newer or service["name"] in unread:
             found.append(service["name"])
     return found
+
+
+def _modified(path: str) -> float:
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return 0.0
 
 
 def _unread_units(planned: dict) -> set[str]:
@@ -271,11 +306,44 @@ def _system(planned: dict) -> list[str]:
     return found
 
 
+def _named_releases(planned: dict, names: set[str]) -> set[str]:
+    """Those releases that a process runs or a definition of a service names, ours or not."""
+    folders = {planned["prefix"], os.path.realpath(planned["prefix"])}
+    texts = [" ".join(argv) for argv in processes(planned["prefix"]).values()]
+    for process in Path("/proc").glob("[0-9]*") if sys.platform != "darwin" else []:
+        with suppress(OSError):
+            texts.append(os.readlink(process / "exe"))
+    for path in Path(planned["units"]).glob("*"):
+        if path.suffix in host.DEFINITION_ENDINGS and path.is_file():
+            texts.append(path.read_text(errors="replace"))
+    return {name for name in names for folder in folders if any(f"{folder}/releases/{name}/" in text for text in texts)}
+
+
+def unneeded_releases(planned: dict) -> list[str]:
+    """Installed releases beyond the last ones that are kept, oldest first: none that is planned, runs, or is named by a service.
+
+    What is planned counts as one of the last, even before it is installed. The last ones are those that were put to use last.
+    """
+    folder = Path(planned["prefix"]) / "releases"
+    found = (
+        {entry.name: entry.stat().st_mtime for entry in folder.iterdir() if entry.is_dir()} if folder.is_dir() else {}
+    )
+    wanted = {build["id"] for build in planned["builds"]}
+    partial = {name for name in found if name.startswith(".") and name[1:] not in wanted}
+    others = {name for name in found if not name.startswith(".")} - wanted
+    if len(others) + len(wanted) <= planned["keep_releases"]:
+        return sorted(partial)
+    held = _named_releases(planned, others)
+    room = max(0, planned["keep_releases"] - len(wanted | held))
+    rest = sorted(others - held, key=lambda name: found[name], reverse=True)
+    return sorted(partial) + rest[room:][::-1]
+
+
 def drift(planned: dict) -> dict:
     """What differs on this host from its part of the plan.
 
     :param planned: ``plan["hosts"][name]``.
-    :returns: ``services`` (name → state, pid, addresses), ``defined`` (names of services that have a definition), ``stale``
+    :returns: ``services`` (name → state, pid, addresses, clients), ``defined`` (names of services that have a definition), ``stale``
         (those of them that are not planned), ``missing_builds`` (ids of planned builds that are not installed or not intact),
         ``changed_files`` (paths), ``redefined`` (names of services), ``differences`` (all that an apply would change, one sentence each).
     """
@@ -304,6 +372,7 @@ def drift(planned: dict) -> dict:
             if service["state"] not in ("running", "waiting")
         ),
         *(f"{name} is not planned any more" for name in stale),
+        *(f"release {identity} is no longer needed" for identity in unneeded_releases(planned)),
     ]
     return {
         "services": services,

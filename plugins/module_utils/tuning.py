@@ -12,12 +12,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
-import subprocess
-import tempfile
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.commands import SEARCH
+from ansible_collections.llamacpp.cluster.plugins.module_utils import commands
+from ansible_collections.llamacpp.cluster.plugins.module_utils.files import replace_file
 
 PAGE_KIB = 4
 KEPT_MIB = 4096
@@ -77,31 +75,18 @@ class System:
             return
         mode = target.stat().st_mode & 0o777 if target.exists() else 0o644
         target.parent.mkdir(exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=".", dir=target.parent)
-        try:
-            with os.fdopen(handle, "w", errors="surrogateescape") as file:
-                file.write(text)
-            os.chmod(temporary, mode)
-            os.replace(temporary, target)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        replace_file(target, text, mode)
 
     def has(self, program: str) -> bool:
-        return shutil.which(program, path=SEARCH) is not None
+        return commands.find(program) is not None
 
     def run(self, argv: list[str]) -> str:
         """What a command prints; TuningError where it fails."""
-        line = [shutil.which(argv[0], path=SEARCH) or argv[0], *argv[1:]]
-        own = {**os.environ, "PATH": SEARCH, "LC_ALL": "C"}
         try:
-            done = subprocess.run(line, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False, env=own)
-        except (OSError, subprocess.SubprocessError) as error:
-            raise TuningError(f"«{' '.join(argv)}» failed: {error}. Run it on the host as root.") from error
-        if done.returncode:
-            reason = (done.stderr or done.stdout).strip() or f"status {done.returncode}"
-            raise TuningError(f"«{' '.join(argv)}» failed: {reason}. Mend that on the host.")
-        return done.stdout
+            return commands.run(argv, COMMAND_SECONDS)
+        except commands.CommandError as error:
+            advice = "Run it on the host as root" if error.status is None else "Mend that on the host"
+            raise TuningError(f"{error}. {advice}.") from error
 
 
 # ------------------------------------------------------------------------------------------------------------ mechanisms

@@ -126,9 +126,11 @@ def collect(plan: dict, seconds: float) -> dict:
     """
     head = plan["head"]
     own = plan["hosts"][head["host"]]
-    folder = Path(own["prefix"]) / "state"
+    folder = Path(own["state"])
     found: dict = {"health": wait_for_health(head["url"], seconds)}
-    found["processes"] = [pid for pid, argv in state.processes(own["prefix"]).items() if argv == head["argv"]]
+    running = state.processes(own["prefix"])
+    found["processes"] = [pid for pid, argv in running.items() if argv == head["argv"]]
+    found["launched"] = [*head["launcher"], "--", *head["argv"]] in running.values()
     try:
         log = read_untrusted(folder / runtime.START_LOG)
     except OSError:
@@ -139,11 +141,12 @@ def collect(plan: dict, seconds: float) -> dict:
     if not found["health"]["healthy"]:
         found["waits_for"] = waits_for(found["handshakes"]["workers"])
         return found
-    found["drift"] = state.drift(own)
+    if not plan["staging"]:
+        found["drift"] = state.drift(own)
     found["buffers"] = buffers(log)
     for worker in (worker for planned in plan["hosts"].values() for worker in planned["workers"] if not worker["used"]):
         address, port = worker["endpoint"].rsplit(":", 1)
-        answer = rpc.probe(address, int(port), protocol=plan["release"]["protocol"])
+        answer = rpc.probe(address, int(port), protocol=worker["protocol"])
         found["handshakes"]["workers"][worker["endpoint"]] = answer
     key = first_key(head["api_key_file"])
     question = (
@@ -176,6 +179,10 @@ def _check(name: str, subject: str, passed: bool | None, evidence: str) -> dict:
     }
 
 
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}{'es' if thing.endswith('s') else 's'}"
+
+
 def _releases(plan: dict, drifts: dict) -> list[dict]:
     checks = []
     for name, planned in plan["hosts"].items():
@@ -191,15 +198,33 @@ def _releases(plan: dict, drifts: dict) -> list[dict]:
             if drift["services"][service["name"]]["state"] != "running"
         ]
         wrong += [f"{service} runs, but is not planned" for service in drift["stale"]]
+        wrong += _held_by_others(planned, drift)
         checks.append(
             _check(
                 "release",
                 name,
                 not wrong,
-                ", ".join(wrong) or f"{len(planned['services'])} processes run {planned['builds'][0]['id']} as planned",
+                ", ".join(wrong)
+                or f"{_count(len(planned['services']), 'process')} of {', '.join(build['id'] for build in planned['builds'])} as planned",
             )
         )
     return checks
+
+
+def _held_by_others(planned: dict, drift: dict) -> list[str]:
+    """Workers to which something else than the head has a connection, as their own host sees it. A worker serves one client."""
+    found = []
+    for service in planned["services"]:
+        if service["kind"] == "worker":
+            strangers = set(drift["services"][service["name"]]["clients"]) - set(_heads_addresses(planned, service))
+            found += [f"{service['name']} is held by {address}, which is not the head" for address in sorted(strangers)]
+    return found
+
+
+def _heads_addresses(planned: dict, service: dict) -> list[str]:
+    address, port = service["listens"].rsplit(":", 1)
+    rules = [rule for rule in planned["firewall"] if rule["port"] == int(port)]
+    return [source for rule in rules for source in rule["sources"]] or [address]
 
 
 def knock(endpoint: str) -> str | None:
@@ -346,6 +371,8 @@ def _completion(plan: dict, evidence: dict) -> dict:
 
 def may_become_healthy(plan: dict, drifts: dict[str, dict | None]) -> bool:
     """Whether it makes sense to wait for the server: all workers that it uses run."""
+    if plan["staging"]:
+        return True
     for name, planned in plan["hosts"].items():
         services = (drifts.get(name) or {"services": {}})["services"]
         for worker in planned["workers"]:
@@ -355,15 +382,45 @@ def may_become_healthy(plan: dict, drifts: dict[str, dict | None]) -> bool:
     return True
 
 
-def judge(plan: dict, drifts: dict[str, dict | None], evidence: dict, knocks: dict[str, str | None]) -> dict:
+def _staging(plan: dict, staged: dict) -> dict:
+    """What the instances on the staging ports proved.
+
+    :param staged: ``reasons`` why they were not started, and ``checks`` of the report on them, where there is one.
+    """
+    subject = plan["release"]["ref"]
+    if staged["reasons"]:
+        return _check("staging", subject, None, "; ".join(staged["reasons"]))
+    if "checks" not in staged:
+        return _check("staging", subject, False, "its instances could not be started, see above")
+    checks = staged["checks"]
+    failed = [check for check in checks if check["status"] == "failed"]
+    if failed:
+        told = "; ".join(f"{check['name']} of {check['subject']}: {check['evidence']}" for check in failed)
+        return _check("staging", subject, False, told)
+    answer = next(check for check in checks if check["name"] == "known answer")
+    devices = sum(check["name"] == "buffers" for check in checks)
+    return _check(
+        "staging", subject, True, f"{answer['evidence']}, on the staging ports of {_count(devices, 'worker')}"
+    )
+
+
+def judge(
+    plan: dict,
+    drifts: dict[str, dict | None],
+    evidence: dict,
+    knocks: dict[str, str | None],
+    staged: dict | None = None,
+) -> dict:
     """The report on a cluster.
 
     :param drifts: host → what state.drift found there; None or absent where the host did not answer.
     :param evidence: what collect found on the head.
     :param knocks: endpoint at the address where the controller reaches the host → what knock said there.
+    :param staged: where staging was asked for, ``reasons`` why there are no instances, and ``checks`` of the report on them.
     :returns: ``{"schema", "cluster", "passed", "checks"}``; passed says that no check failed.
     """
-    checks = _releases(plan, drifts) + _closed(plan, drifts, knocks) + _links(evidence)
+    checks = [] if plan["staging"] else _releases(plan, drifts) + _closed(plan, drifts, knocks) + _links(evidence)
+    checks += [_staging(plan, staged)] if staged else []
     told = "; ".join(evidence.get("waits_for") or [evidence["health"]["said"]])
     checks.append(_check("health", plan["head"]["url"], evidence["health"]["healthy"], told))
     if evidence["health"]["healthy"]:

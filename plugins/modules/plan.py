@@ -26,6 +26,12 @@ options:
   path:
     description: File on the controller for the plan as JSON.
     type: path
+  staging:
+    description:
+      - Plans the instances that prove the release with the known-answer model on the staging ports, beside those that serve.
+      - A refused plan does not make the module fail then.
+    type: bool
+    default: false
   quiet:
     description: Whether to leave out the table for a person.
     type: bool
@@ -43,7 +49,7 @@ EXAMPLES = r"""
 RETURN = r"""
 plan:
   description: The plan. Its form is described in docs/plan.md.
-  returned: always
+  returned: when it is not refused; O(path) gets it in either case
   type: dict
   sample: {"schema": 1, "refused": false, "fits": true}
 facts_to_keep:

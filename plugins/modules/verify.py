@@ -28,6 +28,15 @@ options:
   path:
     description: File on the controller for the report as JSON.
     type: path
+  staged:
+    description:
+      - The report on the instances on the staging ports, which this module has returned for their plan.
+      - Given their plan as O(plan), it shows nothing and does not fail.
+    type: dict
+  obstacles:
+    description: Why such instances could not be started, where they were asked for.
+    type: list
+    elements: str
   wait:
     description: Seconds to wait for the server in one call. The action plugin calls the module until the plan's start timeout is over.
     type: float
@@ -44,12 +53,12 @@ EXAMPLES = r"""
 RETURN = r"""
 report:
   description: C(passed), and C(checks) with C(name), C(subject), C(status) (V(passed), V(failed) or V(not tested)) and C(evidence).
-  returned: always
+  returned: when no check failed; O(path) gets it in either case
   type: dict
   sample: {"schema": 1, "passed": true, "checks": [{"name": "health", "subject": "http://127.0.0.1:8080", "status": "passed", "evidence": "ok"}]}
 evidence:
   description: What the head reported.
-  returned: always
+  returned: when no check failed
   type: dict
 """
 
@@ -62,6 +71,8 @@ def main():
         argument_spec={
             "plan": {"type": "dict", "required": True},
             "path": {"type": "path"},
+            "staged": {"type": "dict"},
+            "obstacles": {"type": "list", "elements": "str"},
             "wait": {"type": "float", "default": 5.0},
         },
         supports_check_mode=True,

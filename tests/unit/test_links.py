@@ -683,7 +683,7 @@ def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(links.os, "replace", full)
     with pytest.raises(OSError, match="no space left"):
-        links._write(tmp_path / "a" / "b", b"text", 0o600)
+        links._write_files({}, {"/a/b": "text"}, tmp_path)
     assert list((tmp_path / "a").iterdir()) == []
 
 
@@ -784,7 +784,7 @@ def tools(machine):
 
 def test_measure(tools):
     runner = Recorded(refusals=2)
-    assert links.measure("10.99.0.12", 50152, 3, runner) == {
+    assert links.measure("10.99.0.12", 50152, 3, [], runner) == {
         "mbit_per_second": 14390,
         "round_trip_ms": 0.066,
         "detail": "",
@@ -794,22 +794,34 @@ def test_measure(tools):
 
 def test_measure_says_what_was_not_measured(tools, monkeypatch):
     monkeypatch.setattr(links, "CONNECT_SECONDS", 0)
-    found = links.measure("10.99.0.12", 50152, 3, Recorded(refusals=99, silent=True))
+    found = links.measure("10.99.0.12", 50152, 3, [], Recorded(refusals=99, silent=True))
     assert (found["mbit_per_second"], found["round_trip_ms"]) == (None, None)
     assert found["detail"].startswith("not measured: iperf3 to 10.99.0.12:50152 says: unable to connect to server")
     assert found["detail"].endswith("Connection refused, 10.99.0.12 does not answer to ping")
-    assert links.measure("10.99.0.12", None, 3, Recorded())["detail"] == ""
+    assert links.measure("10.99.0.12", None, 3, [], Recorded())["detail"] == ""
     tools.discard("iperf3")
-    found = links.measure("10.99.0.12", 50152, 3, Recorded())
+    found = links.measure("10.99.0.12", 50152, 3, [], Recorded())
     assert found["detail"] == f"not measured: iperf3 is not installed on {os.uname().nodename}"
     assert found["round_trip_ms"] == 0.066
     tools.discard("ping")
-    assert "ping is not installed" in links.measure("10.99.0.12", None, 3, Recorded())["detail"]
+    assert "ping is not installed" in links.measure("10.99.0.12", None, 3, [], Recorded())["detail"]
+
+
+def test_measure_says_where_iperf3_is_not_installed_unless_there_is_worse_to_say(tools):
+    lacking = ["worker1", "head"]
+    found = links.measure("10.99.0.12", None, 3, lacking, Recorded())
+    assert found == {
+        "mbit_per_second": None,
+        "round_trip_ms": 0.066,
+        "detail": "iperf3 is not installed on worker1 and head",
+    }
+    found = links.measure("10.99.0.12", None, 3, lacking, Recorded(silent=True))
+    assert found["detail"] == "not measured: 10.99.0.12 does not answer to ping"
 
 
 @pytest.mark.parametrize("values", [("-c", 50152, 3), ("worker", 50152, 3), ("10.0.0.1", 0, 3), ("10.0.0.1", 5, 999)])
 def test_measure_refuses_what_is_no_address_or_port(tools, values):
     runner = Recorded()
     with pytest.raises(ValueError, match=r"."):
-        links.measure(*values, runner)
+        links.measure(*values, [], runner)
     assert runner.commands == []

@@ -4,7 +4,7 @@ import copy
 import json
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils import planning, workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils import planning, releases, workers
 from conftest import Cluster, known_answer_of
 
 GPU = {"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}
@@ -183,6 +183,7 @@ def refused(cluster):
     return cluster.reason()
 
 
+BINARY = {"source": "binary", "path": "/tmp/x.tar.gz", "checksum": "sha256:" + "b" * 64, "build": 9900}
 PYPI = {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "a" * 64}
 
 
@@ -190,7 +191,41 @@ PYPI = {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "a" * 64}
     "variables, said",
     [
         ({"llama_release": "latest"}, ["llama_release", "'latest'", "use a build like b8600"]),
-        ({"llama_release": "b8600"}, ["llama_release", "'b8600'", "source: pypi, archive, package"]),
+        ({"llama_release": "b12"}, ["llama_release", "'b12'", "source: git, pypi, archive, binary, package"]),
+        ({"llama_release": {"source": "git"}}, ["llama_release has the ref None", "a tag like b8600"]),
+        ({"llama_release": {"source": "git", "ref": 8600}}, ["llama_release has the ref 8600", "in quotes"]),
+        ({"llama_release": {"source": "git", "ref": "--upload-pack=x"}}, ["the ref '--upload-pack=x'", "a branch"]),
+        ({"llama_release": {"source": "git", "ref": "a..b"}}, ["the ref 'a..b'", "a branch"]),
+        (
+            {"llama_release": {"source": "git", "ref": "b8600", "commit": "abc"}},
+            ["the commit 'abc'", "all its 40 digits"],
+        ),
+        (
+            {"llama_release": {"source": "git", "ref": "b8600", "repository": "--upload-pack=x"}},
+            ["the repository '--upload-pack=x'", "a URL that git knows"],
+        ),
+        (
+            {"llama_release": {"source": "git", "ref": "b8600", "repository": "https://me:secret@host/x"}},
+            ["URL holds a password", "credential store"],
+        ),
+        (
+            {"llama_release": {"source": "git", "ref": "main", "repository": "https://host/u/ik_llama.cpp.git"}},
+            ["ik_llama.cpp cannot be run yet", "Use llama.cpp"],
+        ),
+        (
+            {"llama_release": {"source": "git", "ref": "main"}},
+            ["the ref 'main'", "was not looked up", "give its commit"],
+        ),
+        (
+            {"llama_release": {"source": "git", "ref": "main", "commit": "1" * 40}},
+            ["the build None", "add build", "git-11111111"],
+        ),
+        ({"llama_release": {**PYPI, "patches": "a.patch"}}, ["the patches 'a.patch'", "give a list of paths"]),
+        ({"llama_release": {**PYPI, "patches": [""]}}, ["the patches ['']", "give a list of paths"]),
+        ({"llama_release": {"source": "binary", "url": "https://host/x"}}, ["the checksum None", "64 hexadecimal"]),
+        ({"llama_release": {**BINARY, "url": "https://host/x"}}, ["source: binary", "either path", "or url"]),
+        ({"llama_release": {**BINARY, "build": None}}, ["the build None", "add build", "binary-bbbbbbbb"]),
+        ({"llama_build_keep": 0}, ["llama_build_keep of here is 0", "1 or more"]),
         ({"llama_release": {"source": "ftp"}}, ["llama_release", "ftp", "use a build"]),
         ({"llama_release": {**PYPI, "checksum": "md5:1"}}, ["llama_release", "'md5:1'", "64 hexadecimal digits"]),
         ({"llama_release": {**PYPI, "colour": 1}}, ["llama_release", "colour", "use "]),
@@ -263,6 +298,15 @@ def test_a_tool_without_a_known_package(local):
 def test_cmake_too_old(local):
     local.hosts["here"]["facts"]["toolchain"]["cmake"] = "3.10.2"
     assert "3.10.2" in local.reason()
+
+
+@pytest.mark.parametrize("version, old", [("8.5.0", True), ("9.4.0", False), ("17.0.0", False)])
+def test_compiler_too_old(local, version, old):
+    local.hosts["here"]["facts"]["toolchain"]["c++"] = version
+    if old:
+        assert f"here has the C++ compiler {version}, too old for llama.cpp: install GCC 9" in local.reason()
+    else:
+        assert not local.plan()["refused"]
 
 
 def test_no_python_for_the_services(local):
@@ -362,7 +406,7 @@ def test_nothing_is_done_while_all_is_as_planned(local):
         "unreached": [],
         "builders": {},
         "shared": [],
-        "compiled": [],
+        "sources": [],
     }
 
 
@@ -446,7 +490,7 @@ def test_one_host_of_a_kind_builds_for_all(pair, lacking, builder, shared):
     changes = planning.changes(plan, found)
     assert changes["builders"] == ({identity: builder} if builder else {})
     assert changes["shared"] == ([identity] if shared else [])
-    assert changes["compiled"] == ([identity] if builder in lacking else [])
+    assert changes["sources"] == ([plan["release"]["id"]] if builder in lacking else [])
     assert builder is None or builder in changes["behind"]
 
 
@@ -456,10 +500,10 @@ def test_a_host_that_builds_for_itself_shares_nothing(local):
     identity = plan["hosts"]["here"]["builds"][0]["id"]
     found["here"]["missing_builds"] = [identity]
     changes = planning.changes(plan, found)
-    assert {key: changes[key] for key in ("builders", "shared", "compiled")} == {
+    assert {key: changes[key] for key in ("builders", "shared", "sources")} == {
         "builders": {identity: "here"},
         "shared": [],
-        "compiled": [identity],
+        "sources": [plan["release"]["id"]],
     }
 
 
@@ -667,3 +711,341 @@ def test_tuning_is_planned_where_it_is_asked_for(pair):
 def test_tuning_that_cannot_be(pair, change, said):
     change(tuned(pair))
     assert said in pair.reason()
+
+
+@pytest.fixture
+def staged(pair):
+    pair.hosts["worker1"]["variables"]["llama_worker_endpoints"] = [{"cache": True}]
+    pair.hosts["head"]["variables"].update(
+        llama_server_host="192.0.2.10",
+        llama_server_api_key_file="/etc/keys",
+        llama_server_extra_args=["--metrics"],
+        llama_placement="fewest",
+    )
+    return pair
+
+
+def test_staging_is_a_second_cluster_on_the_other_ports(staged):
+    serving, staging = staged.plan(), staged.plan(staging=True)
+    assert not staging["refused"]
+    assert [
+        (worker["endpoint"], worker["used"]) for host in staging["hosts"].values() for worker in host["workers"]
+    ] == [("192.0.2.11:50152", True), ("192.0.2.12:50152", True)]
+    assert staging["head"]["url"] == "http://127.0.0.1:8180"
+    assert "--metrics" not in staging["head"]["argv"]
+    assert "--api-key-file" not in staging["head"]["argv"]
+    assert staging["model"]["known_answer"] == planning.STAGING_MODEL
+    for name in serving["hosts"]:
+        assert serving["hosts"][name]["builds"] == staging["hosts"][name]["builds"]
+    names = {
+        kind: {service["name"] for host in plan["hosts"].values() for service in host["services"]}
+        for kind, plan in (("serving", serving), ("staging", staging))
+    }
+    assert names["staging"] == {"llamacpp-staging-server", "llamacpp-staging-worker-cpu"}
+    assert names["staging"].isdisjoint(names["serving"])
+
+
+def test_staging_shares_the_cache_of_tensors_and_not_the_state(staged):
+    serving, staging = (staged.plan(staging=value)["hosts"]["worker1"] for value in (False, True))
+    assert serving["workers"][0]["environment"] == staging["workers"][0]["environment"] != {}
+    assert "--cache" in serving["services"][0]["argv"]
+    assert staging["services"][0]["argv"] == staging["workers"][0]["argv"]
+    assert (serving["state"], staging["state"]) == ("/opt/llamacpp/state", "/opt/llamacpp/state/staging")
+
+
+@pytest.mark.parametrize("port, other", [(8080, "llama_server_port"), (50052, "a worker of here")])
+def test_the_staging_port_of_the_server_is_its_own(local, port, other):
+    local.hosts["here"]["variables"]["llama_server_staging_port"] = port
+    reason = local.reason()
+    assert f"llama_server_staging_port is {port}" in reason
+    assert other in reason
+
+
+def said(free):
+    drift = {"missing_builds": [], "changed_files": []}
+    return {name: {"drift": copy.deepcopy(drift), "free_mib": sizes} for name, sizes in free.items()}
+
+
+def test_room_for_staging(staged):
+    staged.hosts["worker2"]["facts"]["accelerators"] = [
+        {"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}
+    ]
+    staged.hosts["worker2"]["facts"]["toolchain"]["nvcc"] = "12.9"
+    plan = staged.plan(staging=True)
+    free = {"head": {"CPU": 1023}, "worker1": {"CPU": 30000}, "worker2": {"CPU": 500, "CUDA0": 700}}
+    told = planning.obstacles(plan, said(free))
+    assert [reason.partition(", and ")[0] for reason in told] == [
+        "head has 1023 MiB free on CPU",
+        "worker2 has 700 MiB free on CUDA0",
+    ]
+    enough = {"head": {}, "worker1": {"CPU": 30000}, "worker2": {"CUDA0": 8000}}
+    assert planning.obstacles(plan, said(enough)) == []
+
+
+def test_what_else_stands_in_the_way_of_staging(staged):
+    plan = staged.plan(staging=True)
+    found = said({"head": {}, "worker1": {}, "worker2": {}})
+    found["worker1"]["drift"]["missing_builds"] = ["x"]
+    assert planning.obstacles(plan, found) == ["worker1 lacks the planned release: run site.yml"]
+    found["head"]["drift"]["changed_files"] = [plan["hosts"]["head"]["runtime"] + "/runtime.py", "/elsewhere"]
+    assert planning.obstacles(plan, found) == ["head, worker1 lacks the planned release: run site.yml"]
+    found["worker1"] = {"msg": "Something else already uses 192.0.2.11:50152"}
+    found["worker2"] = {}
+    assert planning.obstacles(plan, found) == [
+        "worker1: Something else already uses 192.0.2.11:50152",
+        "worker2 could not be reached",
+    ]
+    staged.hosts["head"]["variables"]["llama_server_staging_port"] = 8080
+    refused = staged.plan(staging=True)
+    assert planning.obstacles(refused, {}) == refused["reasons"]
+
+
+def test_an_account_of_somebody_elses(pair):
+    pair.hosts["worker1"]["facts"]["accounts"] = {"llamacpp": "/opt/llamacpp", "llamacpp-build": "/opt/llamacpp"}
+    assert not pair.plan()["refused"]
+    pair.hosts["worker1"]["facts"]["accounts"]["llamacpp"] = "/home/llamacpp"
+    assert "worker1 has an account llamacpp of somebody else's, with the home /home/llamacpp" in pair.reason()
+
+
+def test_a_release_keeps_its_id():
+    """Warm caches and installed clusters depend on it; what is new must count only where it is given."""
+    release = releases.release_of({**PYPI, "checksum": "sha256:" + "a" * 64}, {})
+    assert release["id"] == "pypi-0.3.36-fbd5d3174550"
+
+
+def test_a_build_of_upstream_by_its_tag_alone(local):
+    local.hosts["here"]["variables"]["llama_release"] = "b8600"
+    plan = local.plan()
+    assert not plan["refused"]
+    release = plan["release"]
+    assert {
+        key: release[key] for key in ("source", "repository", "revision", "ref", "build", "commit", "protocol")
+    } == {
+        "source": "git",
+        "repository": "https://github.com/ggml-org/llama.cpp",
+        "revision": "refs/tags/b8600",
+        "ref": "b8600",
+        "build": 8600,
+        "commit": "unknown",
+        "protocol": "3.6.1",
+    }
+    assert plan["hosts"]["here"]["workers"][0]["argv"][0].endswith("/bin/rpc-server")
+    assert plan["hosts"]["here"]["builds"][0]["id"].startswith("b8600-cpu-")
+
+
+def test_patches_are_part_of_the_release_and_need_a_tool(local):
+    before = local.plan()
+    patches = [{"path": "/patches/a.patch", "sha256": "c" * 64}]
+    local.hosts["here"]["variables"]["llama_release"] = {**PYPI, "patches": patches}
+    plan = local.plan()
+    assert plan["release"]["patches"] == patches
+    assert plan["hosts"]["here"]["tools"]["patch"] == "patch"
+    assert "patch" not in before["hosts"]["here"]["tools"]
+    assert plan["hosts"]["here"]["builds"][0]["id"] != before["hosts"]["here"]["builds"][0]["id"]
+
+
+def compiled_already(pair, **more):
+    for host in pair.hosts.values():
+        host["facts"]["toolchain"] = {}
+        host["variables"]["llama_release"] = {**BINARY, **more}
+    return pair
+
+
+def test_programs_that_are_compiled_already_need_no_toolchain(pair):
+    pair.hosts["worker1"]["facts"]["accelerators"] = [GPU]
+    plan = compiled_already(pair).plan()
+    assert not plan["refused"]
+    worker = plan["hosts"]["worker1"]
+    assert worker["tools"] == {}
+    assert worker["builds"][0]["id"].startswith("binary-bbbbbbbb-cpu-")
+    assert worker["builds"][0]["cmake_options"] == {}
+    assert [account["name"] for account in worker["accounts"]] == ["llamacpp"]
+    assert "/var/cache/llamacpp/sources" in [folder["path"] for folder in worker["folders"]]
+    assert plan["advisories"] == []
+    pair.hosts["worker1"]["variables"]["llama_backend"] = "cuda"
+    assert pair.plan()["hosts"]["worker1"]["workers"][0]["device"] == "CUDA0"
+
+
+def test_programs_that_are_compiled_already_are_for_one_architecture(pair):
+    compiled_already(pair).hosts["worker2"]["facts"]["architecture"] = "aarch64"
+    assert "the hosts differ (head x86_64, worker1 x86_64, worker2 aarch64): use source: git" in pair.reason()
+
+
+def test_how_many_releases_a_host_keeps(pair):
+    pair.hosts["worker1"]["variables"]["llama_build_keep"] = 5
+    hosts = pair.plan()["hosts"]
+    assert (hosts["worker1"]["keep_releases"], hosts["worker2"]["keep_releases"]) == (5, 2)
+
+
+DEVICE = {"name": "AMD gfx1151", "memory_mib": 65536, "unified": True}
+TWO_GENERATIONS = {
+    "llama_release_vulkan": {"source": "archive", "path": "/b6097", "checksum": "sha256:" + "1" * 64, "build": 6097},
+    "llama_release_hip": {"source": "archive", "path": "/b6110", "checksum": "sha256:" + "2" * 64, "build": 6110},
+}
+
+
+@pytest.fixture
+def both(pair):
+    """A worker with builds for Vulkan and HIP side by side, each of a release of its own."""
+    facts = {
+        "accelerators": [
+            {**DEVICE, "backend": "hip", "architecture": "gfx1151"},
+            {**DEVICE, "backend": "vulkan", "architecture": ""},
+        ],
+        "toolchain": {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", "glslc": "2025", "hipconfig": "7.2"},
+    }
+    for name in ("head", "worker1"):
+        pair.hosts[name]["facts"].update(copy.deepcopy(facts))
+        pair.hosts[name]["variables"].update(llama_backend=["vulkan", "hip"])
+    pair.hosts["worker1"]["variables"]["llama_worker_endpoints"] = [
+        {"backend": "vulkan", "port": 50053},
+        {"backend": "hip", "port": 50054},
+    ]
+    pair.hosts["head"]["variables"].update(**TWO_GENERATIONS, llama_accept_advisories=["rpc-remote-code-execution"])
+    del pair.hosts["worker2"]
+    return pair
+
+
+@pytest.mark.parametrize("backend, device, build", [("vulkan", "Vulkan0", 6097), ("hip", "ROCm0", 6110)])
+def test_backends_run_side_by_side_and_the_head_uses_one(both, backend, device, build):
+    both.hosts["head"]["variables"]["llama_server_backend"] = backend
+    plan = both.plan()
+    assert not plan["refused"], plan["reasons"]
+    worker = plan["hosts"]["worker1"]
+    assert [build["backend"] for build in worker["builds"]] == ["vulkan", "hip"]
+    assert {release["build"] for release in plan["releases"].values()} == {6097, 6110}
+    assert plan["release"]["build"] == build
+    assert [(entry["device"], entry["used"]) for entry in worker["workers"]] == [
+        ("Vulkan0", device == "Vulkan0"),
+        ("ROCm0", device == "ROCm0"),
+    ]
+    assert all(f"-{entry['backend']}-" in entry["argv"][0] for entry in worker["workers"])
+    assert f"-{backend}-" in plan["head"]["argv"][0]
+    assert [entry["host"] for entry in plan["placement"]] == ["worker1"]
+    assert plan["placement"][0]["capacity_mib"] > 50000
+    targets = {build["backend"]: build["targets"] for build in plan["hosts"]["head"]["builds"]}
+    assert targets[backend] == ["llama-server", "rpc-server"]
+    assert len(plan["advisories"]) == 2
+    staging = both.plan(staging=True)
+    assert [entry["device"] for entry in staging["hosts"]["worker1"]["workers"]] == [device]
+
+
+def test_without_a_choice_the_first_backend_serves(both):
+    assert both.plan()["release"]["build"] == 6097
+
+
+def test_a_worker_of_each_backend_by_default(both):
+    both.hosts["worker1"]["variables"].update(llama_worker_endpoints=None, llama_backend=["cpu", "vulkan"])
+    both.hosts["head"]["variables"].update(llama_release_vulkan=None, llama_backend="cpu")
+    plan = both.plan()
+    assert [(entry["device"], entry["used"]) for entry in plan["hosts"]["worker1"]["workers"]] == [
+        ("Vulkan0", False),
+        ("CPU", True),
+    ]
+
+
+@pytest.mark.parametrize(
+    "value, said",
+    [
+        ([], "llama_backend of worker1 is []"),
+        (["auto", "hip"], "names each backend once"),
+        (["hip", "hip"], "names each backend once"),
+        (["hip", "rocm"], "llama_backend of worker1 is 'rocm'"),
+        ({"hip": 1}, "llama_backend of worker1 is {'hip': 1}"),
+    ],
+)
+def test_lists_of_backends_that_cannot_be(both, value, said):
+    both.hosts["worker1"]["variables"]["llama_backend"] = value
+    assert said in both.reason()
+
+
+def test_a_backend_to_serve_with_that_no_host_has(both):
+    both.hosts["head"]["variables"]["llama_server_backend"] = "cuda"
+    assert "llama_server_backend is 'cuda', which no host of this cluster has: use one of hip, vulkan" in both.reason()
+
+
+def test_a_head_and_workers_of_different_releases(both):
+    both.hosts["worker1"]["variables"].update(llama_backend="hip", llama_worker_endpoints=None)
+    assert "the head serves with vulkan, and no worker has a build of the same release" in both.reason()
+
+
+def test_a_release_of_one_backend_that_cannot_be(both):
+    both.hosts["head"]["variables"]["llama_release_hip"] = {"source": "pypi"}
+    assert "llama_release_hip has the checksum None" in both.reason()
+    both.hosts["head"]["variables"]["llama_release_hip"] = {"source": "package"}
+    assert "llama_release_hip has source: package" in both.reason()
+
+
+@pytest.mark.parametrize("source, sources", [("package", 0), ("binary", 1)])
+def test_what_is_compiled_already_is_installed_by_each_host_itself(pair, source, sources):
+    plan = packaged(pair).plan() if source == "package" else compiled_already(pair).plan()
+    found = drifts(plan)
+    for name, host in plan["hosts"].items():
+        found[name]["missing_builds"] = [build["id"] for build in host["builds"]]
+    changes = planning.changes(plan, found)
+    assert (changes["builders"], changes["shared"], len(changes["sources"])) == ({}, [], sources)
+
+
+def test_a_backend_that_the_head_itself_does_not_have(both):
+    both.hosts["head"]["variables"].update(llama_backend="cpu", llama_server_backend="hip", llama_release_vulkan=None)
+    both.hosts["head"]["variables"].update(llama_release_hip=None)
+    plan = both.plan()
+    assert [(entry["device"], entry["used"]) for entry in plan["hosts"]["worker1"]["workers"]] == [
+        ("Vulkan0", False),
+        ("ROCm0", True),
+    ]
+    assert "-cpu-" in plan["head"]["argv"][0]
+
+
+def test_a_head_that_is_no_worker_builds_only_what_it_runs(both):
+    both.hosts["head"]["facts"]["cpu"]["features_id"] = "another kind"
+    assert [build["backend"] for build in both.plan()["hosts"]["head"]["builds"]] == ["vulkan"]
+
+
+def test_what_staging_left_behind_restarts_nothing(local):
+    plan = local.plan()
+    found = drifts(plan)
+    found["here"]["stale"] = ["llamacpp-staging-server"]
+    assert planning.changes(plan, found)["restarts"] == {"here": []}
+    found["here"]["stale"] = ["llamacpp-worker-old"]
+    assert planning.changes(plan, found)["restarts"] == {"here": ["llamacpp-server"]}
+
+
+def test_a_release_is_the_same_wherever_it_lies():
+    checksum = "sha256:" + "a" * 64
+    places = ({"path": "/a"}, {"path": "/b"}, {"url": "https://192.0.2.1/c"})
+    archives = [{"source": "archive", "checksum": checksum, "build": 9000, **place} for place in places]
+    assert len({releases.release_of(archive, {})["id"] for archive in archives}) == 1
+    commit = {"source": "git", "ref": "b9000", "commit": "c" * 40}
+    assert (
+        releases.release_of(commit, {})["id"] == releases.release_of({**commit, "repository": "/srv/git/x"}, {})["id"]
+    )
+
+
+@pytest.mark.parametrize("address", ["https://token@192.0.2.1/x", "https://me:word@192.0.2.1/x", "ssh://me:word@h/x"])
+def test_a_secret_in_a_repository_is_not_repeated(local, address):
+    local.hosts["here"]["variables"]["llama_release"] = {"source": "git", "repository": address, "nonsense": 1}
+    reason = local.reason()
+    assert "holds a password or a token" in reason
+    assert "token@" not in reason
+    assert "word" not in reason.replace("password", "")
+
+
+def test_a_toolkit_is_for_one_of_several_backends(both):
+    own = {"backend": "hip", "prefix": "/opt/rocm-7.2.0", "links": [], "version": "7.2.0", "rocwmma": None}
+    both.hosts["worker1"]["facts"]["toolchains"] = [{**own, "compiler": "/opt/rocm-7.2.0/llvm/bin/clang"}]
+    both.hosts["worker1"]["variables"]["llama_build_toolchain"] = "/opt/rocm-7.2.0"
+    environments = [build["environment"] for build in both.plan()["hosts"]["worker1"]["builds"]]
+    assert environments[0] == {}
+    assert environments[1]["ROCM_PATH"] == "/opt/rocm-7.2.0"
+
+
+def test_a_release_of_a_backend_that_no_host_has_refuses_nothing(pair):
+    pair.hosts["head"]["variables"]["llama_release_vulkan"] = BINARY
+    pair.hosts["worker2"]["facts"]["architecture"] = "aarch64"
+    assert not pair.plan()["refused"]
+
+
+def test_devices_are_named_as_their_generation_does(both):
+    argv = both.plan()["head"]["argv"]
+    assert argv[argv.index("--device") + 1] == "RPC[192.0.2.11:50053]"

@@ -52,6 +52,7 @@ def service(program, port, **environment):
         "process": argv,
         "environment": environment,
         "listens": f"127.0.0.1:{port}",
+        "reads": [],
     }
 
 
@@ -67,6 +68,7 @@ def test_a_service_that_runs_as_planned(installation):
         "state": "running",
         "pid": process.pid,
         "addresses": ["127.0.0.1"],
+        "clients": [],
     }
 
 
@@ -100,10 +102,12 @@ def test_a_launcher_that_waits_for_its_workers(installation):
     launcher = start(free_port())
     planned = service(program, free_port())
     planned["argv"] = list(launcher.args)
-    assert judged(prefix, planned) == {"state": "waiting", "pid": launcher.pid, "addresses": []}
+    assert judged(prefix, planned) == {"state": "waiting", "pid": launcher.pid, "addresses": [], "clients": []}
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="only root can make a process namespace")
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("unshare"), reason="a process namespace needs root and the program unshare"
+)
 def test_a_process_of_a_container_is_not_ours(installation):
     prefix, program, start = installation
     port = free_port()
@@ -163,6 +167,7 @@ def planned(tmp_path):
         "folders": [{"path": str(prefix), "owner": None, "mode": "0755"}],
         "files": [{"path": f"{prefix}/model", "bytes": 5, "sha256": hashlib.sha256(b"model").hexdigest()}],
         "builds": [{"id": "here"}],
+        "keep_releases": 2,
         "services": [{**service(prefix / "x", free_port()), "definition": DEFINED}],
         "firewall": [],
         "firewall_manager": None,
@@ -264,6 +269,19 @@ def test_a_definition_that_is_newer_than_what_runs_by_it(planned, installation):
     assert state.started_at(None) is None
 
 
+def test_a_file_that_was_replaced_since_the_service_read_it(planned, installation):
+    prefix, program, start = installation
+    port = free_port()
+    started = state.started_at(start(port).pid)
+    model = prefix / "model"
+    model.write_text("one")
+    planned.update(prefix=str(prefix), folders=[], files=[], builds=[])
+    planned["services"] = [{**service(program, port), "definition": DEFINED, "reads": [str(model), "/not/there"]}]
+    assert state.drift(planned)["redefined"] == []
+    os.utime(model, (started + 60, started + 60))
+    assert state.drift(planned)["redefined"] == ["llamacpp-x"]
+
+
 def test_a_unit_that_systemd_has_not_read(planned, monkeypatch):
     monkeypatch.setattr(state.firewall, "differs", lambda manager, rules: False)
     monkeypatch.setattr(
@@ -274,3 +292,81 @@ def test_a_unit_that_systemd_has_not_read(planned, monkeypatch):
     planned.update(service_manager="systemd", scope="system")
     (state.definition_path(planned, "llamacpp-x")).write_text(DEFINED)
     assert state.drift(planned)["redefined"] == ["llamacpp-x"]
+
+
+def test_who_holds_a_connection():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert state.clients(port) == []
+        with socket.create_connection(("127.0.0.1", port)):
+            assert state.clients(port) == ["127.0.0.1"]
+
+
+@pytest.fixture
+def releases(planned):
+    """Adds releases to the installation, each older than the one before; returns what is told of them."""
+    folder = state.Path(planned["prefix"]) / "releases"
+
+    def add(*names):
+        for age, name in enumerate(names, start=1):
+            (folder / name / "bin").mkdir(parents=True)
+            os.utime(folder / name, (1e9 - age, 1e9 - age))
+        return lambda: state.unneeded_releases(planned)
+
+    return add
+
+
+def test_the_last_releases_are_kept(planned, releases):
+    unneeded = releases("second", "third", "fourth")
+    assert unneeded() == ["fourth", "third"]
+    assert "release fourth is no longer needed" in state.drift(planned)["differences"]
+    planned["keep_releases"] = 3
+    assert unneeded() == ["fourth"]
+    planned["keep_releases"] = 1
+    assert unneeded() == ["fourth", "third", "second"]
+    planned["keep_releases"] = 4
+    assert unneeded() == []
+
+
+def test_a_planned_release_counts_before_it_is_installed(planned, releases):
+    unneeded = releases("second", "third")
+    planned["builds"] = [{"id": "coming"}]
+    assert unneeded() == ["third", "second"]
+    planned["builds"] = [{"id": "third"}]
+    assert unneeded() == ["second"]
+
+
+def test_a_release_that_a_service_names_is_kept(planned, releases, tmp_path):
+    unneeded = releases("second", "third", "fourth")
+    (tmp_path / "services" / "mine.conf").write_text(f"command={planned['prefix']}/releases/fourth/bin/llama-bench")
+    assert unneeded() == ["third", "second"]
+
+
+def test_a_release_that_runs_is_kept(planned, releases, tmp_path):
+    unneeded = releases("second", "third", "fourth")
+    inside = state.Path(planned["prefix"]) / "releases" / "third" / "bin" / "listener"
+    shutil.copy(shutil.which("sleep"), inside)
+    by_path = subprocess.Popen([inside, "60"])
+    inside = state.Path(planned["prefix"]) / "releases" / "fourth" / "bin"
+    shutil.copy(shutil.which("sleep"), inside / "sleep")
+    by_name = subprocess.Popen(["./sleep", "60"], cwd=inside)
+    try:
+        assert unneeded() == ["second"]
+        (tmp_path / "linked").symlink_to(planned["prefix"])
+        planned["prefix"] = str(tmp_path / "linked")
+        assert unneeded() == ["second"]
+    finally:
+        for process in (by_path, by_name):
+            process.kill()
+            process.wait()
+    assert unneeded() == ["fourth", "third"]
+
+
+def test_what_an_interrupted_installation_left_goes(planned, releases):
+    unneeded = releases(".left", ".here")
+    assert unneeded() == [".left"]
+
+
+def test_a_host_without_releases(planned):
+    planned["prefix"] += "/none"
+    assert state.unneeded_releases(planned) == []

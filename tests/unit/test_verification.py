@@ -21,7 +21,7 @@ def plan(local):
 @pytest.fixture
 def drifts(plan):
     services = {
-        service["name"]: {"state": "running", "pid": 1, "addresses": ["127.0.0.1"]}
+        service["name"]: {"state": "running", "pid": 1, "addresses": ["127.0.0.1"], "clients": ["127.0.0.1"]}
         for service in plan["hosts"]["here"]["services"]
     }
     return {"here": {"services": services, "stale": [], "missing_builds": []}}
@@ -80,6 +80,11 @@ WRONG = {
         lambda p, d, e: d["here"]["stale"].append("llamacpp-worker-old"),
     ),
     "a host does not answer": ("release", "could not be reached", lambda p, d, e: d.clear()),
+    "another head holds a worker": (
+        "release",
+        "llamacpp-worker-one is held by 192.0.2.99, which is not the head",
+        lambda p, d, e: d["here"]["services"]["llamacpp-worker-one"]["clients"].append("192.0.2.99"),
+    ),
     "a worker listens everywhere": (
         "closed",
         "0.0.0.0",
@@ -317,22 +322,29 @@ def asked(server, tmp_path, **head):
             "host": "here",
             "url": f"http://127.0.0.1:{server.server_port}",
             "argv": ["x"],
+            "launcher": [],
             "api_key_file": None,
             **head,
         },
         "hosts": {
             "here": {
                 "prefix": str(tmp_path),
+                "state": str(tmp_path / "state"),
                 "units": str(tmp_path),
                 "service_manager": "launchd",
                 "services": [],
                 "builds": [],
+                "keep_releases": 2,
                 "accounts": [],
                 "folders": [],
                 "files": [],
-                "workers": [{"endpoint": "127.0.0.1:1", "used": False}, {"endpoint": "127.0.0.1:2", "used": True}],
+                "workers": [
+                    {"endpoint": "127.0.0.1:1", "used": False, "protocol": None},
+                    {"endpoint": "127.0.0.1:2", "used": True, "protocol": None},
+                ],
             }
         },
+        "staging": False,
         "links": ["worker1", "worker2"],
         "release": {"protocol": None},
         "model": {"known_answer": {"layers": 1}},
@@ -390,3 +402,55 @@ def test_a_server_is_waited_for_only_while_its_workers_run(plan, drifts):
     drifts["here"]["services"]["llamacpp-worker-two"]["state"] = "stopped"
     assert not verification.may_become_healthy(plan, drifts)
     assert not verification.may_become_healthy(plan, {})
+
+
+def test_instances_on_the_staging_ports_are_judged_by_what_they_computed(local, evidence):
+    plan = local.plan(staging=True)
+    evidence["handshakes"]["workers"] = {
+        worker["endpoint"]: next(iter(evidence["handshakes"]["workers"].values()))
+        for worker in plan["hosts"]["here"]["workers"]
+    }
+    evidence["buffers"] = {
+        entry["device"]: {"model": entry["weights_mib"], "KV": entry["kv_mib"]} for entry in plan["placement"]
+    }
+    judged = verification.judge(plan, {}, evidence, {})
+    assert {check["name"] for check in judged["checks"]} == {
+        "health",
+        "handshake",
+        "buffers",
+        "known answer",
+        "completion",
+    }
+    assert judged["passed"]
+    assert verification.may_become_healthy(plan, {})
+
+
+@pytest.mark.parametrize(
+    "staged, status, said",
+    [
+        ({"reasons": ["here has 5 MiB free on CPU"]}, "not tested", "here has 5 MiB free on CPU"),
+        ({"reasons": []}, "failed", "could not be started"),
+        (
+            {"reasons": [], "checks": [{"name": "health", "subject": "x", "status": "failed", "evidence": "refused"}]},
+            "failed",
+            "health of x: refused",
+        ),
+        (
+            {
+                "reasons": [],
+                "checks": [
+                    {"name": "buffers", "subject": "x", "status": "passed", "evidence": ""},
+                    {"name": "known answer", "subject": "x", "status": "passed", "evidence": "36 of 36"},
+                ],
+            },
+            "passed",
+            "36 of 36, on the staging ports of 1 worker",
+        ),
+    ],
+)
+def test_what_staging_proved_is_a_check_of_the_cluster(plan, drifts, evidence, staged, status, said):
+    judged = verification.judge(plan, drifts, evidence, {}, staged)
+    check = next(check for check in judged["checks"] if check["name"] == "staging")
+    assert check["status"] == status
+    assert said in check["evidence"]
+    assert judged["passed"] == (status != "failed")
