@@ -11,6 +11,7 @@ PLAYBOOK := $(VENV)/bin/ansible-playbook
 BIN := $(CURDIR)/$(VENV)/bin
 SANITY := $(VENV)/sanity
 ARGS ?=
+TESTS ?= not slow
 SCENARIO ?= default
 ACTION ?= test
 
@@ -72,7 +73,7 @@ unit: dev ## Run the unit tests
 	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -q tests/unit
 
 integration: dev ## Run the playbooks on real llama.cpp
-	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -v --timeout 1800 tests/integration
+	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -v --timeout 1800 -m "$(TESTS)" tests/integration
 
 molecule: dev ## Run SCENARIO on containers with systemd; ACTION is test, converge, verify, destroy, ...
 	@$(VENV)/bin/python molecule/run.py $(SCENARIO) $(ACTION)
@@ -81,7 +82,9 @@ test: lint sanity unit integration ## Run all tests; the scenario default as roo
 	@if [ "$$(id -u)" = 0 ]; then $(MAKE) --no-print-directory molecule SCENARIO=default ACTION=test; \
 	else echo "Not run: molecule, whose containers need root. Run: sudo make molecule"; fi
 
-test-full: test ## Run all tests, the scenario source and the benchmarks
+test-full: test ## Run all tests, those that compile more, the scenarios source and hip, and the benchmarks
+	@$(MAKE) --no-print-directory integration TESTS=slow
 	@$(MAKE) --no-print-directory molecule SCENARIO=source ACTION=test
+	@$(MAKE) --no-print-directory molecule SCENARIO=hip ACTION=test
 	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/python tests/benchmarks/no_change_run.py
 	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/python tests/benchmarks/first_run.py

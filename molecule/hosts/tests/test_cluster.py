@@ -1,17 +1,10 @@
 """The cluster as it stands on its hosts: services, ports from every side, and the answer."""
 
 import json
-import os
-from pathlib import Path
 
 import pytest
-import testinfra
-import yaml
+from conftest import PLAN, on
 
-WORK = Path(os.environ["LLAMA_TEST_WORK"])
-INVENTORY = Path(os.environ["MOLECULE_SCENARIO_DIRECTORY"]) / "inventory" / "hosts.yml"
-HOSTS = yaml.safe_load(INVENTORY.read_text())["test_hosts"]["hosts"]
-PLAN = json.loads((WORK / "plan.json").read_text())
 SERVICES = [(name, service) for name, host in PLAN["hosts"].items() for service in host["services"]]
 PORTS = [
     (name, rule["address"], rule["port"], kind)
@@ -36,20 +29,8 @@ import socket, sys
 server = socket.create_server((sys.argv[1], int(sys.argv[2])))
 print("listening", flush=True)
 server.settimeout(30)
-try:
-    while True:
-        server.accept()[0].close()
-except OSError:
-    pass
+server.accept()
 """
-
-
-def on(name):
-    return testinfra.get_host(
-        f"ssh://root@{HOSTS[name]['test_addresses'][0]}",
-        ssh_identity_file=str(WORK / "key"),
-        ssh_extra_args="-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR",
-    )
 
 
 def knock(name, address, port):
