@@ -44,6 +44,15 @@ def bare_build(work: Path, plan: dict, environment: dict[str, str], log: Path) -
     return round(configure + compiled, 1)
 
 
+def machine() -> str:
+    cpu = next(
+        line.split(":", 1)[1].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    )
+    return f"{os.cpu_count()} cores of {cpu}, {platform.freedesktop_os_release()['PRETTY_NAME']}"
+
+
 def main() -> None:
     work = Path(tempfile.mkdtemp(prefix="llamacpp-benchmark-"))
     log = work / "log"
@@ -64,15 +73,10 @@ def main() -> None:
         subprocess.run(
             ["make", "down", f"ARGS={arguments}"], cwd=clone, env=environment, capture_output=True, check=False
         )
-    cpu = next(
-        line.split(":", 1)[1].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    )
     print(
         json.dumps(
             {
-                "machine": f"{os.cpu_count()} cores of {cpu}, {platform.freedesktop_os_release()['PRETTY_NAME']}",
+                "machine": machine(),
                 "bare_build_s": bare,
                 "first_demo_s": first,
                 "first_demo_beyond_build_s": round(first - bare, 1),

@@ -5,18 +5,17 @@ Makes the containers of the molecule scenario scale, as root. Prints one JSON ob
 
 from __future__ import annotations
 
+import importlib
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from first_run import ROOT, machine
+
 sys.path.insert(0, str(ROOT / "molecule"))
-import run as scenario  # noqa: E402
+scenario = importlib.import_module("run")
 
 RUNS = 5
 CLUSTERS = {8: "llama_cluster", 3: "cluster_of_3", 1: "cluster_of_1"}
@@ -67,13 +66,7 @@ def main() -> None:
     found = {hosts: measured(group) for hosts, group in CLUSTERS.items()}
     scenario.molecule("destroy", "scale")
     scenario.leave()
-    cpu = next(
-        line.split(":", 1)[1].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    )
-    machine = f"{os.cpu_count()} cores of {cpu}, {platform.freedesktop_os_release()['PRETTY_NAME']}"
-    print(json.dumps({"machine": machine, "runs": RUNS, "hosts": found}))
+    print(json.dumps({"machine": machine(), "runs": RUNS, "hosts": found}))
 
 
 if __name__ == "__main__":
