@@ -1,11 +1,14 @@
-"""Writes docs/variables.md from the roles' argument specifications: make docs."""
+"""Writes docs/variables.md from the roles' argument specifications, and the tables of docs/plan.md from plan.schema.json and the
+advisories: make docs."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import yaml
+from ansible_collections.llamacpp.cluster.plugins.module_utils import advisories
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.inventory import INTERNAL_ENDINGS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -72,5 +75,47 @@ def page() -> str:
     return "".join(parts)
 
 
+def keys(properties: dict, definitions: dict, prefix: str = "") -> list[str]:
+    """A row for each key of the plan, those inside of it after it; of a definition that is used more than once the first time alone."""
+    found = []
+    for name, option in properties.items():
+        inner = definitions.pop(option["$ref"].split("/")[-1], {}) if "$ref" in option else option
+        found.append(f"| `{prefix}{name}` | {option['description']} |")
+        beneath, path = inner, f"{prefix}{name}."
+        if "items" in inner:
+            beneath, path = inner["items"], f"{prefix}{name}[]."
+        elif isinstance(inner.get("additionalProperties"), dict):
+            beneath, path = inner["additionalProperties"], f"{prefix}{name}.NAME."
+        found += keys(beneath.get("properties", {}), definitions, path)
+    return found
+
+
+def plan_keys() -> str:
+    schema = json.loads((ROOT / "docs" / "plan.schema.json").read_text())
+    return "| key | meaning |\n|---|---|\n" + "\n".join(keys(schema["properties"], dict(schema["$defs"]))) + "\n"
+
+
+def advisories_table() -> str:
+    def shown(template: str) -> str:
+        return re.sub(r"{(\w+)}", r"*\1*", template)
+
+    lines = [
+        f"| `{entry.id}` | {entry.severity} | {shown(entry.message)} | {shown(entry.remedy)} | {entry.reference} |"
+        for entry in advisories.ADVISORIES
+    ]
+    return "| id | severity | what it says | remedy | reference |\n|---|---|---|---|---|\n" + "\n".join(lines) + "\n"
+
+
+def plan_page(text: str) -> str:
+    """docs/plan.md with its generated tables brought up to date."""
+    for name, table in (("keys", plan_keys()), ("advisories", advisories_table())):
+        mark = f"<!-- {name}: written by docs/generate.py -->\n"
+        before, _old, after = text.split(mark)
+        text = f"{before}{mark}{table}{mark}{after}"
+    return text
+
+
 if __name__ == "__main__":
     (ROOT / "docs" / "variables.md").write_text(page())
+    plan = ROOT / "docs" / "plan.md"
+    plan.write_text(plan_page(plan.read_text()))

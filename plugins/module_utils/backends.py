@@ -61,6 +61,9 @@ build, the bounds are the trees in which it was looked for, 6170, 8643 and 11063
 GPU_TARGETS_SINCE = 7000
 """A build that certainly reads GPU_TARGETS; 6170 reads AMDGPU_TARGETS alone, of which newer ROCm warns."""
 
+ALL_QUANTS = "GGML_CUDA_FA_ALL_QUANTS"
+"""Has flash attention compiled for every pair of types of the KV cache."""
+
 SPIRV_HEADERS_SINCE = 8644
 """First build that may need the cmake package of SPIRV-Headers: 8643 does not, 11063 does."""
 
@@ -171,5 +174,5 @@ def cmake_options(backend: str, architectures: list[str], generation: int, all_q
     elif backend == "metal":
         options["GGML_METAL"] = "ON"
     if all_quants and backend in ("cuda", "hip"):
-        options["GGML_CUDA_FA_ALL_QUANTS"] = "ON"
+        options[ALL_QUANTS] = "ON"
     return options

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils import known_answer, placement
+from ansible_collections.llamacpp.cluster.plugins.module_utils import devices, known_answer, placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.refusal import Refusal
 
 PRIVATE_FOLDERS = ("/tmp/", "/var/tmp/")
@@ -99,6 +99,7 @@ def planned(
         "api_key_file": variables["llama_server_api_key_file"],
         "start_timeout": variables["llama_server_start_timeout"],
         "context": context_of(variables, model["summary"]),
+        "load_mode": variables["llama_server_load_mode"],
     }
 
 
@@ -154,6 +155,16 @@ def argv_of(head: dict, release: dict, model: dict, used: list[dict], units: lis
 def key_path(facts: dict, path: str) -> str:
     """Where the service finds the API keys: systemd hands them over, so that the file itself may be root's alone."""
     return CREDENTIALS.format(service=SERVICE) + KEYS if facts["service_manager"] == "systemd" else path
+
+
+def load_mode_of(wanted: str | None, able: dict, used: list[devices.Device]) -> str | None:
+    """How the model is read where nothing is said of it: not by mmap where HIP was seen to hang or crawl on it. None is llama-server's default.
+
+    :param used: the devices that get layers.
+    """
+    if wanted or not any(device.hangs_on_mmap or device.slow_on_mmap for device in used):
+        return wanted
+    return "dio" if {"direct-io", "load-mode"} & set(able["server_flags"]) else "none"
 
 
 def load_mode_arguments(wanted: str | None, able: dict, ref: str) -> list[str]:

@@ -16,6 +16,7 @@ import socket
 import stat
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils import backends, firewall, hardware, toolchains
@@ -40,6 +41,14 @@ VERSION_ARGUMENTS = {
     "glslc": ["--version"],
     "patch": ["--version"],
 }
+FIRMWARE_VERSION = {
+    "debian": [
+        ["dpkg-query", "--show", "--showformat=${Version}", "firmware-amd-graphics"],
+        ["dpkg-query", "--show", "--showformat=${Version}", "linux-firmware"],
+    ],
+    "redhat": [["rpm", "--query", "--queryformat=%{VERSION}", "amd-gpu-firmware"]],
+}
+"""Distribution family → commands of which the first that knows prints the version of the firmware of AMD's graphics."""
 FAMILIES = {
     "debian": "debian",
     "ubuntu": "debian",
@@ -166,6 +175,23 @@ def _packaged(catalogue: dict, family: str) -> dict | None:
     return packaged(output(["apt-cache", "policy", *names]), spec["version"])
 
 
+def firmware(accelerators: list[dict], family: str, ask: hardware.Ask = output) -> str | None:
+    """Version of the package with the firmware of AMD's graphics, on a host that has such; None where no package tells."""
+    if not any(device["backend"] == "hip" for device in accelerators):
+        return None
+    told = (ask(command).strip() for command in FIRMWARE_VERSION.get(family, []))
+    return next((version for version in told if version), None)
+
+
+def measured_links(prefix: str) -> dict:
+    """Host → what was last measured of its link to this head; empty elsewhere."""
+    found = {}
+    for path in sorted(Path(prefix, "links").glob("*.json")):
+        with suppress(OSError, ValueError):
+            found[path.stem] = json.loads(path.read_text())
+    return found
+
+
 def kept_facts(prefix: str) -> dict:
     """Host → facts, as the last run left them on its head; empty elsewhere."""
     try:
@@ -213,6 +239,7 @@ def facts(wanted_scope: str, catalogue: dict | None = None) -> dict:
         else {"id": platform.system().lower(), "version": platform.release(), "family": platform.system().lower()}
     )
     packages = _packaged(catalogue or {}, distributed["family"])
+    devices = hardware.accelerators(memory)
     return {
         "system": platform.system(),
         "architecture": platform.machine(),
@@ -220,7 +247,7 @@ def facts(wanted_scope: str, catalogue: dict | None = None) -> dict:
         "packaged": packages,
         "cpu": hardware.cpu(),
         "memory_mib": memory,
-        "accelerators": hardware.accelerators(memory),
+        "accelerators": devices,
         "toolchain": tools,
         "toolchains": installed,
         "tools": sorted(
@@ -239,6 +266,9 @@ def facts(wanted_scope: str, catalogue: dict | None = None) -> dict:
             "by_us": os.path.exists(place["prefix"] + "/lingering"),
         },
         "firewall": firewall.active_manager() if manager == "systemd" else None,
+        "kernel": platform.release(),
+        "firmware": firmware(devices, distributed["family"]),
+        "measured": measured_links(place["prefix"]),
         "kept": kept_facts(place["prefix"]),
         "defined": defined_services(place["units"]),
         **place,

@@ -13,6 +13,8 @@ import math
 from ansible_collections.llamacpp.cluster.plugins.module_utils import (
     advisories,
     backends,
+    devices,
+    estimate,
     placement,
     releases,
     tuning,
@@ -66,7 +68,6 @@ def make(cluster: str, hosts: dict, model_found: dict, catalogue: dict, runtime_
     except Refusal as refusal:
         return refused(cluster, refusal)
     accepted = set(hosts[plan["head"]["host"]]["variables"]["llama_accept_advisories"])
-    plan["advisories"] = advisories.evaluate(plan)
     for advisory in plan["advisories"]:
         advisory["accepted"] = advisory["id"] in accepted
         if advisory["severity"] == "error" and not advisory["accepted"]:
@@ -127,9 +128,7 @@ def _make(cluster: str, hosts: dict, model_found: dict, catalogue: dict, runtime
             }
             for name, host in hosts.items()
         },
-        "head": heads.planned(
-            head_name, head, release, model, used, units, runtime_id, _state_folder(head["facts"], staging)
-        ),
+        "head": {},
         "placement": _placement(used, load, units, release["capabilities"]["buffer_name"]),
         "fits": not reasons,
         "links": [
@@ -138,8 +137,15 @@ def _make(cluster: str, hosts: dict, model_found: dict, catalogue: dict, runtime
             if host["workers"] and host["variables"]["llama_links"] and name != head_name
         ],
         "fallbacks": [],
-        "estimate": {},
     }
+    holding = devices.used(plan["placement"], plan["hosts"], hosts, variables["llama_server_environment"])
+    mode = heads.load_mode_of(variables["llama_server_load_mode"], release["capabilities"], holding)
+    head["variables"] = {**variables, "llama_server_load_mode": mode}
+    plan["head"] = heads.planned(
+        head_name, head, release, model, used, units, runtime_id, _state_folder(head["facts"], staging)
+    )
+    plan["estimate"] = estimate.network(release, holding, hosts, head["facts"].get("measured") or {})
+    plan["advisories"] = advisories.evaluate(plan, hosts, model["summary"], holding)
     for name, host in plan["hosts"].items():
         host["services"] = services(plan, name)
     return plan

@@ -1,12 +1,18 @@
 """Hosts and plans that the tests of planning and verification start from."""
 
 import copy
+import json
 import subprocess
+from pathlib import Path
 
+import jsonschema
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils import known_answer, planning
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 
+SCHEMA = jsonschema.Draft202012Validator(
+    json.loads((Path(__file__).resolve().parents[2] / "docs" / "plan.schema.json").read_text())
+)
 RELEASE = {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "a" * 64}
 
 FACTS = {
@@ -45,7 +51,10 @@ class Cluster:
         return self
 
     def plan(self, staging=False):
-        return planning.make("test", copy.deepcopy(self.hosts), self.model, inventory.packages(), "runtime-id", staging)
+        hosts = copy.deepcopy(self.hosts)
+        plan = planning.make("test", hosts, self.model, inventory.packages(), "runtime-id", staging)
+        SCHEMA.validate(plan)
+        return plan
 
     def reason(self):
         plan = self.plan()

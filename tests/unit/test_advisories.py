@@ -1,66 +1,387 @@
-"""Every advisory fires where it must and is silent on a healthy plan."""
+"""Every advisory is met where it must be, says what to do, and is silent once that was done and on healthy plans."""
+
+import copy
 
 import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils import advisories
+from conftest import Cluster, known_answer_of
+
+GIB = 1 << 30
+TREE = {"source": "archive", "path": "/tmp/x.tar.gz", "checksum": "sha256:" + "b" * 64}
+BINARY = {**TREE, "source": "binary"}
+TOOLS = {
+    "cmake": "3.31",
+    "ninja": "1.12",
+    "c++": "14.2",
+    "venv": "1.0",
+    "glslc": "2025",
+    "hipconfig": "7.2",
+    "nvcc": "12.9",
+}
+NVIDIA = {"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}
+
+
+def strix_halo(memory=126976):
+    """What host_info finds on such a host, on paper: one device, for two backends."""
+    device = {"name": "AMD gfx1151", "memory_mib": memory, "unified": True}
+    return {
+        "memory_mib": 126976 + 2048,
+        "kernel": "6.18.10-200.fc43.x86_64",
+        "firmware": "20260110",
+        "toolchain": TOOLS,
+        "accelerators": [
+            {**device, "backend": "hip", "architecture": "gfx1151"},
+            {**device, "backend": "vulkan", "architecture": ""},
+        ],
+    }
+
+
+def model(gib, layers=61, **more):
+    """Summary of a model on paper, with its weights in equal layers."""
+    return {
+        **{"architecture": "llama", "name": "on paper", "layers": layers, "width": 7168, "heads": 128, "kv_heads": 1},
+        **{"key_dimension": 576, "value_dimension": 512, "context": 4096, "vocabulary": 129280},
+        "layer_bytes": [int(gib * GIB) // layers] * layers,
+        "input_bytes": 497 << 20,
+        "output_bytes": GIB,
+        **more,
+    }
+
+
+def strix_halos(count, gib, backend="hip", build=8600, **variables):
+    """Hosts as in the notes of a cluster of four; the head is one of the workers."""
+    cluster = Cluster()
+    for index in range(count):
+        groups = ["head", "worker"] if not index else ["worker"]
+        cluster.add(
+            f"strix{index}",
+            *groups,
+            address=f"192.0.2.{11 + index}",
+            facts=strix_halo(),
+            llama_backend=backend,
+            llama_release={**TREE, "build": build},
+            llama_model_path="/srv/model.gguf",
+            **variables,
+        )
+    cluster.model = {"summary": model(gib)}
+    return cluster
+
+
+def cluster_of(workers=2, facts=None, build=None, **variables):
+    """A head and workers that serve the known-answer model."""
+    release = {"llama_release": {**TREE, "build": build}} if build else {}
+    cluster = Cluster().add("head", "head", llama_model_known_answer=known_answer_of(), **{**release, **variables})
+    for index in range(workers):
+        cluster.add(
+            f"worker{index + 1}", "worker", address=f"192.0.2.{11 + index}", facts=facts, **{**release, **variables}
+        )
+    return cluster
+
+
+def with_model(cluster, **summary):
+    cluster.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_path="/srv/m.gguf")
+    cluster.model = {"summary": {**model(1, layers=16), **summary}}
+    return cluster
+
+
+def setting(name, **values):
+    """Changes variables of a host."""
+    return lambda cluster: cluster.hosts[name]["variables"].update(values)
+
+
+def being(name, **values):
+    """Changes facts of a host."""
+    return lambda cluster: cluster.hosts[name]["facts"].update(values)
+
+
+def everywhere(change):
+    def apply(cluster):
+        for host in cluster.hosts.values():
+            change(host)
+
+    return apply
+
+
+def released(**release):
+    return everywhere(lambda host: host["variables"].update(llama_release=release))
+
+
+def graphics(backend):
+    return everywhere(lambda host: host["variables"].update(llama_backend=backend))
+
+
+def quantised(source, build):
+    return cluster_of(
+        1,
+        facts={"accelerators": [NVIDIA], "toolchain": TOOLS},
+        llama_backend="cuda",
+        llama_server_backend="cuda",
+        llama_server_cache_type_k="q8_0",
+        llama_server_cache_type_v="q4_0",
+        llama_release={**TREE, "source": source, "build": build},
+    )
+
+
+def quantised_by_head_without_graphics(source, build=9900):
+    cluster = quantised(source, build)
+    cluster.hosts["head"]["variables"].update(llama_backend="cpu")
+    return cluster
+
+
+def thunderbolt(**link):
+    return {"llama_links": [{"interface": "thunderbolt0", "address": "198.51.100.2/30", "manage": True, **link}]}
+
+
+def mac(cluster):
+    cluster.hosts["worker1"]["facts"].update(system="Darwin", service_manager="launchd")
+    cluster.hosts["head"]["variables"]["llama_accept_advisories"] = ["unprotected-worker", "rpc-remote-code-execution"]
+    return cluster
+
+
+def few_mib(memory):
+    """Graphics that share 32 GiB with their processor."""
+    facts = strix_halo()
+    facts["memory_mib"] = memory
+    facts["accelerators"][0].update(memory_mib=memory * 3 // 4, architecture="gfx1103")
+    return facts
+
+
+CASES = [
+    (
+        "rpc-remote-code-execution",
+        lambda: cluster_of(build=8491),
+        released(**TREE, build=8492),
+        ["Build 8491", "build 8492"],
+    ),
+    (
+        "unprotected-worker",
+        lambda: cluster_of(facts={"service_manager": "supervisor"}, workers=1),
+        being("worker1", service_manager="systemd"),
+        ["192.0.2.11:50052"],
+    ),
+    (
+        "open-server",
+        lambda: cluster_of(llama_server_host="192.0.2.1"),
+        setting("head", llama_server_api_key_file="/etc/llama.key"),
+        ["http://192.0.2.1:8080", "llama_server_api_key_file"],
+    ),
+    (
+        "hip-mmap-hang",
+        lambda: strix_halos(2, 138, llama_server_load_mode="mmap", llama_placement="all"),
+        setting("strix0", llama_server_load_mode="dio"),
+        ["ROCm0 of strix0", "llama_server_load_mode", "30720"],
+    ),
+    (
+        "hip-mmap-slow",
+        lambda: with_model(cluster_of(1, few_mib(32768), llama_server_load_mode="mmap"), **model(18)),
+        setting("head", llama_server_load_mode=None),
+        ["ROCm0 of worker1", "more than half of the 32768 MiB"],
+    ),
+    (
+        "vulkan-without-mmap",
+        lambda: strix_halos(2, 60, "vulkan", llama_server_load_mode="none"),
+        setting("strix0", llama_server_load_mode="mmap"),
+        ["llama_server_load_mode is none"],
+    ),
+    (
+        "vulkan-shared-memory",
+        lambda: strix_halos(1, 90, "vulkan", llama_worker_endpoints=[{"memory_mib": 112000}]),
+        setting(
+            "strix0",
+            llama_worker_endpoints=[{"memory_mib": 112000, "environment": {"radv_enable_unified_heap_on_apu": "true"}}],
+        ),
+        ["Vulkan0 of strix0 is to hold", "84650", "llama_backend: hip"],
+    ),
+    (
+        "wide-tensor-send",
+        lambda: mac(with_model(cluster_of(build=6110), largest_tensor_bytes=3082813808)),
+        released(**TREE, build=6141),
+        ["a tensor of 2940 MiB", "build 6141"],
+    ),
+    (
+        "three-endpoints-hang",
+        lambda: cluster_of(3, build=10751),
+        setting("head", llama_placement="fewest"),
+        ["3 workers", "10620 to 10819", "llama_placement"],
+    ),
+    (
+        "hip-garbage",
+        lambda: strix_halos(1, 20, build=10500),
+        graphics("vulkan"),
+        ["ROCm0 of strix0 (gfx1151)", "llama_release", "0.3.36"],
+    ),
+    (
+        "cache-kernels",
+        lambda: quantised_by_head_without_graphics("binary"),
+        setting("head", llama_server_cache_type_v="q8_0"),
+        ["q8_0", "q4_0", "GGML_CUDA_FA_ALL_QUANTS"],
+    ),
+    (
+        "router-with-workers",
+        lambda: cluster_of(llama_server_extra_args=["--models-preset=/srv/models.ini"]),
+        setting("head", llama_server_extra_args=["--metrics"]),
+        ["--models-preset=/srv/models.ini", "llama_server_extra_args"],
+    ),
+    (
+        "ollama-architecture",
+        lambda: with_model(cluster_of(), architecture="glm4moelite"),
+        lambda cluster: with_model(cluster, architecture="deepseek2"),
+        ["/srv/m.gguf has the architecture glm4moelite", "llama_model_path"],
+    ),
+    (
+        "thunderbolt-mtu",
+        lambda: cluster_of(1, **thunderbolt()),
+        everywhere(lambda host: host["variables"].update(thunderbolt(mtu=65520))),
+        ["llama_links[0] of head", "thunderbolt0", "mtu"],
+    ),
+    (
+        "graphics-memory-limit",
+        lambda: with_model(cluster_of(1, strix_halo(63488)), **model(100)),
+        being("worker1", **strix_halo()),
+        ["AMD gfx1151 only 63488 of 129024 MiB", "llama_host_tuning"],
+    ),
+    (
+        "strix-halo-kernel",
+        lambda: with_model(cluster_of(1, {**strix_halo(), "kernel": "6.17.12-300.fc43.x86_64"})),
+        being("worker1", kernel="6.18.4"),
+        ["worker1 runs kernel 6.17.12-300", "6.18.4"],
+    ),
+    (
+        "strix-halo-firmware",
+        lambda: with_model(cluster_of(1, {**strix_halo(), "firmware": "20251125-1"})),
+        being("worker1", firmware=None),
+        ["20251125-1", "linux-firmware"],
+    ),
+    (
+        "accelerator-unused",
+        lambda: cluster_of(1, {"accelerators": [NVIDIA]}),
+        being("worker1", toolchain=TOOLS),
+        ["worker1 has GPU", "llama_backend"],
+    ),
+    (
+        "cmake-option-unknown",
+        lambda: cluster_of(1, llama_build_cmake_options={"GGML_HIP_UMA": "ON"}),
+        everywhere(lambda host: host["variables"].update(llama_build_cmake_options={})),
+        ["GGML_HIP_UMA is set for head", "up to 6169", "llama_build_cmake_options"],
+    ),
+]
+IN_THE_TABLE = {advisory.id: advisory for advisory in advisories.ADVISORIES}
 
 
 def ids(plan):
-    return [advisory["id"] for advisory in plan["advisories"]]
+    return {advisory["id"] for advisory in plan["advisories"] if not advisory["accepted"]}
 
 
-def old_release(build):
-    return {"source": "archive", "path": "/tmp/x.tar.gz", "checksum": "sha256:" + "b" * 64, "build": build}
+def test_each_advisory_has_a_case_and_an_id_of_its_own():
+    assert sorted(case[0] for case in CASES) == sorted(advisory.id for advisory in advisories.ADVISORIES)
 
 
-def expose_server(cluster):
-    cluster.hosts["head"]["variables"]["llama_server_host"] = "192.0.2.10"
+@pytest.mark.parametrize("identifier, make, mend, said", CASES, ids=[case[0] for case in CASES])
+def test_an_advisory_is_met_accepted_and_mended(identifier, make, mend, said):
+    cluster = make()
+    plan = cluster.plan()
+    assert ids(plan) == {identifier}
+    found = next(advisory for advisory in plan["advisories"] if advisory["id"] == identifier)
+    assert found["severity"] == IN_THE_TABLE[identifier].severity
+    for part in said:
+        assert part in f"{found['message']} {found['remedy']}"
+    assert "{" not in found["message"] + found["remedy"]
+    reasons = " ".join(plan["reasons"])
+    if found["severity"] == "error":
+        assert plan["refused"]
+        assert f"{found['remedy']} To run it all the same, add {identifier} to llama_accept_advisories" in reasons
+    else:
+        assert not plan["refused"] or not plan["fits"]
+        assert found["message"] not in reasons
+
+    again = copy.deepcopy(cluster)
+    head = next(host["variables"] for host in again.hosts.values() if "head" in host["groups"])
+    head["llama_accept_advisories"] = [*head["llama_accept_advisories"], identifier]
+    accepted = again.plan()
+    assert ids(accepted) == set()
+    assert not accepted["refused"] or not accepted["fits"]
+
+    mend(cluster)
+    mended = cluster.plan()
+    assert identifier not in {advisory["id"] for advisory in mended["advisories"]}
+    assert not mended["refused"], mended["reasons"]
 
 
-def without_systemd(cluster):
-    cluster.hosts["worker1"]["facts"]["service_manager"] = "supervisor"
+def test_an_advisory_that_is_not_in_the_list_of_accepted_ones_still_refuses(pair):
+    pair.hosts["head"]["variables"].update(llama_server_host="192.0.2.10", llama_accept_advisories=["no-such-id"])
+    assert pair.plan()["refused"]
 
 
-def below_the_floor(cluster):
-    for host in cluster.hosts.values():
-        host["variables"]["llama_release"] = old_release(8491)
+HEALTHY = {
+    "two workers": lambda: cluster_of(2),
+    "three workers": lambda: cluster_of(3),
+    "three workers on an older build": lambda: cluster_of(3, build=8600),
+    "CUDA with types of the cache that differ": lambda: quantised_by_head_without_graphics("archive"),
+    "HIP": lambda: strix_halos(4, 377),
+    "HIP, two hosts": lambda: strix_halos(2, 205),
+    "HIP of the newest tree": lambda: strix_halos(1, 20, build=11063),
+    "Vulkan, 61 GiB": lambda: strix_halos(4, 61, "vulkan"),
+    "Vulkan, 211 GiB": lambda: strix_halos(4, 211, "vulkan"),
+    "Vulkan, 226 GiB": lambda: strix_halos(4, 226, "vulkan"),
+    "Vulkan on Intel": lambda: cluster_of(
+        1,
+        {
+            "toolchain": TOOLS,
+            "memory_mib": 65536,
+            "accelerators": [
+                {"backend": "vulkan", "name": "Intel x", "architecture": "", "memory_mib": 32768, "unified": True}
+            ],
+        },
+    ),
+    "wide tensors between Linux hosts": lambda: accepting(
+        with_model(cluster_of(build=6110), largest_tensor_bytes=3082813808), "rpc-remote-code-execution"
+    ),
+    "a mac and no wide tensor": lambda: mac(with_model(cluster_of(build=6110), largest_tensor_bytes=1 << 30)),
+    "a router without workers": lambda: cluster_of(0, llama_server_extra_args=["--models-preset", "/srv/models.ini"]),
+    "Thunderbolt that somebody else sets up": lambda: cluster_of(1, **thunderbolt(manage=False)),
+    "a kernel of which nothing is known": lambda: with_model(cluster_of(1, {**strix_halo(), "kernel": None})),
+}
 
 
-def test_none_on_a_healthy_plan(pair, local):
-    assert ids(pair.plan()) == []
-    assert ids(local.plan()) == []
+def accepting(cluster, *identifiers):
+    cluster.hosts["head"]["variables"]["llama_accept_advisories"] = list(identifiers)
+    return cluster
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_plan_meets_none(name):
+    plan = HEALTHY[name]().plan()
+    assert ids(plan) == set()
+    assert not plan["refused"], plan["reasons"]
+
+
+def test_a_model_that_only_hip_can_hold_is_refused_with_vulkan():
+    """DeepSeek R1 Q4_K_M, 377 GiB, on four hosts with 124 GiB each: in the notes it fails with Vulkan and runs with HIP."""
+    plan = strix_halos(4, 376.65, "vulkan").plan()
+    assert plan["refused"]
+    assert not plan["fits"]
+    assert ids(plan) == {"vulkan-shared-memory"}
+    assert "llama_backend: hip" in " ".join(plan["reasons"])
 
 
 @pytest.mark.parametrize(
-    "trigger, identifier, mended",
+    "build, backend, gib, wanted, mode, arguments",
     [
-        (
-            below_the_floor,
-            "rpc-remote-code-execution",
-            lambda c: [h["variables"].update(llama_release=old_release(8492)) for h in c.hosts.values()],
-        ),
-        (
-            without_systemd,
-            "unprotected-worker",
-            lambda c: c.hosts["worker1"]["facts"].update(service_manager="systemd"),
-        ),
-        (
-            expose_server,
-            "open-server",
-            lambda c: c.hosts["head"]["variables"].update(llama_server_api_key_file="/etc/llama.key"),
-        ),
+        (8600, "hip", 138, None, "dio", ["-dio"]),
+        (11063, "hip", 138, None, "dio", ["--load-mode", "dio"]),
+        (7000, "hip", 138, None, "none", ["--no-mmap"]),
+        (8600, "hip", 138, "none", "none", ["--no-mmap"]),
+        (8600, "hip", 20, None, None, []),
+        (8600, "vulkan", 60, None, None, []),
     ],
 )
-def test_an_error_stops_the_run_until_it_is_accepted_or_mended(pair, trigger, identifier, mended):
-    trigger(pair)
-    plan = pair.plan()
-    assert ids(plan) == [identifier]
-    assert plan["refused"]
-    assert plan["advisories"][0]["remedy"] in plan["reasons"][0]
-    assert f"add {identifier} to llama_accept_advisories" in plan["reasons"][0]
+def test_a_large_model_is_not_read_by_mmap_with_hip(build, backend, gib, wanted, mode, arguments):
+    cluster = strix_halos(2, gib, backend, build, llama_server_load_mode=wanted)
+    head = accepting_head(cluster).plan()["head"]
+    assert head["load_mode"] == mode
+    assert [part for part in head["argv"] if part in ("-dio", "--load-mode", "dio", "--no-mmap")] == arguments
 
-    pair.hosts["head"]["variables"]["llama_accept_advisories"] = [identifier]
-    accepted = pair.plan()
-    assert not accepted["refused"]
-    assert accepted["advisories"][0]["accepted"]
 
-    mended(pair)
-    assert ids(pair.plan()) == []
+def accepting_head(cluster):
+    cluster.hosts["strix0"]["variables"]["llama_accept_advisories"] = ["rpc-remote-code-execution"]
+    return cluster

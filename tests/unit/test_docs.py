@@ -4,14 +4,68 @@ import importlib.util
 import re
 from pathlib import Path
 
+import jsonschema
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils import advisories
+from conftest import SCHEMA
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_page_of_variables_is_current():
+@pytest.fixture
+def generate():
     spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
-    generate = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generate)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_variables_is_current(generate):
     assert (ROOT / "docs" / "variables.md").read_text() == generate.page(), "run make docs"
+
+
+def test_the_page_of_the_plan_is_current(generate):
+    page = (ROOT / "docs" / "plan.md").read_text()
+    assert page == generate.plan_page(page), "run make docs"
+    for key in ("`hosts.NAME.workers[].endpoint`", "`release.protocol`", "`estimate.network_ms_per_token`"):
+        assert key in page
+
+
+def test_every_advisory_meets_a_symptom():
+    page = (ROOT / "docs" / "plan.md").read_text()
+    symptoms = page[page.index("| symptom | met by |") :]
+    ids = {entry.id for entry in advisories.ADVISORIES}
+    own = {"open-server", "accelerator-unused", "cmake-option-unknown"}
+    assert {name for name in re.findall(r"`([a-z0-9-]+)`", symptoms) if name in ids} == ids - own
+
+
+def lacking_a_key(plan):
+    del plan["placement"]
+
+
+def with_another_key(plan):
+    plan["hosts"]["here"]["workers"][0]["colour"] = "red"
+
+
+def with_another_type(plan):
+    plan["head"]["port"] = "8080"
+
+
+def without_a_remedy(plan):
+    plan["advisories"] = [{**dict.fromkeys(("id", "message", "reference"), "x"), "severity": "error", "host": None}]
+
+
+def half_refused(plan):
+    plan.clear()
+    plan.update(schema=1, cluster="x", refused=False, fits=False, reasons=[])
+
+
+@pytest.mark.parametrize("change", [lacking_a_key, with_another_key, with_another_type, without_a_remedy, half_refused])
+def test_what_is_no_plan(local, change):
+    plan = local.plan()
+    change(plan)
+    with pytest.raises(jsonschema.ValidationError):
+        SCHEMA.validate(plan)
 
 
 def test_links_lead_to_files():

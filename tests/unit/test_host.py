@@ -139,3 +139,30 @@ def test_only_definitions_of_this_collection_are_ours(tmp_path):
     (tmp_path / "other.service").write_text(ours)
     assert host.defined_services(str(tmp_path)) == ["llamacpp-server"]
     assert host.defined_services(str(tmp_path / "none")) == []
+
+
+AMD = [{"backend": "hip"}]
+
+
+@pytest.mark.parametrize(
+    "accelerators, family, prints, version",
+    [
+        (AMD, "redhat", {"amd-gpu-firmware": "20251125"}, "20251125"),
+        (AMD, "debian", {"firmware-amd-graphics": "20250808-1"}, "20250808-1"),
+        (AMD, "debian", {"linux-firmware": "20240318.git3b128b60-0ubuntu2.21"}, "20240318.git3b128b60-0ubuntu2.21"),
+        (AMD, "debian", {}, None),
+        (AMD, "arch", {"amd-gpu-firmware": "1"}, None),
+        ([], "redhat", {"amd-gpu-firmware": "20251125"}, None),
+    ],
+)
+def test_the_version_of_the_firmware(accelerators, family, prints, version):
+    assert host.firmware(accelerators, family, lambda argv: prints.get(argv[-1], "")) == version
+
+
+def test_what_was_measured_of_links(tmp_path):
+    assert host.measured_links(str(tmp_path)) == {}
+    folder = tmp_path / "links"
+    folder.mkdir()
+    (folder / "worker1.json").write_text('{"round_trip_ms": 0.2}')
+    (folder / "worker2.json").write_text("{")
+    assert host.measured_links(str(tmp_path)) == {"worker1": {"round_trip_ms": 0.2}}
