@@ -38,7 +38,7 @@ demo: venv ## Build, run and verify a cluster on this machine
 down: venv ## Stop the cluster of make demo and remove what it installed
 	@$(PLAYBOOK) playbooks/teardown.yml -i inventories/local $(ARGS)
 
-plan: venv ## Show what site.yml would do with INVENTORY, touching no host
+plan: venv ## Show what site.yml would do with INVENTORY, changing nothing
 	@$(PLAYBOOK) playbooks/plan.yml -i $(INVENTORY) $(ARGS)
 
 build: venv ## Make the Galaxy archive

@@ -76,9 +76,12 @@ class ActionModule(ActionBase):
                 "model": {"type": "dict"},
                 "path": {"type": "path"},
                 "staging": {"type": "bool", "default": False},
-                "quiet": {"type": "bool", "default": False},
+                "page": {"type": "bool", "default": False},
+                "shown": {"type": "dict"},
             }
         )
+        if arguments["shown"]:
+            return self._show(arguments["shown"], task_vars["hostvars"])
         cluster, hosts = inventory.hosts(task_vars)
         for host in hosts.values():
             host["facts"] = workers.known(host["facts"], host["variables"]["llama_hardware"])
@@ -96,9 +99,12 @@ class ActionModule(ActionBase):
             return {"changed": False, "plan": plan}
         if arguments["path"]:
             Path(arguments["path"]).write_text(json.dumps(plan, indent=2) + "\n")
-        if not arguments["quiet"] and not plan["refused"]:
+        if arguments["page"]:
+            if plan["refused"] and "hosts" in plan:
+                display.display(report.plan_page(plan))
+        elif not plan["refused"]:
             display.display(report.plan_table(plan))
-        for advisory in plan.get("advisories", []):
+        for advisory in [] if arguments["page"] else plan.get("advisories", []):
             display.warning(
                 f"{advisory['id']} ({advisory['severity']}{', accepted' if advisory['accepted'] else ''}): {advisory['message']} {advisory['remedy']}"
             )
@@ -114,6 +120,21 @@ class ActionModule(ActionBase):
             "runtime_files": [str(path) for path in RUNTIME_FILES],
             "facts_to_keep": kept,
         }
+
+    def _show(self, plan, hostvars):
+        """Shows a plan that was made before, and what it would change on the hosts that were compared with it since."""
+        compared = {name: hostvars[name].get("llama_compared") or {} for name in plan["hosts"]}
+        drifts = {name: found["drift"] for name, found in compared.items() if "drift" in found and not found.get("msg")}
+        unasked = {
+            name: "its hardware is declared in llama_hardware"
+            if found.get("skipped")
+            else found.get("msg") or "it could not be reached"
+            for name, found in compared.items()
+            if name not in drifts
+        }
+        changes = planning.changes(plan, {**dict.fromkeys(plan["hosts"]), **drifts})
+        display.display(report.plan_page(plan, report.changes_of(plan, changes, drifts, unasked)))
+        return {"changed": False, "changes": changes}
 
     def _look_up_release(self, hosts, task_vars):
         """Puts what only the controller can look up into the head's ``llama_release`` and those of single backends."""

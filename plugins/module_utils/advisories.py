@@ -85,7 +85,7 @@ def _open_server(seen: Seen) -> Found:
     head = seen.plan["head"]
     if head["address"].startswith(LOOPBACK) or "--api-key-file" in head["argv"]:
         return []
-    return [(head["host"], {"url": head["url"]})]
+    return [(head["host"], {"listens": f"{head['address']}:{head['port']}"})]
 
 
 def _unused_accelerators(seen: Seen) -> Found:
@@ -308,7 +308,7 @@ ADVISORIES = (
         "open-server",
         "error",
         _open_server,
-        "The server answers everybody who reaches {url}.",
+        "The server listens on {listens} and answers everybody who reaches it.",
         "Set llama_server_api_key_file, or let it listen on 127.0.0.1 behind a proxy of your own.",
         "https://github.com/ggml-org/llama.cpp/pull/25655",
     ),

@@ -5,6 +5,17 @@
 
 from __future__ import annotations
 
+import shlex
+import textwrap
+
+WIDTH = 100
+"""Columns of the page."""
+BAR = 26
+PARTS = {"weights": "█", "kv": "▓", "compute": "▒"}
+FREE = "·"
+SHOWN_DIFFERENCES = 12
+"""Of each host; the JSON of the plan and the run itself name them all."""
+
 
 def table(rows: list[list[str]]) -> str:
     """Columns as wide as they must be; the last one is not filled up."""
@@ -39,6 +50,202 @@ def plan_table(plan: dict) -> str:
     if not plan["placement"]:
         rows.append(["CPU", head["host"], str(plan["model"]["layers"]), "", "", "", ""])
     return "\n".join(lines) + table(rows) + "\n"
+
+
+def bar(entry: dict, width: int = BAR) -> str:
+    """A device's memory: weights, KV cache and compute buffers, of what it can hold. Whatever is there gets a column at least."""
+    whole = max(entry["capacity_mib"], entry["total_mib"], 1)
+    sizes = {part: entry[f"{part}_mib"] for part in PARTS}
+    columns = {part: max(1, int(width * size / whole)) if size else 0 for part, size in sizes.items()}
+    filled = "".join(PARTS[part] * count for part, count in columns.items())[:width]
+    return filled.ljust(width, FREE)
+
+
+def _layers(plan: dict) -> list[str]:
+    """What each device gets, like «layers 0 to 7, output»."""
+    found, start = [], 0
+    for entry in plan["placement"]:
+        count = entry["layers"]
+        last = start + count - 1
+        told = ["no layer" if not count else f"layer {last}" if count == 1 else f"layers {start} to {last}"]
+        found.append(", ".join(told + ["output"] * entry["output"]))
+        start += count
+    return found
+
+
+def _topology(plan: dict) -> list[str]:
+    head = plan["head"]
+    links = {link["endpoint"]: link for link in plan["estimate"]["links"]}
+    workers = {f"[{worker['endpoint']}]": worker for host in plan["hosts"].values() for worker in host["workers"]}
+    rows = []
+    for index, (entry, layers) in enumerate(zip(plan["placement"], _layers(plan))):
+        worker = next((worker for end, worker in workers.items() if entry["device"].endswith(end)), None)
+        link = links[worker["endpoint"]] if worker else None
+        rows.append(
+            [
+                "└─" if index == len(plan["placement"]) - 1 else "├─",
+                entry["host"],
+                worker["device"] if worker else entry["device"],
+                worker["endpoint"] if worker else "",
+                layers,
+                f"{link['kind']}, {link['one_way_ms']:g} ms{'' if link['measured'] else ' assumed'}" if link else "",
+            ]
+        )
+    text = [f"  {head['host']}  llama-server, {head['url']}"]
+    text += table(rows).splitlines() if rows else [f"  └─  the processor of {head['host']}, all layers"]
+    unused = [
+        f"{name} {worker['device']} {worker['endpoint']}"
+        for name, host in plan["hosts"].items()
+        for worker in host["workers"]
+        if not worker["used"]
+    ]
+    return text + (_wrapped("  declared and not used: ", ", ".join(unused)) if unused else [])
+
+
+def _wrapped(start: str, text: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=start,
+        subsequent_indent=" " * (len(start) - len(start.lstrip()) + 2),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _memory(plan: dict) -> list[str]:
+    rows = [["device", "".ljust(BAR), "weights", "KV", "compute", "of"]]
+    for entry in plan["placement"]:
+        rows.append(
+            [
+                entry["device"],
+                bar(entry),
+                f"{entry['weights_mib']:.0f}",
+                f"{entry['kv_mib']:.0f}",
+                f"≤ {entry['compute_mib']:.0f}",
+                str(entry["capacity_mib"]),
+            ]
+        )
+    legend = ", ".join(f"{sign} {part.replace('kv', 'KV cache')}" for part, sign in PARTS.items())
+    return [*table(rows).splitlines(), f"  in MiB; {legend} (an upper bound), {FREE} free"]
+
+
+def command_lines(argv: list[str], environment: dict[str, str], start: str = "      ") -> list[str]:
+    """A command as a shell takes it, an option and its value on one line, none longer than the page where that can be."""
+    words = [f"{name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
+    for word in map(shlex.quote, argv):
+        if words and words[-1].startswith("-") and " " not in words[-1] and not word.startswith("-"):
+            words[-1] += f" {word}"
+        else:
+            words.append(word)
+    lines = [start]
+    for word in words:
+        if len(lines[-1]) + len(word) + 3 > WIDTH and lines[-1].strip():
+            lines[-1] += "\\"
+            lines.append(start + "  ")
+        lines[-1] += word + " "
+    return [line.rstrip() for line in lines]
+
+
+def _commands(plan: dict) -> list[str]:
+    return [
+        line
+        for name, host in plan["hosts"].items()
+        for service in host["services"]
+        for line in (f"  {name}  {service['name']}", *command_lines(service["process"], service["environment"]))
+    ]
+
+
+def _firewall(plan: dict) -> list[str]:
+    lines = []
+    for name, host in plan["hosts"].items():
+        manager = host["firewall_manager"] or "no firewall is active, systemd closes them"
+        if host["service_manager"] != "systemd":
+            manager = "not closed by us"
+        for rule in host["firewall"]:
+            lines.append(
+                f"  {name}  {rule['address']}:{rule['port']}/{rule['protocol']} for {', '.join(rule['sources'])} only ({manager})"
+            )
+    return lines or ["  none: the workers listen on loopback only"]
+
+
+def _advisories(plan: dict) -> list[str]:
+    lines = []
+    for advisory in plan["advisories"]:
+        accepted = ", accepted" if advisory["accepted"] else ""
+        where = f" on {advisory['host']}" if advisory["host"] else ""
+        lines.append(f"  {advisory['severity']}{accepted}: {advisory['id']}{where}")
+        for text in (advisory["message"], f"Remedy: {advisory['remedy']}", f"See {advisory['reference']}"):
+            lines += _wrapped("      ", text)
+    return lines or ["  none"]
+
+
+def _network(plan: dict) -> list[str]:
+    told = plan["estimate"]
+    if not told["links"]:
+        return ["  nothing: no worker is used"]
+    kinds = dict.fromkeys((link["kind"], link["one_way_ms"], link["measured"]) for link in told["links"])
+    ways = ", ".join(f"{time:g} ms by {kind} ({'measured' if known else 'assumed'})" for kind, time, known in kinds)
+    return _wrapped(
+        "  ",
+        f"{told['bound']} {told['network_ms_per_token']:g} ms for each token: it crosses the network {told['crossings']} times, one way "
+        f"{ways}. What drivers and devices take themselves is not in it.",
+    )
+
+
+def changes_of(plan: dict, changes: dict | None, drifts: dict[str, dict], unasked: dict[str, str]) -> list[str]:
+    """What an apply would change, as lines: each host's releases, differences and restarts.
+
+    :param changes: of planning.changes; None where no host was asked.
+    :param drifts: host → what state.drift found there.
+    :param unasked: host → why it was not compared.
+    """
+    lines = []
+    for name, drift in drifts.items():
+        restarts = changes["restarts"].get(name, []) if changes else []
+        if not drift["differences"] and not restarts:
+            lines.append(f"  {name}  is as planned")
+            continue
+        lines.append(f"  {name}")
+        planned = [build["id"] for build in plan["hosts"][name]["builds"]]
+        gone = [identity for identity in drift["running_releases"] if identity not in planned]
+        lines += [f"    - runs {identity}" for identity in gone]
+        lines += [f"    + {identity} would be installed" for identity in drift["missing_builds"]]
+        rest = [text for text in drift["differences"] if not any(build in text for build in drift["missing_builds"])]
+        for text in rest[:SHOWN_DIFFERENCES]:
+            lines += _wrapped("    ~ ", text)
+        if len(rest) > SHOWN_DIFFERENCES:
+            lines.append(f"    ~ and {len(rest) - SHOWN_DIFFERENCES} more")
+        if restarts:
+            lines += _wrapped("    ! ", f"would be started: {', '.join(restarts)}")
+    for name, reason in unasked.items():
+        lines += _wrapped("  ", f"{name}  was not compared: {reason}")
+    return lines
+
+
+def plan_page(plan: dict, changed: list[str] | None = None) -> str:
+    """The whole plan for a person, at most WIDTH columns wide where names allow.
+
+    :param changed: of changes_of; None leaves that part out.
+    """
+    release = plan["release"]
+    lines = [
+        *_wrapped("  ", f"{plan['cluster']} serves {plan['model']['name']}"),
+        f"  with {release['ref']}, RPC protocol {release['protocol'] or 'of a version that is not known here'}",
+    ]
+    parts = {
+        "Topology": _topology(plan),
+        "Memory": _memory(plan) if plan["placement"] else [],
+        "Commands": _commands(plan),
+        "Open ports": _firewall(plan),
+        "Advisories": _advisories(plan),
+        "What the network adds": _network(plan),
+        "What site.yml would change": changed or [],
+    }
+    for title, part in parts.items():
+        if part:
+            lines += ["", title, *part]
+    return "\n".join(["", *lines, ""])
 
 
 MARKS = {"passed": "ok", "failed": "FAILED", "not tested": "not tested"}

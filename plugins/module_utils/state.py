@@ -319,6 +319,13 @@ def _named_releases(planned: dict, names: set[str]) -> set[str]:
     return {name for name in names for folder in folders if any(f"{folder}/releases/{name}/" in text for text in texts)}
 
 
+def running_releases(prefix: str, running: dict[int, list[str]]) -> list[str]:
+    """Ids of the releases whose programs run."""
+    folder = f"{prefix}/releases/"
+    programs = (argv[0] for argv in running.values() if argv[0].startswith(folder))
+    return sorted({program[len(folder) :].split("/")[0] for program in programs})
+
+
 def unneeded_releases(planned: dict) -> list[str]:
     """Installed releases beyond the last ones that are kept, oldest first: none that is planned, runs, or is named by a service.
 
@@ -345,7 +352,8 @@ def drift(planned: dict) -> dict:
     :param planned: ``plan["hosts"][name]``.
     :returns: ``services`` (name → state, pid, addresses, clients), ``defined`` (names of services that have a definition), ``stale``
         (those of them that are not planned), ``missing_builds`` (ids of planned builds that are not installed or not intact),
-        ``changed_files`` (paths), ``redefined`` (names of services), ``differences`` (all that an apply would change, one sentence each).
+        ``running_releases`` (ids of the releases whose programs run), ``changed_files`` (paths), ``redefined`` (names of services),
+        ``differences`` (all that an apply would change, one sentence each).
     """
     running = processes(planned["prefix"])
     services = {service["name"]: service_state(service, running) for service in planned["services"]}
@@ -379,6 +387,7 @@ def drift(planned: dict) -> dict:
         "defined": defined,
         "stale": stale,
         "missing_builds": missing,
+        "running_releases": running_releases(planned["prefix"], running),
         "changed_files": changed_files,
         "redefined": redefined,
         "differences": differences,

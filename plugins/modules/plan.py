@@ -32,10 +32,17 @@ options:
       - A refused plan does not make the module fail then.
     type: bool
     default: false
-  quiet:
-    description: Whether to leave out the table for a person.
+  page:
+    description:
+      - Whether a person is shown the whole plan as a page in place of a table with the memory of each device.
+      - A plan that is not refused is left for a later call with O(shown), when the hosts have been compared with it.
     type: bool
     default: false
+  shown:
+    description:
+      - A plan that was made before. It is shown as a page, with what an apply would change on each host; nothing is planned.
+      - Compared is what P(llamacpp.cluster.host_info#module) returned as registered variable C(llama_compared) of each host.
+    type: dict
 """
 
 EXAMPLES = r"""
@@ -52,6 +59,11 @@ plan:
   returned: when it is not refused; O(path) gets it in either case
   type: dict
   sample: {"schema": 1, "refused": false, "fits": true}
+changes:
+  description: What an apply would do, as P(llamacpp.cluster.changes#filter) tells it.
+  returned: when O(shown) is given
+  type: dict
+  sample: {"restarts": {"localhost": []}, "behind": [], "unreached": [], "builders": {}, "shared": [], "sources": []}
 facts_to_keep:
   description: Facts that are left on the head, as text, so that a later run knows of hosts that do not answer.
   returned: when the plan is not refused

@@ -4,8 +4,9 @@ import json
 import socket
 import subprocess
 
+import jsonschema
 import pytest
-from conftest import PORTS, Cluster
+from conftest import PORTS, ROOT, Cluster
 
 CHECKSUM = "sha256:" + "0" * 64
 
@@ -121,5 +122,16 @@ def test_the_plan_playbook_refuses_with_2_and_writes_why(bare, tmp_path):
     assert "newest" in written["reasons"][0]
     result = bare.run("playbooks/plan.yml", llama_plan_path=str(path))
     assert result.rc == 0
-    assert json.loads(path.read_text())["fits"]
+    written = json.loads(path.read_text())
+    assert written["fits"]
+    jsonschema.validate(written, json.loads((ROOT / "docs" / "plan.schema.json").read_text()))
+    for part in ("Memory", "█", "Commands", "--tensor-split 8,9", "What site.yml would change", "would be installed"):
+        assert part in result.text
     assert not bare.prefix.exists()
+    declared = "llama_host_scope: user\n    llama_hardware: {memory_mib: 8192, accelerators: []}"
+    bare.inventory.write_text(bare.inventory.read_text().replace("llama_host_scope: user", declared))
+    result = bare.run("playbooks/plan.yml", llama_server_host="0.0.0.0")
+    assert result.rc == 2
+    assert "error: open-server on localhost" in result.text
+    result = bare.run("playbooks/plan.yml")
+    assert "localhost  was not compared: its hardware is declared in llama_hardware" in result.text

@@ -163,7 +163,7 @@ CASES = [
         "open-server",
         lambda: cluster_of(llama_server_host="192.0.2.1"),
         setting("head", llama_server_api_key_file="/etc/llama.key"),
-        ["http://192.0.2.1:8080", "llama_server_api_key_file"],
+        ["192.0.2.1:8080", "llama_server_api_key_file"],
     ),
     (
         "hip-mmap-hang",

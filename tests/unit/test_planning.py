@@ -390,6 +390,7 @@ def drifts(plan, **states):
             },
             "stale": [],
             "missing_builds": [],
+            "running_releases": [],
             "changed_files": [],
             "redefined": [],
             "differences": [],

@@ -370,3 +370,13 @@ def test_what_an_interrupted_installation_left_goes(planned, releases):
 def test_a_host_without_releases(planned):
     planned["prefix"] += "/none"
     assert state.unneeded_releases(planned) == []
+
+
+def test_the_releases_whose_programs_run():
+    running = {
+        1: ["/opt/llamacpp/releases/new/bin/rpc-server", "-p", "1"],
+        2: ["/opt/llamacpp/releases/old/bin/llama-server", "/opt/llamacpp/releases/other/x"],
+        3: ["/usr/bin/python3", "/opt/llamacpp/runtime/x/runtime.py"],
+        4: ["/opt/llamacpp/releases/new/bin/llama-server"],
+    }
+    assert state.running_releases("/opt/llamacpp", running) == ["new", "old"]

@@ -1,0 +1,139 @@
+"""The page that shows a plan to a person."""
+
+import copy
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils import planning, report
+from conftest import Cluster, known_answer_of
+from test_advisories import strix_halos
+from test_planning import drifts
+
+
+def device(weights, kv, compute, capacity):
+    sizes = {"weights_mib": weights, "kv_mib": kv, "compute_mib": compute, "total_mib": weights + kv + compute}
+    return {**sizes, "capacity_mib": capacity}
+
+
+@pytest.mark.parametrize(
+    "entry, drawn",
+    [
+        (device(50, 20, 10, 100), "█████▓▓▒··"),
+        (device(0, 0, 0, 100), "··········"),
+        (device(1, 1, 1, 100000), "█▓▒·······"),
+        (device(80, 10, 10, 100), "████████▓▒"),
+        (device(90, 20, 20, 100), "██████▓▒··"),
+        (device(0, 0, 0, 0), "··········"),
+    ],
+)
+def test_a_bar_shows_what_a_device_holds(entry, drawn):
+    assert report.bar(entry, 10) == drawn
+
+
+def test_a_bar_never_leaves_its_columns():
+    assert {len(report.bar(device(weights, 1, 1, 10), 8)) for weights in range(30)} == {8}
+
+
+def test_a_command_can_be_pasted_into_a_shell():
+    argv = ["/opt/x/llama-server", "--host", "127.0.0.1", "--alias", "a b", *["--flag-that-is-long", "value"] * 6]
+    lines = report.command_lines(argv, {"A": "1 2"})
+    assert lines[0].startswith("      A='1 2' /opt/x/llama-server --host 127.0.0.1 --alias 'a b'")
+    assert all(line.endswith("\\") for line in lines[:-1])
+    assert not lines[-1].endswith("\\")
+    assert max(map(len, lines)) <= report.WIDTH
+    assert not any(line.strip().startswith("value") for line in lines)
+
+
+def widest(text):
+    return max(map(len, text.splitlines()))
+
+
+def test_the_page_of_a_cluster():
+    cluster = strix_halos(4, 377)
+    for index in (1, 2, 3):
+        cluster.hosts[f"strix{index}"]["variables"]["llama_links"] = [
+            {"interface": "thunderbolt0", "address": f"192.168.128.{11 + index}/24"}
+        ]
+    cluster.hosts["strix0"]["facts"]["measured"] = {"strix2": {"round_trip_ms": 0.4}}
+    text = report.plan_page(cluster.plan())
+    for part in (
+        "test serves on paper",
+        "RPC protocol 3.6.1",
+        "strix1  ROCm0  192.168.128.12:50052  layers",
+        "thunderbolt, 0.1 ms assumed",
+        "thunderbolt, 0.2 ms",
+        "RPC0[192.168.128.12:50052]  ██",
+        "strix0  llamacpp-server",
+        "-H 192.168.128.12",
+        "-dio",
+        "192.168.128.12:50052/tcp for 192.0.2.11 only",
+        "Advisories\n  none",
+        "about 0.74 ms for each token",
+    ):
+        assert part in text
+    assert "What site.yml would change" not in text
+    assert widest(text) <= report.WIDTH
+
+
+def test_the_page_of_a_head_alone():
+    text = report.plan_page(Cluster().add("alone", "head", llama_model_known_answer=known_answer_of()).plan())
+    assert "the processor of alone, all layers" in text
+    assert "nothing: no worker is used" in text
+    assert "Memory" not in text
+
+
+def test_the_page_tells_advisories_with_their_remedy_and_what_is_not_used(pair):
+    pair.hosts["head"]["variables"].update(llama_server_host="192.0.2.10", llama_placement="fewest")
+    plan = pair.plan()
+    assert plan["refused"]
+    text = " ".join(report.plan_page(plan).split())
+    assert "error: open-server on head" in text
+    assert f"Remedy: {plan['advisories'][0]['remedy']}" in text
+    assert "declared and not used: worker2 CPU 192.0.2.12:50052" in text
+    pair.hosts["head"]["variables"]["llama_accept_advisories"] = ["open-server"]
+    assert "error, accepted: open-server" in report.plan_page(pair.plan())
+
+
+def test_a_plan_that_does_not_fit_has_a_page(pair, big_model):
+    pair.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_path="/models/big.gguf")
+    pair.model = {"summary": {**big_model, "layer_bytes": [1 << 33] * 80}}
+    plan = pair.plan()
+    assert not plan["fits"]
+    assert "big" in report.plan_page(plan)
+
+
+def changed(plan, found, **unasked):
+    asked = {name: drift for name, drift in found.items() if name not in unasked}
+    changes = planning.changes(plan, {**dict.fromkeys(plan["hosts"]), **asked})
+    return "\n".join(report.changes_of(plan, changes, asked, unasked))
+
+
+def test_what_would_change_is_told_like_a_difference(pair):
+    plan = pair.plan()
+    found = drifts(plan)
+    identity = plan["hosts"]["worker1"]["builds"][0]["id"]
+    found["worker1"].update(
+        missing_builds=[identity],
+        running_releases=["b6110-cpu-12345678"],
+        differences=[f"release {identity} is not installed", *(f"folder {n} is missing" for n in range(20))],
+    )
+    text = changed(plan, found, worker2="it could not be reached")
+    assert text.splitlines()[:2] == ["  head", "    ! would be started: llamacpp-server"]
+    for part in (
+        "    - runs b6110-cpu-12345678",
+        f"    + {identity} would be installed",
+        "    ~ folder 11 is missing",
+        "    ~ and 8 more",
+        "    ! would be started: llamacpp-worker-cpu",
+        "  worker2  was not compared: it could not be reached",
+    ):
+        assert part in text.splitlines()
+    assert "~ release" not in text
+    assert "What site.yml would change" in report.plan_page(plan, text.splitlines())
+
+
+def test_where_all_is_as_planned(pair):
+    plan = pair.plan()
+    assert changed(plan, drifts(plan)).splitlines() == [f"  {name}  is as planned" for name in plan["hosts"]]
+    running = copy.deepcopy(drifts(plan))
+    running["head"]["running_releases"] = [plan["hosts"]["head"]["builds"][0]["id"]]
+    assert "- runs" not in changed(plan, running)

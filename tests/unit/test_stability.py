@@ -1,0 +1,109 @@
+"""The plan is a function of the inventory and of stable facts: what else changes on the hosts changes nothing in it."""
+
+import copy
+import json
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.action import plan as action
+from ansible_collections.llamacpp.cluster.plugins.module_utils import host, planning, workers
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+from conftest import FACTS, SCHEMA, known_answer_of
+
+GROUPS = {"llama_cluster": ["head", "one", "two"], "llama_head": ["head"], "llama_workers": ["one", "two"]}
+ADDRESSES = {"head": "192.0.2.10", "one": "192.0.2.11", "two": "192.0.2.12"}
+GPU = {"backend": "hip", "name": "AMD gfx1151", "architecture": "gfx1151", "memory_mib": 60000, "unified": True}
+
+
+def facts_of(name):
+    found = copy.deepcopy({**FACTS, "kernel": "6.18.10", "firmware": None, "kept": {}, "firewall": "nftables"})
+    if name == "two":
+        found.update(accelerators=[GPU], toolchain={**FACTS["toolchain"], "hipconfig": "7.2"})
+    return found
+
+
+def run(facts):
+    """A run as plan.yml makes it: the complete plan, and the facts that it leaves on the head."""
+    hostvars = {
+        name: {"ansible_host": address, "llama_model_known_answer": known_answer_of()}
+        | ({"llama_facts": {"facts": copy.deepcopy(facts[name])}} if name in facts else {"llama_facts": {}})
+        for name, address in ADDRESSES.items()
+    }
+    cluster, hosts = inventory.hosts({"groups": GROUPS, "hostvars": hostvars})
+    plan = planning.make(cluster, hosts, {}, inventory.packages(), "runtime-id")
+    if plan["refused"]:
+        SCHEMA.validate(plan)
+        return plan, None
+    action.complete(plan)
+    kept = action.keep_facts(plan, hosts)
+    SCHEMA.validate(plan)
+    return plan, kept
+
+
+@pytest.fixture
+def facts():
+    return {name: facts_of(name) for name in ADDRESSES}
+
+
+def after(facts, kept):
+    """The facts of the run that follows one which left these."""
+    later = copy.deepcopy(facts)
+    later["head"]["kept"] = json.loads(kept)
+    return later
+
+
+def test_the_second_run(facts):
+    first, kept = run(facts)
+    second, kept_again = run(after(facts, kept))
+    assert json.dumps(second) == json.dumps(first)
+    assert kept_again == kept
+
+
+def test_while_the_model_is_loaded(facts):
+    """Services run, the service manager's definitions are there, memory is used up: nothing that planning reads."""
+    first, kept = run(facts)
+    loaded = after(facts, kept)
+    for found in loaded.values():
+        found.update(
+            defined=["llamacpp-worker-cpu", "llamacpp-server"],
+            supervisor={"version": None, "running": True},
+            lingering={"enabled": True, "by_us": True},
+            accounts={"llamacpp": found["prefix"]},
+            tools=["cmake"],
+            free_mib=12,
+            load=[16.0, 16.0, 16.0],
+        )
+    assert json.dumps(run(loaded)[0]) == json.dumps(first)
+
+
+def test_no_fact_of_a_host_is_about_its_load():
+    known = {"accounts", "defined", "kept", "lingering", "measured", "supervisor", "tools", "uid", "user"}
+    assert set(host.facts("user")) == (workers.PLANNED_FROM | known)
+
+
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_with_one_host_unreachable(facts, name):
+    first, kept = run(facts)
+    without = after(facts, kept)
+    del without[name]
+    again, kept_again = run(without)
+    assert json.dumps(again) == json.dumps(first)
+    assert kept_again == kept
+
+
+@pytest.mark.parametrize("name", ["head", "one"])
+def test_with_a_host_unreachable_of_which_nothing_is_kept(facts, name):
+    _first, kept = run(facts)
+    without = facts if name == "one" else after(facts, kept)
+    del without[name]
+    plan, _kept = run(without)
+    assert plan["refused"]
+    assert "nothing is known of" in plan["reasons"][0]
+    assert name in plan["reasons"][0]
+    assert "could not be reached" in plan["reasons"][0]
+
+
+def test_what_is_another_machine_is_another_plan(facts):
+    first, kept = run(facts)
+    other = after(facts, kept)
+    other["two"]["accelerators"] = []
+    assert run(other)[0] != first
