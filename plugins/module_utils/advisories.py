@@ -32,6 +32,8 @@ STRIX_HALO = "gfx1151"
 STRIX_HALO_KERNEL = (6, 18, 4)
 FAULTY_FIRMWARE = "20251125"
 DEFAULT_MTU = 1500
+THUNDERBOLT_LANES, THUNDERBOLT_GBIT = 2, 20
+"""Lanes, and Gbit/s of each, of a connection between hosts with USB4 or Thunderbolt 3 and newer."""
 OLLAMA_ARCHITECTURES = ("deepseekocr", "glm4moelite", "glmocr", "gptoss", "mllama", "nemotron_h_omni", "qwen25vl")
 """Architectures in files of Ollama that upstream names otherwise or does not have."""
 ROUTER_OPTIONS = ("--models-preset", "--models-dir")
@@ -228,14 +230,26 @@ def _ollama(seen: Seen) -> Found:
     )
 
 
+def _by_thunderbolt(link: dict) -> bool:
+    return str(link.get("interface") or "").startswith("thunderbolt")
+
+
+def _narrow_thunderbolt(seen: Seen) -> Found:
+    return [
+        (name, {"device": found["device"], "lanes": found["lanes"], "gbit": f"{found['gbit_per_lane']:g}"})
+        for name, host in seen.plan["hosts"].items()
+        if any(map(_by_thunderbolt, host["links"]))
+        for found in seen.hosts[name]["facts"].get("thunderbolt") or []
+        if found["lanes"] < THUNDERBOLT_LANES or found["gbit_per_lane"] < THUNDERBOLT_GBIT
+    ]
+
+
 def _small_packets(seen: Seen) -> Found:
     return [
         (name, {"interface": link["interface"], "index": index})
         for name, host in seen.plan["hosts"].items()
         for index, link in enumerate(host["links"])
-        if str(link.get("interface") or "").startswith("thunderbolt")
-        and link.get("manage")
-        and (link.get("mtu") or DEFAULT_MTU) <= DEFAULT_MTU
+        if _by_thunderbolt(link) and link.get("manage") and (link.get("mtu") or DEFAULT_MTU) <= DEFAULT_MTU
     ]
 
 
@@ -404,6 +418,14 @@ ADVISORIES = (
         _small_packets,
         "llama_links[{index}] of {host} manages {interface} with packets of 1500 bytes, which is slow on Thunderbolt.",
         "Set mtu of that link on both ends, up to 65522.",
+        "https://docs.kernel.org/admin-guide/thunderbolt.html",
+    ),
+    Advisory(
+        "thunderbolt-lanes",
+        "warning",
+        _narrow_thunderbolt,
+        "{device} of {host}, its connection by Thunderbolt to another host, runs with {lanes} of 2 lanes, {gbit} of 20 Gbit/s each.",
+        "Use a cable for 40 Gbit/s and ports of {host} and its peer that have it, then look at {device} in /sys/bus/thunderbolt/devices.",
         "https://docs.kernel.org/admin-guide/thunderbolt.html",
     ),
     Advisory(

@@ -221,3 +221,18 @@ def accelerators(memory: int, root: Path = ROOT, ask: Ask = output) -> list[dict
     from_nvidia = nvidia(ask(NVIDIA_QUERY), memory) or nvidia_without_tools(root)
     from_amd = amd(root)
     return [*from_nvidia, *from_amd.values(), *vulkan(root, memory, from_nvidia, from_amd)]
+
+
+def thunderbolt(root: Path = ROOT) -> list[dict]:
+    """Connections by Thunderbolt or USB4 to other hosts: ``device``, and of the worse direction ``lanes`` and ``gbit_per_lane``."""
+    found = []
+    for device in sorted(root.glob("sys/bus/thunderbolt/devices/*")):
+        if "DEVTYPE=thunderbolt_xdomain" not in text_of(device / "uevent").split():
+            continue
+        lanes = re.findall(r"\d+", text_of(device / "rx_lanes") + text_of(device / "tx_lanes"))
+        speeds = re.findall(r"\d+(?:\.\d+)?", text_of(device / "rx_speed") + text_of(device / "tx_speed"))
+        if lanes and speeds:
+            found.append(
+                {"device": device.name, "lanes": min(map(int, lanes)), "gbit_per_lane": min(map(float, speeds))}
+            )
+    return found

@@ -268,6 +268,7 @@ def facts(wanted_scope: str, catalogue: dict | None = None) -> dict:
         "firewall": firewall.active_manager() if manager == "systemd" else None,
         "kernel": platform.release(),
         "firmware": firmware(devices, distributed["family"]),
+        "thunderbolt": hardware.thunderbolt(),
         "measured": measured_links(place["prefix"]),
         "kept": kept_facts(place["prefix"]),
         "defined": defined_services(place["units"]),

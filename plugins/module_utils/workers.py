@@ -54,7 +54,7 @@ DECLARED = {
 }
 """What is taken for granted of a host that is only declared: a Linux host with systemd and every toolchain, wherever that is."""
 
-PLANNED_FROM = {*DECLARED, "device_groups", "firewall", "kernel", "firmware"}
+PLANNED_FROM = {*DECLARED, "device_groups", "firewall", "kernel", "firmware", "thunderbolt"}
 """Facts that a plan depends on."""
 
 

@@ -132,6 +132,10 @@ def thunderbolt(**link):
     return {"llama_links": [{"interface": "thunderbolt0", "address": "198.51.100.2/30", "manage": True, **link}]}
 
 
+def wire(lanes=2, gbit=20.0):
+    return {"device": "0-1", "lanes": lanes, "gbit_per_lane": gbit}
+
+
 def mac(cluster):
     cluster.hosts["worker1"]["facts"].update(system="Darwin", service_manager="launchd")
     cluster.hosts["head"]["variables"]["llama_accept_advisories"] = ["unprotected-worker", "rpc-remote-code-execution"]
@@ -233,6 +237,12 @@ CASES = [
         lambda: cluster_of(1, **thunderbolt()),
         everywhere(lambda host: host["variables"].update(thunderbolt(mtu=65520))),
         ["llama_links[0] of head", "thunderbolt0", "mtu"],
+    ),
+    (
+        "thunderbolt-lanes",
+        lambda: cluster_of(1, {"thunderbolt": [wire(lanes=1)]}, **thunderbolt(mtu=65520)),
+        being("worker1", thunderbolt=[wire()]),
+        ["0-1 of worker1", "1 of 2 lanes, 20 of 20 Gbit/s", "cable"],
     ),
     (
         "graphics-memory-limit",
@@ -339,6 +349,7 @@ HEALTHY = {
     "a mac and no wide tensor": lambda: mac(with_model(cluster_of(build=6110), largest_tensor_bytes=1 << 30)),
     "a router without workers": lambda: cluster_of(0, llama_server_extra_args=["--models-preset", "/srv/models.ini"]),
     "Thunderbolt that somebody else sets up": lambda: cluster_of(1, **thunderbolt(manage=False)),
+    "a slow dock where Thunderbolt is no link": lambda: cluster_of(1, {"thunderbolt": [wire(1, 10.0)]}),
     "a kernel of which nothing is known": lambda: with_model(cluster_of(1, {**strix_halo(), "kernel": None})),
 }
 

@@ -126,3 +126,21 @@ def test_a_processor_of_which_nothing_is_told(tmp_path, monkeypatch):
     machine = Machine("constructed/gb10", tmp_path).settle(monkeypatch)
     found = hardware.cpu(tmp_path, machine.ask)
     assert found["model"] == "aarch64"
+
+
+def test_connections_by_thunderbolt_to_other_hosts(tmp_path):
+    """On paper, after the kernel's ABI: a router (a dock) and connections to two hosts, one of which lost a lane in one direction."""
+    devices = tmp_path / "sys/bus/thunderbolt/devices"
+    for name, kind, lanes in (("0-0", "device", "2"), ("0-1", "xdomain", "1"), ("0-3", "xdomain", "2")):
+        folder = devices / name
+        folder.mkdir(parents=True)
+        (folder / "uevent").write_text(f"DEVTYPE=thunderbolt_{kind}\n")
+        for direction, count in (("rx", lanes), ("tx", "2")):
+            (folder / f"{direction}_lanes").write_text(f"{count}\n")
+            (folder / f"{direction}_speed").write_text("20.0 Gb/s\n")
+    (devices / "0-5").mkdir()
+    (devices / "0-5" / "uevent").write_text("DEVTYPE=thunderbolt_xdomain\n")
+    assert hardware.thunderbolt(tmp_path) == [
+        {"device": "0-1", "lanes": 1, "gbit_per_lane": 20.0},
+        {"device": "0-3", "lanes": 2, "gbit_per_lane": 20.0},
+    ]
