@@ -56,6 +56,11 @@ class Seen(NamedTuple):
         return self.plan["release"]["generation"]
 
     @property
+    def mainline(self) -> bool:
+        """Whether the release that serves is llama.cpp, by whose build numbers traps are known."""
+        return not self.plan["release"].get("fork")
+
+    @property
     def variables(self) -> dict:
         """Those of the head, where server and model are described."""
         return self.hosts[self.plan["head"]["host"]]["variables"]
@@ -173,7 +178,7 @@ def _wide_tensor(seen: Seen) -> Found:
     remote = {device.host for device in seen.used if device.endpoint}
     concerned = sorted(remote | ({seen.plan["head"]["host"]} if remote else set()))
     mac = [name for name in concerned if seen.hosts[name]["facts"]["system"] == "Darwin"]
-    if seen.generation >= CHUNKED_SENDS or largest < LARGEST_SEND or not mac:
+    if not seen.mainline or seen.generation >= CHUNKED_SENDS or largest < LARGEST_SEND or not mac:
         return []
     return [(mac[0], {"build": seen.generation, "mib": largest // MIB, "first": CHUNKED_SENDS})]
 
@@ -181,23 +186,25 @@ def _wide_tensor(seen: Seen) -> Found:
 def _three_endpoints(seen: Seen) -> Found:
     endpoints = [device.endpoint for device in seen.used if device.endpoint]
     first, last = THREE_ENDPOINTS_HANG
-    if len(endpoints) < 3 or not first <= seen.generation <= last:
+    if not seen.mainline or len(endpoints) < 3 or not first <= seen.generation <= last:
         return []
     return [(None, {"count": len(endpoints), "build": seen.generation, "first": first, "last": last})]
 
 
 def _garbage(seen: Seen) -> Found:
     first, last = RDNA35_GARBAGE
+    if not seen.mainline or not first <= seen.generation <= last:
+        return []
     return [
         (device.host, {"device": device.name, "architecture": device.architecture, "build": seen.generation})
         for device in seen.used
-        if device.backend == "hip" and device.architecture in RDNA35 and first <= seen.generation <= last
+        if device.backend == "hip" and device.architecture in RDNA35
     ]
 
 
 def _cache_kernels(seen: Seen) -> Found:
     kinds = seen.variables["llama_server_cache_type_k"], seen.variables["llama_server_cache_type_v"]
-    if not backends.needs_all_quants(*kinds):
+    if not seen.mainline or not backends.needs_all_quants(*kinds):
         return []
     found = []
     for name in dict.fromkeys(device.host for device in seen.used if device.backend in ("cuda", "hip")):
