@@ -27,6 +27,7 @@ whole inventory. Those of the server and the model are read from the head.
 | `llama_cluster` | group | the cluster's hosts |
 | `llama_cluster_group` | `-e` | name of that group, for inventories with several clusters |
 | `llama_plan_path`, `llama_verify_path` | `-e` | files on the controller for plan and report as JSON |
+| `llama_plan_html_path` | `-e` | file on the controller for the page of `playbooks/plan.yml` as HTML |
 """
 
 

@@ -23,7 +23,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils import (
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils import host as host_module
 from ansible_collections.llamacpp.cluster.plugins.module_utils.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions, inventory, sources
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions, html_page, inventory, sources
 
 display = Display()
 
@@ -62,6 +62,13 @@ def keep_facts(plan: dict, hosts: dict) -> str:
     return text
 
 
+def show(plan: dict, changed: list[str] | None, html: str | None) -> None:
+    """On the screen, and where a path is given in a file."""
+    display.display(report.plan_page(plan, changed))
+    if html:
+        Path(html).write_text(html_page.page(plan, changed))
+
+
 RELEASES = ["llama_release", *(f"llama_release_{backend}" for backend in backends.BACKENDS)]
 
 
@@ -77,11 +84,12 @@ class ActionModule(ActionBase):
                 "path": {"type": "path"},
                 "staging": {"type": "bool", "default": False},
                 "page": {"type": "bool", "default": False},
+                "html": {"type": "path"},
                 "shown": {"type": "dict"},
             }
         )
         if arguments["shown"]:
-            return self._show(arguments["shown"], task_vars["hostvars"])
+            return self._show(arguments["shown"], arguments["html"], task_vars["hostvars"])
         cluster, hosts = inventory.hosts(task_vars)
         for host in hosts.values():
             host["facts"] = workers.known(host["facts"], host["variables"]["llama_hardware"])
@@ -100,8 +108,8 @@ class ActionModule(ActionBase):
         if arguments["path"]:
             Path(arguments["path"]).write_text(json.dumps(plan, indent=2) + "\n")
         if arguments["page"]:
-            if plan["refused"] and "hosts" in plan:
-                display.display(report.plan_page(plan))
+            if plan["refused"]:
+                show(plan, None, arguments["html"])
         elif not plan["refused"]:
             display.display(report.plan_table(plan))
         for advisory in [] if arguments["page"] else plan.get("advisories", []):
@@ -121,7 +129,7 @@ class ActionModule(ActionBase):
             "facts_to_keep": kept,
         }
 
-    def _show(self, plan, hostvars):
+    def _show(self, plan, html, hostvars):
         """Shows a plan that was made before, and what it would change on the hosts that were compared with it since."""
         compared = {name: hostvars[name].get("llama_compared") or {} for name in plan["hosts"]}
         drifts = {name: found["drift"] for name, found in compared.items() if "drift" in found and not found.get("msg")}
@@ -133,7 +141,7 @@ class ActionModule(ActionBase):
             if name not in drifts
         }
         changes = planning.changes(plan, {**dict.fromkeys(plan["hosts"]), **drifts})
-        display.display(report.plan_page(plan, report.changes_of(plan, changes, drifts, unasked)))
+        show(plan, report.changes_of(plan, changes, drifts, unasked), html)
         return {"changed": False, "changes": changes}
 
     def _look_up_release(self, hosts, task_vars):

@@ -152,7 +152,7 @@ def _vulkan_memory(seen: Seen) -> Found:
         return [
             (device.host, {"device": device.name, "limit": device.visible_mib, "told": f"is to hold {share} MiB"})
             for device in seen.used
-            for share in [round(device.total_mib)]
+            for share in [round(device.held_mib)]
             if share > device.visible_mib
         ]
     return [
@@ -365,8 +365,8 @@ ADVISORIES = (
         _vulkan_memory,
         "{device} of {host} {told}, and Mesa's Vulkan driver shows {limit} MiB, two thirds of the memory that it shares with the "
         "processor, as the device's own: larger shares were seen to end with out of memory while loading.",
-        "Serve with HIP (llama_backend: hip), add workers, or set radv_enable_unified_heap_on_apu: 'true' in the environment of the "
-        "endpoint in llama_worker_endpoints.",
+        "Serve with HIP (llama_backend: hip), use more workers (llama_placement: all), or set radv_enable_unified_heap_on_apu: 'true' in the "
+        "environment of the endpoint in llama_worker_endpoints.",
         THREAD.format(28571),
     ),
     Advisory(

@@ -18,7 +18,7 @@ OTHER_DRIVERS = ("Intel", "NVIDIA")
 
 
 class Device(NamedTuple):
-    """A device with layers. ``endpoint`` is empty where llama-server drives it itself; sizes are in MiB."""
+    """A device with layers. ``endpoint`` is empty where llama-server drives it itself; sizes are in MiB, ``held_mib`` is weights and KV cache."""
 
     host: str
     name: str
@@ -27,7 +27,7 @@ class Device(NamedTuple):
     architecture: str
     unified: bool
     weights_mib: float
-    total_mib: float
+    held_mib: float
     visible_mib: int
     host_memory_mib: int
 
@@ -93,7 +93,7 @@ def used(placement: list[dict], planned: dict, hosts: dict, environment: dict[st
                 accelerator["architecture"] if accelerator else "",
                 bool(accelerator and accelerator["unified"]),
                 entry["weights_mib"],
-                entry["total_mib"],
+                entry["weights_mib"] + entry["kv_mib"],
                 visible_mib(backend, accelerator, own) if accelerator else facts["memory_mib"],
                 facts["memory_mib"],
             )

@@ -178,7 +178,7 @@ def summarize(path: str) -> dict:
 
     :returns: ``architecture``, ``name``, ``layers``, ``width``, ``heads``, ``kv_heads``, ``key_dimension``,
         ``value_dimension``, ``context``, ``vocabulary`` and, in bytes, ``layer_bytes`` (a list), ``input_bytes`` (the token
-        embedding, which stays on the head) and ``output_bytes`` (on the device of the last layer).
+        embedding, which stays on the head), ``output_bytes`` (on the device of the last layer) and ``largest_tensor_bytes``.
     :raises GGUFError: the file cannot be served; the message ends a sentence that begins with its path.
     :raises OSError: it cannot be read.
     """
@@ -226,4 +226,5 @@ def summarize(path: str) -> dict:
         "layer_bytes": layer_bytes,
         "input_bytes": input_bytes,
         "output_bytes": output_bytes,
+        "largest_tensor_bytes": max(tensors.values(), default=0),
     }

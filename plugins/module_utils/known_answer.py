@@ -89,6 +89,7 @@ def summary(layers: int, width: int, kind: str) -> dict:
         "layer_bytes": [_bytes(7 * width * width, kind) + 2 * norm] * layers,
         "input_bytes": _bytes(width * vocabulary, kind),
         "output_bytes": _bytes(width * vocabulary, kind) + norm,
+        "largest_tensor_bytes": _bytes(width * max(width, vocabulary), kind),
     }
 
 

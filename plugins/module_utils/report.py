@@ -156,16 +156,25 @@ def _commands(plan: dict) -> list[str]:
     ]
 
 
-def _firewall(plan: dict) -> list[str]:
+CLOSED_BY = {
+    "systemd": "systemd's unit; no firewall is active",
+    "systemd_user": "nothing of ours",
+    "launchd": "nothing of ours",
+    "supervisor": "nothing of ours",
+}
+"""Service manager → what closes a worker's port to others where no firewall is active."""
+
+
+def _ports(plan: dict) -> list[str]:
     lines = []
     for name, host in plan["hosts"].items():
-        manager = host["firewall_manager"] or "no firewall is active, systemd closes them"
-        if host["service_manager"] != "systemd":
-            manager = "not closed by us"
+        ports: dict[tuple, list[str]] = {}
         for rule in host["firewall"]:
-            lines.append(
-                f"  {name}  {rule['address']}:{rule['port']}/{rule['protocol']} for {', '.join(rule['sources'])} only ({manager})"
-            )
+            ports.setdefault((rule["address"], tuple(rule["sources"])), []).append(str(rule["port"]))
+        closed_by = host["firewall_manager"] or CLOSED_BY[host["service_manager"]]
+        for (address, sources), numbers in ports.items():
+            told = f"{name}  {address}: {', '.join(numbers)} for {', '.join(sources)}; closed to others by {closed_by}"
+            lines += _wrapped("  ", told)
     return lines or ["  none: the workers listen on loopback only"]
 
 
@@ -223,28 +232,45 @@ def changes_of(plan: dict, changes: dict | None, drifts: dict[str, dict], unaske
     return lines
 
 
+def plan_parts(plan: dict, changed: list[str] | None = None) -> dict[str, list[str]]:
+    """Title → lines of each part of the page that has something to tell.
+
+    :param changed: of changes_of; None leaves that part out.
+    """
+    refused = {"Refused": [line for reason in plan["reasons"] for line in _wrapped("  ", reason)]}
+    if "hosts" not in plan:
+        return refused
+    parts = {
+        "Topology": _topology(plan),
+        "Memory": _memory(plan) if plan["placement"] else [],
+        "Commands": _commands(plan),
+        "Open ports": _ports(plan),
+        "Advisories": _advisories(plan),
+        "What the network adds": _network(plan),
+        "What site.yml would change": changed or [],
+        **refused,
+    }
+    return {title: lines for title, lines in parts.items() if lines}
+
+
+def plan_title(plan: dict) -> list[str]:
+    if "hosts" not in plan:
+        return [f"  {plan['cluster']} has no plan"]
+    release = plan["release"]
+    return [
+        *_wrapped("  ", f"{plan['cluster']} serves {plan['model']['name']}"),
+        f"  with {release['ref']}, RPC protocol {release['protocol'] or 'of a version that is not known here'}",
+    ]
+
+
 def plan_page(plan: dict, changed: list[str] | None = None) -> str:
     """The whole plan for a person, at most WIDTH columns wide where names allow.
 
     :param changed: of changes_of; None leaves that part out.
     """
-    release = plan["release"]
-    lines = [
-        *_wrapped("  ", f"{plan['cluster']} serves {plan['model']['name']}"),
-        f"  with {release['ref']}, RPC protocol {release['protocol'] or 'of a version that is not known here'}",
-    ]
-    parts = {
-        "Topology": _topology(plan),
-        "Memory": _memory(plan) if plan["placement"] else [],
-        "Commands": _commands(plan),
-        "Open ports": _firewall(plan),
-        "Advisories": _advisories(plan),
-        "What the network adds": _network(plan),
-        "What site.yml would change": changed or [],
-    }
-    for title, part in parts.items():
-        if part:
-            lines += ["", title, *part]
+    lines = plan_title(plan)
+    for title, part in plan_parts(plan, changed).items():
+        lines += ["", title, *part]
     return "\n".join(["", *lines, ""])
 
 

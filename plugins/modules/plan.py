@@ -38,6 +38,9 @@ options:
       - A plan that is not refused is left for a later call with O(shown), when the hosts have been compared with it.
     type: bool
     default: false
+  html:
+    description: File on the controller for the page as HTML. It needs nothing else to be read.
+    type: path
   shown:
     description:
       - A plan that was made before. It is shown as a page, with what an apply would change on each host; nothing is planned.

@@ -1,9 +1,11 @@
 """The page that shows a plan to a person."""
 
 import copy
+from html.parser import HTMLParser
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils import planning, report
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import html_page
 from conftest import Cluster, known_answer_of
 from test_advisories import strix_halos
 from test_planning import drifts
@@ -65,7 +67,7 @@ def test_the_page_of_a_cluster():
         "strix0  llamacpp-server",
         "-H 192.168.128.12",
         "-dio",
-        "192.168.128.12:50052/tcp for 192.0.2.11 only",
+        "strix1  192.168.128.12: 50052, 50152 for 192.0.2.11; closed to others by systemd's unit",
         "Advisories\n  none",
         "about 0.74 ms for each token",
     ):
@@ -91,6 +93,18 @@ def test_the_page_tells_advisories_with_their_remedy_and_what_is_not_used(pair):
     assert "declared and not used: worker2 CPU 192.0.2.12:50052" in text
     pair.hosts["head"]["variables"]["llama_accept_advisories"] = ["open-server"]
     assert "error, accepted: open-server" in report.plan_page(pair.plan())
+
+
+@pytest.mark.parametrize(
+    "facts, said",
+    [
+        ({"firewall": "nftables"}, "closed to others by nftables"),
+        ({"service_manager": "supervisor"}, "closed to others by nothing of ours"),
+    ],
+)
+def test_who_closes_a_port(pair, facts, said):
+    pair.hosts["worker1"]["facts"].update(facts)
+    assert said in " ".join(report.plan_page(pair.plan()).split())
 
 
 def test_a_plan_that_does_not_fit_has_a_page(pair, big_model):
@@ -137,3 +151,47 @@ def test_where_all_is_as_planned(pair):
     running = copy.deepcopy(drifts(plan))
     running["head"]["running_releases"] = [plan["hosts"]["head"]["builds"][0]["id"]]
     assert "- runs" not in changed(plan, running)
+
+
+class Tags(HTMLParser):
+    """What is opened in a page, and what it refers to."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.opened, self.references = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.opened.append(tag)
+        self.references += [value for name, value in attributes if name in ("src", "href")]
+
+
+def test_the_page_as_html(pair):
+    plan = pair.plan()
+    text = html_page.page(plan, ["  worker1  <was not> compared"])
+    found = Tags(text)
+    assert found.references == []
+    assert found.opened.count("tr") == 1 + len(plan["placement"])
+    assert "&lt;was not&gt; compared" in text
+    for part in ("RPC0[192.0.2.11:50052]", "What the network adds", "llama-server", "Advisories"):
+        assert part in text
+    assert "Refused" not in text
+
+
+def test_the_page_of_a_refused_plan_as_html_says_why(pair):
+    pair.hosts["head"]["variables"].update(llama_server_host="192.0.2.10")
+    plan = pair.plan()
+    plan["model"]["name"] = "<script>"
+    text = html_page.page(plan)
+    assert "<h2 class=refused>Refused</h2>" in text
+    assert "script" not in Tags(text).opened
+    assert "add open-server to llama_accept_advisories" in " ".join(text.split())
+
+
+def test_bad_input_has_a_page_too(pair):
+    pair.hosts["head"]["variables"]["llama_release"] = "newest"
+    plan = pair.plan()
+    for text in (report.plan_page(plan), html_page.page(plan)):
+        assert "test has no plan" in text
+        assert "llama_release is" in text
+        assert "newest" in text
