@@ -34,6 +34,8 @@ FAULTY_FIRMWARE = "20251125"
 DEFAULT_MTU = 1500
 THUNDERBOLT_LANES, THUNDERBOLT_GBIT = 2, 20
 """Lanes, and Gbit/s of each, of a connection between hosts with USB4 or Thunderbolt 3 and newer."""
+VULKAN_MEMORY = "vulkan-shared-memory"
+"""Where it is accepted, devices lend more than their driver shows as their own."""
 OLLAMA_ARCHITECTURES = ("deepseekocr", "glm4moelite", "glmocr", "gptoss", "mllama", "nemotron_h_omni", "qwen25vl")
 """Architectures in files of Ollama that upstream names otherwise or does not have."""
 ROUTER_OPTIONS = ("--models-preset", "--models-dir")
@@ -360,7 +362,7 @@ ADVISORIES = (
         "https://github.com/lhl/strix-halo-testing",
     ),
     Advisory(
-        "vulkan-shared-memory",
+        VULKAN_MEMORY,
         "error",
         _vulkan_memory,
         "{device} of {host} {told}, and Mesa's Vulkan driver shows {limit} MiB, two thirds of the memory that it shares with the "

@@ -90,6 +90,9 @@ def _make(cluster: str, hosts: dict, model_found: dict, catalogue: dict, runtime
             )
     wanted = releases.of_backends(variables, hosts)
     hosts = {name: _equipped(name, host, head_name, catalogue, wanted) for name, host in hosts.items()}
+    if advisories.VULKAN_MEMORY not in variables["llama_accept_advisories"]:
+        for host in hosts.values():
+            _lend_what_is_visible(host)
     for backend, release in wanted.items():
         releases.one_architecture(backend, release, hosts)
     head = hosts[head_name]
@@ -251,6 +254,15 @@ def _equipped(name: str, host: dict, head_name: str, catalogue: dict, wanted: di
     }
     equipped["workers"] = workers.workers_of(name, equipped, head_name) if "worker" in host["groups"] else []
     return equipped
+
+
+def _lend_what_is_visible(host: dict) -> None:
+    """Bounds the capacity of workers by what the driver shows as the device's own."""
+    for worker in host["workers"]:
+        accelerator = devices.accelerator_of(host["facts"], worker["device"])
+        if accelerator:
+            visible = devices.visible_mib(worker["backend"], accelerator, worker["environment"])
+            worker["capacity_mib"] = min(worker["capacity_mib"], visible)
 
 
 def _no_endpoint_twice(hosts: dict) -> None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils import backends, capabilities, devices
+from ansible_collections.llamacpp.cluster.plugins.module_utils import backends, capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.refusal import Refusal
 
 FIRST_PORT = 50052
@@ -273,9 +273,6 @@ def workers_of(name: str, host: dict, head: str) -> list[dict]:
     for worker in found:
         sharing = sum(other["shared"] for other in found if other["build"] == worker["build"])
         usable = worker["memory_mib"] - reserve_mib(worker["memory_mib"], worker["shared"])
-        accelerator = devices.accelerator_of(host["facts"], worker["device"])
-        if accelerator:
-            usable = min(usable, devices.visible_mib(worker["backend"], accelerator, worker["environment"]))
         worker["capacity_mib"] = worker["declared_mib"] or max(0, usable // (sharing if worker["shared"] else 1))
         if worker["backend"] == "cpu" and worker["threads"] is None:
             worker["threads"] = max(1, host["facts"]["cpu"]["cores"] // cpu_workers)

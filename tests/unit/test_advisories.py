@@ -189,12 +189,9 @@ CASES = [
     ),
     (
         "vulkan-shared-memory",
-        lambda: strix_halos(1, 90, "vulkan", llama_worker_endpoints=[{"memory_mib": 112000}]),
-        setting(
-            "strix0",
-            llama_worker_endpoints=[{"memory_mib": 112000, "environment": {"radv_enable_unified_heap_on_apu": "true"}}],
-        ),
-        ["Vulkan0 of strix0 is to hold", "84650", "llama_backend: hip"],
+        lambda: strix_halos(1, 90, "vulkan"),
+        setting("strix0", llama_worker_endpoints=[{"environment": {"radv_enable_unified_heap_on_apu": "true"}}]),
+        ["Vulkan0 of strix0 has 126976 MiB, and the model does not fit", "84650", "llama_backend: hip"],
     ),
     (
         "wide-tensor-send",
@@ -364,6 +361,23 @@ def test_a_healthy_plan_meets_none(name):
     plan = HEALTHY[name]().plan()
     assert ids(plan) == set()
     assert not plan["refused"], plan["reasons"]
+
+
+@pytest.mark.parametrize("gib", [61, 205, 211, 226])
+def test_models_are_spread_so_that_no_vulkan_device_holds_more_than_it_shows(gib):
+    """Sizes from the notes, on hosts that declare 112000 MiB each as there."""
+    plan = strix_halos(4, gib, "vulkan", llama_worker_endpoints=[{"memory_mib": 112000}]).plan()
+    assert not plan["refused"]
+    assert max(entry["total_mib"] for entry in plan["placement"]) < 126976 * 2 / 3
+
+
+def test_who_accepts_it_gets_more_onto_a_vulkan_device_than_it_shows():
+    cluster = strix_halos(4, 376.65, "vulkan")
+    cluster.hosts["strix0"]["variables"]["llama_accept_advisories"] = ["vulkan-shared-memory"]
+    plan = cluster.plan()
+    assert not plan["refused"]
+    assert {advisory["host"] for advisory in plan["advisories"]} == {f"strix{index}" for index in range(4)}
+    assert "is to hold" in plan["advisories"][0]["message"]
 
 
 def test_a_model_that_only_hip_can_hold_is_refused_with_vulkan():
