@@ -8,7 +8,6 @@ from conftest import Cluster, known_answer_of
 
 GIB = 1 << 30
 TREE = {"source": "archive", "path": "/tmp/x.tar.gz", "checksum": "sha256:" + "b" * 64}
-BINARY = {**TREE, "source": "binary"}
 TOOLS = {
     "cmake": "3.31",
     "ninja": "1.12",
@@ -128,8 +127,18 @@ def quantised_by_head_without_graphics(source, build=9900):
     return cluster
 
 
-def thunderbolt(**link):
-    return {"llama_links": [{"interface": "thunderbolt0", "address": "198.51.100.2/30", "manage": True, **link}]}
+def by_thunderbolt(facts=None, **link):
+    """A head and a worker that are joined by a cable; the worker has these facts."""
+    cluster = cluster_of(1, facts)
+    for name, address in (("head", "198.51.100.1/30"), ("worker1", "198.51.100.2/30")):
+        own = {"interface": "thunderbolt0", "address": address, "manage": True, **link}
+        cluster.hosts[name]["variables"]["llama_links"] = [own]
+    return cluster
+
+
+def mtu_set(cluster):
+    for host in cluster.hosts.values():
+        host["variables"]["llama_links"][0]["mtu"] = 65520
 
 
 def wire(lanes=2, gbit=20.0):
@@ -231,13 +240,13 @@ CASES = [
     ),
     (
         "thunderbolt-mtu",
-        lambda: cluster_of(1, **thunderbolt()),
-        everywhere(lambda host: host["variables"].update(thunderbolt(mtu=65520))),
+        by_thunderbolt,
+        mtu_set,
         ["llama_links[0] of head", "thunderbolt0", "mtu"],
     ),
     (
         "thunderbolt-lanes",
-        lambda: cluster_of(1, {"thunderbolt": [wire(lanes=1)]}, **thunderbolt(mtu=65520)),
+        lambda: by_thunderbolt({"thunderbolt": [wire(lanes=1)]}, mtu=65520),
         being("worker1", thunderbolt=[wire()]),
         ["0-1 of worker1", "1 of 2 lanes, 20 of 20 Gbit/s", "cable"],
     ),
@@ -345,7 +354,7 @@ HEALTHY = {
     ),
     "a mac and no wide tensor": lambda: mac(with_model(cluster_of(build=6110), largest_tensor_bytes=1 << 30)),
     "a router without workers": lambda: cluster_of(0, llama_server_extra_args=["--models-preset", "/srv/models.ini"]),
-    "Thunderbolt that somebody else sets up": lambda: cluster_of(1, **thunderbolt(manage=False)),
+    "Thunderbolt that somebody else sets up": lambda: by_thunderbolt(manage=False),
     "a slow dock where Thunderbolt is no link": lambda: cluster_of(1, {"thunderbolt": [wire(1, 10.0)]}),
     "a kernel of which nothing is known": lambda: with_model(cluster_of(1, {**strix_halo(), "kernel": None})),
 }
