@@ -154,6 +154,28 @@ def service_state(service: dict, running: dict[int, list[str]]) -> dict:
     }
 
 
+PORTS = {
+    ("worker", False): "as port in llama_worker_endpoints",
+    ("worker", True): "as staging_port in llama_worker_endpoints",
+    ("head", False): "in llama_server_port",
+    ("head", True): "in llama_server_staging_port",
+}
+"""Kind of a service, and whether it is temporary → where its port is given."""
+
+
+def taken_ports(planned: dict, services: dict) -> str | None:
+    """What is in the way where something else has the port of a planned service, as a sentence, or None.
+
+    :param services: name → state, of service_state.
+    """
+    lacking = [service for service in planned["services"] if services[service["name"]]["state"] == "foreign"]
+    if not lacking:
+        return None
+    where = dict.fromkeys(PORTS[service["kind"], service["temporary"]] for service in lacking)
+    taken = " and ".join(f"{service['listens']}, on which {service['name']} is to listen" for service in lacking)
+    return f"Something else already uses {taken}: stop it, or give another one {' and '.join(where)}."
+
+
 def _accounts(planned: list[dict]) -> list[str]:
     found = []
     for account in planned:

@@ -136,6 +136,24 @@ def test_a_port_that_something_else_has(installation):
         assert judged(prefix, service(program, other.getsockname()[1]))["state"] == "foreign"
 
 
+@pytest.mark.parametrize(
+    "kind, temporary, variable",
+    [
+        ("worker", False, "as port in llama_worker_endpoints"),
+        ("worker", True, "as staging_port in llama_worker_endpoints"),
+        ("head", False, "in llama_server_port"),
+        ("head", True, "in llama_server_staging_port"),
+    ],
+)
+def test_a_port_that_something_else_has_is_told_with_its_variable(kind, temporary, variable):
+    one = {"name": "llamacpp-x", "kind": kind, "temporary": temporary, "listens": "127.0.0.1:1"}
+    assert state.taken_ports({"services": [one]}, {"llamacpp-x": {"state": "foreign"}}) == (
+        "Something else already uses 127.0.0.1:1, on which llamacpp-x is to listen: "
+        f"stop it, or give another one {variable}."
+    )
+    assert state.taken_ports({"services": [one]}, {"llamacpp-x": {"state": "stopped"}}) is None
+
+
 def test_addresses_of_a_listener():
     with socket.create_server(("0.0.0.0", 0)) as everywhere:
         assert state.listening_addresses(everywhere.getsockname()[1]) == ["0.0.0.0"]
