@@ -199,6 +199,20 @@ def _devices(host: dict) -> list[dict]:
     return [*found, own]
 
 
+def _no_device(where: str, name: str, backend: str, built: list[str], offered: list[dict]) -> Refusal:
+    """An endpoint that gives a backend alone, of which no device is left."""
+    lent = [device["device"] for device in offered if device["backend"] == backend]
+    if lent:
+        return Refusal(
+            f"{where} has the backend {backend!r}, and endpoints before it lend all devices of it ({', '.join(lent)}): take it out, or declare "
+            "further devices in llama_hardware"
+        )
+    return Refusal(
+        f"{where} has the backend {backend!r}, and llama.cpp is built there for {', '.join(built)}: use one of these, or name it in "
+        f"llama_backend of {name}"
+    )
+
+
 def workers_of(name: str, host: dict, head: str) -> list[dict]:
     """The declared workers of one host with everything but their place in the model."""
     offered = _devices(host)
@@ -214,6 +228,8 @@ def workers_of(name: str, host: dict, head: str) -> list[dict]:
             if device["device"] not in {worker["device"] for worker in found}
             and endpoint.get("backend") in (None, device["backend"])
         ]
+        if not free and not endpoint.get("device") and endpoint.get("backend") not in (None, "cpu"):
+            raise _no_device(where, name, endpoint["backend"], host["backends"], offered)
         device_name = endpoint.get("device") or (free or offered[-1:])[0]["device"]
         device = next((device for device in offered if device["device"] == device_name), None)
         if device is None:

@@ -235,7 +235,14 @@ PYPI = {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "a" * 64}
         ({"llama_backend": "cudaa"}, ["llama_backend of here is 'cudaa'", "vulkan"]),
         ({"llama_backend": "cuda"}, ["llama_backend of here is cuda", "no such device", "llama_hardware"]),
         ({"llama_worker_endpoints": [{"device": "CUDA0"}]}, ["llama_worker_endpoints[0] of here", "'CUDA0'", "CPU"]),
-        ({"llama_worker_endpoints": [{"backend": "hip"}]}, ["llama_worker_endpoints[0] of here", "'hip'", "leave"]),
+        (
+            {"llama_worker_endpoints": [{"backend": "hip"}]},
+            ["llama_worker_endpoints[0] of here", "'hip'", "built there for cpu", "llama_backend of here"],
+        ),
+        (
+            {"llama_worker_endpoints": [{"backend": "hip", "device": "CPU"}]},
+            ["llama_worker_endpoints[0] of here", "'hip'", "device CPU", "leave one of the two out"],
+        ),
         ({"llama_worker_endpoints": [{"port": 99999}]}, ["llama_worker_endpoints[0] of here", "99999", "65535"]),
         (
             {"llama_worker_endpoints": [{"port": 50052}, {"port": 50052}]},
@@ -341,6 +348,22 @@ def test_two_workers_on_one_accelerator():
         llama_worker_endpoints=[{"device": "CUDA0", "name": "a"}, {"device": "CUDA0", "name": "b"}],
     )
     assert "CUDA0 a second time" in cluster.reason()
+
+
+def test_more_workers_of_a_backend_than_it_has_devices():
+    cluster = Cluster().add(
+        "here",
+        "head",
+        "worker",
+        facts=CUDA,
+        llama_model_known_answer={},
+        llama_worker_endpoints=[{"backend": "cuda"}] * 3,
+    )
+    reason = cluster.reason()
+    assert reason.startswith(
+        "llama_worker_endpoints[2] of here has the backend 'cuda', and endpoints before it lend all"
+    )
+    assert "(CUDA0, CUDA1): take it out" in reason
 
 
 def test_a_model_that_does_not_fit_says_how_much_is_missing_where(pair, big_model):
