@@ -36,6 +36,8 @@ NEVER_USED = (0, 0)
 """Time of a release's folder until it is put to use: then it is the time of that."""
 FULL_BYTES = 1 << 20
 """A disk with less room is full: not every program says so when it could not write."""
+LINK_LEADS_OUT = "Cannot hard link to|Hard-link target '.*' does not exist"
+"""What GNU's and BSD's tar say of a hard link to something that was not unpacked."""
 STEP_LINES = r"^(\[[0-9]+/[0-9]+\]|== )"
 """Lines of a build's log that tell how far it is, as an expression for grep -E: ninja's and our own."""
 
@@ -277,7 +279,9 @@ class Builder(Installer):
         return process.returncode, said
 
     def _run(self, step: str, argv: list[str]) -> None:
-        status, said = self._logged(step, argv)
+        self._succeeded(step, *self._logged(step, argv))
+
+    def _succeeded(self, step: str, status: int, said: list[str]) -> None:
         if status:
             raise BuildError(
                 f"{step} failed with status {status}. Log: {self.log}, which ends in:\n"
@@ -331,7 +335,7 @@ class Builder(Installer):
         depth = len(Path(member).parts) if member else 1
         self._run("clean", ["rm", "-rf", "source"])
         self._run("clean", ["mkdir", "source"])
-        self._run(
+        status, said = self._logged(
             "unpack",
             [
                 "tar",
@@ -344,6 +348,13 @@ class Builder(Installer):
                 *([member] if member else []),
             ],
         )
+        leads_out = next((line for line in said if re.search(LINK_LEADS_OUT, line)), None)
+        if leads_out:
+            raise BuildError(
+                f"{archive} holds a hard link that leads out of {member or 'its first folder'}, which alone is unpacked: give an archive whose "
+                f"tree of llama.cpp is whole. tar says: {leads_out}"
+            )
+        self._succeeded("unpack", status, said)
         if not (self.work / "source" / "CMakeLists.txt").exists():
             raise BuildError(
                 f"{archive} holds no llama.cpp tree: CMakeLists.txt is missing in {member or 'its first folder'}"
