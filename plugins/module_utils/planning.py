@@ -350,7 +350,7 @@ def _planned_host(
         "tools": host["tools"],
         "unused_accelerators": [] if sources == {"binary"} else workers.unused_accelerators(host),
         "builds": [build for build in host["builds"].values() if build["targets"]],
-        "keep_releases": releases.kept(name, host["variables"]["llama_build_keep"]) * len(host["backends"]),
+        "keep_releases": releases.kept(name, host["variables"]["llama_build_keep"]),
         "workers": [
             {
                 **{

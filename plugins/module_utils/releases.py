@@ -243,10 +243,16 @@ def _identified(release: dict, origin: dict, tree: dict, patches: list[dict] | N
 
 
 def kept(name: str, number: int) -> int:
-    """How many releases a host keeps, the planned one included."""
+    """How many releases of each backend a host keeps, the planned one included."""
     if number < 1:
         raise Refusal(f"llama_build_keep of {name} is {number}: give 1 or more, the release that serves is one of them")
     return number
+
+
+def backend_of(identity: str) -> str | None:
+    """The backend that the id of a build names; None of a name that is no such id."""
+    found = re.fullmatch(rf".+-({'|'.join(backends.BACKENDS)})-[0-9a-f]{{8}}", identity)
+    return found.group(1) if found else None
 
 
 def builds(hosts: dict, releases: dict[str, dict], packaged: dict) -> None:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils import building, firewall, host, links, tuning
+from ansible_collections.llamacpp.cluster.plugins.module_utils import building, firewall, host, links, releases, tuning
 from ansible_collections.llamacpp.cluster.plugins.module_utils.commands import output
 
 CLOCK_SECONDS = 3
@@ -342,9 +342,11 @@ def _named_releases(planned: dict, names: set[str]) -> set[str]:
 
 
 def unneeded_releases(planned: dict) -> list[str]:
-    """Installed releases beyond the last ones that are kept, oldest first: none that is planned, runs, or is named by a service.
+    """Installed releases beyond the last ones of their backend that are kept, oldest first: none that is planned, runs, or is named by
+    a service.
 
-    What is planned counts as one of the last, even before it is installed. The last ones are those that were put to use last.
+    What is planned counts as one of the last, even before it is installed, and so does the place of a backend that is not planned any
+    more. The last ones are those that were put to use last.
     """
     folder = Path(planned["prefix"]) / "releases"
     found = (
@@ -353,12 +355,19 @@ def unneeded_releases(planned: dict) -> list[str]:
     wanted = {build["id"] for build in planned["builds"]}
     partial = {name for name in found if name.startswith(".") and name[1:] not in wanted}
     others = {name for name in found if not name.startswith(".")} - wanted
-    if len(others) + len(wanted) <= planned["keep_releases"]:
+    room = {
+        backend: planned["keep_releases"] - max(1, sum(releases.backend_of(name) == backend for name in wanted))
+        for backend in {releases.backend_of(name) for name in others}
+    }
+    if all(sum(releases.backend_of(name) == backend for name in others) <= left for backend, left in room.items()):
         return sorted(partial)
     held = _named_releases(planned, others)
-    room = max(0, planned["keep_releases"] - len(wanted | held))
-    rest = sorted(others - held, key=lambda name: found[name], reverse=True)
-    return sorted(partial) + rest[room:][::-1]
+    unneeded = []
+    for backend, left in room.items():
+        own = {name for name in others if releases.backend_of(name) == backend}
+        rest = sorted(own - held, key=lambda name: found[name], reverse=True)
+        unneeded += rest[max(0, left - len(own & held)) :]
+    return sorted(partial) + sorted(unneeded, key=lambda name: found[name])
 
 
 def drift(planned: dict) -> dict:

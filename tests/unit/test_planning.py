@@ -953,6 +953,14 @@ def test_backends_run_side_by_side_and_the_head_uses_one(both, backend, device, 
     assert [entry["device"] for entry in staging["hosts"]["worker1"]["workers"]] == [device]
 
 
+def test_a_host_keeps_as_many_releases_of_each_backend_as_it_was_told(both):
+    both.hosts["worker1"]["variables"]["llama_build_keep"] = 3
+    worker = both.plan()["hosts"]["worker1"]
+    assert worker["keep_releases"] == 3
+    assert [releases.backend_of(build["id"]) for build in worker["builds"]] == ["vulkan", "hip"]
+    assert releases.backend_of("manifest") is None
+
+
 def test_without_a_choice_the_first_backend_serves(both):
     assert both.plan()["release"]["build"] == 6097
 

@@ -354,6 +354,32 @@ def test_a_planned_release_counts_before_it_is_installed(planned, releases):
     assert unneeded() == ["second"]
 
 
+def identity(name, backend):
+    return f"{name}-{backend}-0123abcd"
+
+
+def test_the_last_releases_of_each_backend_are_kept(planned, releases):
+    """Two backends of which one changed three times, each time put to use after all that the other has."""
+    planned["builds"] = [{"id": identity("b4", "hip")}, {"id": identity("b2", "vulkan")}]
+    hip = [identity(name, "hip") for name in ("b4", "b3", "b2", "b1")]
+    vulkan = [identity(name, "vulkan") for name in ("b2", "b1", "b0")]
+    cpu = [identity(name, "cpu") for name in ("b1", "b0")]
+    unneeded = releases(*hip, *vulkan, *cpu)
+    assert unneeded() == [cpu[1], vulkan[2], hip[3], hip[2]]
+    planned["keep_releases"] = 1
+    assert unneeded() == [*cpu[::-1], *vulkan[:0:-1], *hip[:0:-1], "here"]
+    planned["keep_releases"] = 4
+    assert unneeded() == []
+
+
+def test_what_is_held_counts_for_its_own_backend(planned, releases, tmp_path):
+    held = identity("b1", "hip")
+    unneeded = releases(identity("b4", "hip"), identity("b3", "hip"), held, identity("b1", "vulkan"))
+    planned["builds"] = [{"id": identity("b4", "hip")}, {"id": identity("b2", "vulkan")}]
+    (tmp_path / "services" / "mine.conf").write_text(f"command={planned['prefix']}/releases/{held}/bin/llama-bench")
+    assert unneeded() == [identity("b3", "hip")]
+
+
 def test_a_release_that_a_service_names_is_kept(planned, releases, tmp_path):
     unneeded = releases("second", "third", "fourth")
     (tmp_path / "services" / "mine.conf").write_text(f"command={planned['prefix']}/releases/fourth/bin/llama-bench")
