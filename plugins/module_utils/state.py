@@ -328,25 +328,35 @@ def _system(planned: dict) -> list[str]:
     return found
 
 
-def _named_releases(planned: dict, names: set[str]) -> set[str]:
-    """Those releases that a process runs or a definition of a service names, ours or not."""
+def _named_releases(planned: dict, names: set[str], applied: bool) -> set[str]:
+    """Those releases that a process runs or a definition of a service names, ours or not.
+
+    :param applied: leave out our own definitions, which an apply replaces or removes, and the processes that run by them.
+    """
     folders = {planned["prefix"], os.path.realpath(planned["prefix"])}
-    texts = [" ".join(argv) for argv in processes(planned["prefix"]).values()]
-    for process in Path("/proc").glob("[0-9]*") if sys.platform != "darwin" else []:
-        with suppress(OSError):
-            texts.append(os.readlink(process / "exe"))
+    ours = {definition_path(planned, name) for name in host.defined_services(planned["units"])} if applied else set()
+    replaced: list[str] = []
+    texts: list[str] = []
     for path in Path(planned["units"]).glob("*"):
         if path.suffix in host.DEFINITION_ENDINGS and path.is_file():
-            texts.append(path.read_text(errors="replace"))
+            (replaced if path in ours else texts).append(path.read_text(errors="replace"))
+    running = processes(planned["prefix"])
+    ending = {pid for pid, argv in running.items() if any(all(word in text for word in argv) for text in replaced)}
+    texts += [" ".join(argv) for pid, argv in running.items() if pid not in ending]
+    for process in Path("/proc").glob("[0-9]*") if sys.platform != "darwin" else []:
+        with suppress(OSError):
+            texts.append(os.readlink(process / "exe") if int(process.name) not in ending else "")
     return {name for name in names for folder in folders if any(f"{folder}/releases/{name}/" in text for text in texts)}
 
 
-def unneeded_releases(planned: dict) -> list[str]:
+def unneeded_releases(planned: dict, applied: bool = False) -> list[str]:
     """Installed releases beyond the last ones of their backend that are kept, oldest first: none that is planned, runs, or is named by
     a service.
 
     What is planned counts as one of the last, even before it is installed, and so does the place of a backend that is not planned any
     more. The last ones are those that were put to use last.
+
+    :param applied: tell it as it will be once the planned services run in place of those that run now.
     """
     folder = Path(planned["prefix"]) / "releases"
     found = (
@@ -361,7 +371,7 @@ def unneeded_releases(planned: dict) -> list[str]:
     }
     if all(sum(releases.backend_of(name) == backend for name in others) <= left for backend, left in room.items()):
         return sorted(partial)
-    held = _named_releases(planned, others)
+    held = _named_releases(planned, others, applied)
     unneeded = []
     for backend, left in room.items():
         own = {name for name in others if releases.backend_of(name) == backend}

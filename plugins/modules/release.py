@@ -20,7 +20,7 @@ description:
 attributes:
   check_mode:
     support: full
-    description: Tells whether the release would be built, and which ones would be removed.
+    description: Tells whether the release would be built, and which ones would be removed once the planned services run.
   diff_mode:
     support: full
     description: Shows the release that would be added, or those that would be removed.
@@ -131,7 +131,7 @@ def install(params):
 def prune(module):
     """The time of a release's folder is when it was last put to use: what served until now is kept before what was built later."""
     host = module.params["host"]
-    unneeded = state.unneeded_releases(host)
+    unneeded = state.unneeded_releases(host, applied=module.check_mode)
     try:
         if not module.check_mode:
             for build in host["builds"]:

@@ -2,11 +2,14 @@
 
 import json
 import os
+import shutil
+import subprocess
 import tarfile
 
 import pytest
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.llamacpp.cluster.plugins.module_utils import building
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import DEFINITION_MARK as MARK
 from ansible_collections.llamacpp.cluster.plugins.modules import release
 
 PROGRAM = "#!/bin/sh\necho usage: --rpc --fit\n"
@@ -48,7 +51,8 @@ def host(programs, keep=1):
     return {
         "prefix": programs["prefix"],
         "cache": programs["cache"],
-        "units": "/no/such",
+        "units": f"{programs['prefix']}/units",
+        "service_manager": "supervisor",
         "builds": [programs["build"]],
         "keep_releases": keep,
     }
@@ -77,6 +81,36 @@ def test_old_releases_are_removed_and_what_is_put_to_use_counts_as_new(call, pro
     assert [path.name for path in folder.iterdir()] == ["new"]
     assert list((tmp_path / "cache" / "builds").iterdir()) == []
     assert call(state="pruned", host=host(programs))["changed"] is False
+
+
+def test_check_mode_tells_of_a_release_that_the_planned_services_replace(call, programs, tmp_path):
+    """What serves now is in use until the planned services are started, and goes after that. What somebody else runs stays."""
+    old, other = (tmp_path / "prefix" / "releases" / name / "bin" / "llama-server" for name in ("old", "other"))
+    started = []
+    for program in (old, other):
+        program.parent.mkdir(parents=True)
+        shutil.copy(shutil.which("sleep"), program)
+        started.append(subprocess.Popen([program, "60"]))
+    units = tmp_path / "prefix" / "units"
+    units.mkdir()
+    definition = units / "llamacpp-server.conf"
+    definition.write_text(f"; {MARK}; a change\n[program:llamacpp-server]\ncommand={old} 60\n")
+    try:
+        told = call(check=True, state="pruned", host=host(programs))
+        assert (told["changed"], told["removed"], told["diff"]) == (True, ["old"], {"before": "old\n", "after": ""})
+        (tmp_path / "prefix" / "releases" / "new").mkdir()
+        assert call(state="pruned", host=host(programs))["removed"] == []
+        started[0].kill()
+        started[0].wait()
+        definition.write_text(
+            f"; {MARK}; a change\n[program:llamacpp-server]\ncommand={tmp_path}/prefix/releases/new/x\n"
+        )
+        assert call(state="pruned", host=host(programs))["removed"] == ["old"]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    assert call(check=True, state="pruned", host=host(programs))["removed"] == ["other"]
 
 
 def test_a_release_that_cannot_be_removed(call, programs, tmp_path):
