@@ -350,8 +350,8 @@ def _named_releases(planned: dict, names: set[str], applied: bool) -> set[str]:
 
 
 def unneeded_releases(planned: dict, applied: bool = False) -> list[str]:
-    """Installed releases beyond the last ones of their backend that are kept, oldest first: none that is planned, runs, or is named by
-    a service.
+    """Installed releases beyond the last ones of their backend that are kept, oldest first: none that is planned, built or run now, or
+    named by a service.
 
     What is planned counts as one of the last, even before it is installed, and so does the place of a backend that is not planned any
     more. The last ones are those that were put to use last.
@@ -363,7 +363,11 @@ def unneeded_releases(planned: dict, applied: bool = False) -> list[str]:
         {entry.name: entry.stat().st_mtime for entry in folder.iterdir() if entry.is_dir()} if folder.is_dir() else {}
     )
     wanted = {build["id"] for build in planned["builds"]}
-    partial = {name for name in found if name.startswith(".") and name[1:] not in wanted}
+    partial = {
+        name
+        for name in found
+        if name.startswith(".") and name[1:] not in wanted and not building.under_way(planned["cache"], name[1:])
+    }
     others = {name for name in found if not name.startswith(".")} - wanted
     room = {
         backend: planned["keep_releases"] - max(1, sum(releases.backend_of(name) == backend for name in wanted))
@@ -372,6 +376,7 @@ def unneeded_releases(planned: dict, applied: bool = False) -> list[str]:
     if all(sum(releases.backend_of(name) == backend for name in others) <= left for backend, left in room.items()):
         return sorted(partial)
     held = _named_releases(planned, others, applied)
+    held |= {name for name in others if building.under_way(planned["cache"], name)}
     unneeded = []
     for backend, left in room.items():
         own = {name for name in others if releases.backend_of(name) == backend}

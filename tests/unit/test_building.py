@@ -1,5 +1,6 @@
 """Builds of a tiny real tree with cmake: what is installed, what is kept, and how each step fails."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -191,6 +192,20 @@ def test_a_second_builder_waits_and_then_finds_the_release(tmp_path, tree):
     for thread in threads:
         thread.join()
     assert found[0] == found[1]
+
+
+def test_a_builder_whose_lock_was_removed_while_it_waited_takes_the_new_one(tmp_path):
+    path = tmp_path / "x.lock"
+    got = []
+    with path.open("w") as first:
+        fcntl.flock(first, fcntl.LOCK_EX)
+        thread = threading.Thread(target=lambda: got.append(building._locked(path, wait=True)))
+        thread.start()
+        path.unlink()
+    thread.join(timeout=10)
+    assert os.path.samestat(os.fstat(got[0].fileno()), path.stat())
+    assert building._locked(path, wait=False) is None
+    got[0].close()
 
 
 def other_host(tmp_path, one):

@@ -1,5 +1,6 @@
 """The module as Ansible calls it: what it reports, and a disk that is really full."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -111,6 +112,48 @@ def test_check_mode_tells_of_a_release_that_the_planned_services_replace(call, p
             process.kill()
             process.wait()
     assert call(check=True, state="pruned", host=host(programs))["removed"] == ["other"]
+
+
+LEFT, RUNS, PLANNED, BROUGHT, INSTALLED = (f"b860{number}-cpu-0123abcd" for number in range(5))
+
+
+def test_builds_that_never_ended_go_with_a_prune(call, programs, tmp_path):
+    call(**programs)
+    builds, sources = tmp_path / "cache" / "builds", tmp_path / "cache" / "sources"
+    sources.mkdir(parents=True)
+    for identity in (LEFT, RUNS, PLANNED):
+        (builds / identity / "source").mkdir(parents=True)
+        for ending in (".log", ".lock", ".unpacked"):
+            (builds / (identity + ending)).write_text("")
+    (tmp_path / "prefix" / "releases" / INSTALLED).mkdir()
+    for name in (
+        *(f"{identity}.tar.gz" for identity in (LEFT, BROUGHT, INSTALLED)),
+        "832db0699007f1be.tar.gz",
+        "git-832db0699007f1be.tar.gz",
+    ):
+        (sources / name).write_text("")
+    planned = host(programs, keep=2)
+    planned["builds"].append({"id": PLANNED})
+    (tmp_path / "prefix" / "releases" / PLANNED).mkdir()
+    with (builds / f"{RUNS}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        told = call(check=True, state="pruned", host=planned)
+        assert (told["changed"], told["removed"], told["abandoned"]) == (True, [], [LEFT, BROUGHT])
+        assert told["diff"]["before"] == f"builds/{LEFT}\nbuilds/{BROUGHT}\n"
+        assert (builds / LEFT).exists()
+        assert call(state="pruned", host=planned)["abandoned"] == [LEFT, BROUGHT]
+        assert call(state="pruned", host=planned)["changed"] is False
+        assert {path.name for path in builds.iterdir() if path.is_dir()} == {RUNS, PLANNED}
+    assert call(state="pruned", host=planned)["abandoned"] == [RUNS]
+    assert {path.name for path in builds.iterdir()} == {
+        PLANNED,
+        *(PLANNED + end for end in (".log", ".lock", ".unpacked")),
+    }
+    assert {path.name for path in sources.iterdir()} == {
+        f"{INSTALLED}.tar.gz",
+        "832db0699007f1be.tar.gz",
+        "git-832db0699007f1be.tar.gz",
+    }
 
 
 def test_a_release_that_cannot_be_removed(call, programs, tmp_path):

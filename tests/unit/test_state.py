@@ -1,5 +1,6 @@
 """How a host differs from its plan: real processes, and an installation in which one thing after the other is not as planned."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -179,6 +180,7 @@ def planned(tmp_path):
     return {
         "scope": "user",
         "prefix": str(prefix),
+        "cache": str(tmp_path / "cache"),
         "units": str(units),
         "service_manager": "supervisor",
         "accounts": [],
@@ -409,6 +411,18 @@ def test_a_release_that_runs_is_kept(planned, releases, tmp_path):
 def test_what_an_interrupted_installation_left_goes(planned, releases):
     unneeded = releases(".left", ".here")
     assert unneeded() == [".left"]
+
+
+def test_what_a_build_works_on_now_stays(planned, releases, tmp_path):
+    unneeded = releases(".left", "damaged")
+    planned["keep_releases"] = 1
+    builds = tmp_path / "cache" / "builds"
+    builds.mkdir(parents=True)
+    with (builds / "left.lock").open("w") as first, (builds / "damaged.lock").open("w") as second:
+        for lock in (first, second):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        assert unneeded() == []
+    assert unneeded() == [".left", "damaged"]
 
 
 def test_a_host_without_releases(planned):

@@ -329,6 +329,7 @@ def asked(server, tmp_path, **head):
         "hosts": {
             "here": {
                 "prefix": str(tmp_path),
+                "cache": str(tmp_path),
                 "state": str(tmp_path / "state"),
                 "units": str(tmp_path),
                 "service_manager": "launchd",
