@@ -9,6 +9,7 @@ The plan depends on the inventory and on facts that stay the same from run to ru
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils import (
     advisories,
@@ -243,6 +244,8 @@ def _equipped(name: str, host: dict, head_name: str, catalogue: dict, wanted: di
         for backend in equipped["backends"]
         for tool, package in workers.tools_of(name, equipped, backend, catalogue, wanted[backend]).items()
     }
+    own = {sources[backend] for backend in equipped["backends"]}
+    equipped["optional_tools"] = workers.optional_tools_of(equipped, catalogue, own)
     equipped["workers"] = workers.workers_of(name, equipped, head_name) if "worker" in host["groups"] else []
     return equipped
 
@@ -348,6 +351,7 @@ def _planned_host(
         if name == head_name or any(worker["cache"] for worker in host["workers"])
         else None,
         "tools": host["tools"],
+        "optional_tools": host["optional_tools"],
         "unused_accelerators": [] if sources == {"binary"} else workers.unused_accelerators(host),
         "builds": [build for build in host["builds"].values() if build["targets"]],
         "keep_releases": releases.kept(name, host["variables"]["llama_build_keep"]),
@@ -515,6 +519,25 @@ def changes(plan: dict, drifts: dict[str, dict | None]) -> dict:
         "unreached": sorted(set(plan["hosts"]) - set(reached)),
         **building,
     }
+
+
+def lacking(plan: dict, tools: dict[str, list[str]], builders: Collection[str]) -> dict[str, dict]:
+    """What each host lacks: ``required`` and ``optional``, tool → package. What only makes builds faster is for hosts that build now.
+
+    :param tools: host that answered → tools that it has.
+    :param builders: hosts that build.
+    """
+    return {
+        name: {
+            "required": _without(plan["hosts"][name]["tools"], present),
+            "optional": _without(plan["hosts"][name]["optional_tools"], present) if name in builders else {},
+        }
+        for name, present in tools.items()
+    }
+
+
+def _without(packages: dict[str, str], present: Collection[str]) -> dict[str, str]:
+    return {tool: package for tool, package in packages.items() if tool not in present}
 
 
 def _builders(plan: dict, drifts: dict[str, dict]) -> dict:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils import backends, capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils import backends, capabilities, releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.refusal import Refusal
 
 FIRST_PORT = 50052
@@ -330,7 +330,7 @@ def argv_of(worker: dict, build: dict, able: dict, releases: str) -> list[str]:
 
 
 def tools_of(name: str, host: dict, backend: str, catalogue: dict, release: dict) -> dict[str, str]:
-    """Tool → package, of all that this host needs or builds faster with. Packages of llama.cpp itself are tools too.
+    """Tool → package, of all that this host needs. Packages of llama.cpp itself are tools too.
 
     :param host: with ``facts`` and ``groups``.
     :param catalogue: packages.yml: ``tools``, distribution family → tool → package, and ``llama``, the packages of llama.cpp.
@@ -340,7 +340,7 @@ def tools_of(name: str, host: dict, backend: str, catalogue: dict, release: dict
     family = facts["distribution"]["family"]
     names = catalogue["tools"].get(family, {})
     found = {tool for tool, version in facts["toolchain"].items() if version}
-    needed, wanted = [], []
+    needed = []
     if release["source"] == "package":
         packaged = catalogue["llama"][family]
         programs = [release["capabilities"]["worker_binary"]] * ("worker" in host["groups"])
@@ -352,7 +352,6 @@ def tools_of(name: str, host: dict, backend: str, catalogue: dict, release: dict
         libraries = backends.libraries(backend, release["generation"])
         found |= set(libraries) - set(_lacking_libraries(facts, backend, release["generation"]))
         needed = [*backends.tools(backend), *libraries, *["patch"] * bool(release.get("patches"))]
-        wanted = ["ccache"] if facts["scope"] == "system" and facts["system"] != "Darwin" else []
         _recent_enough(name, facts["toolchain"].get("cmake"), backend)
     needed += ["venv"] * (facts["service_manager"] == "supervisor")
     missing = [tool for tool in needed if tool not in found]
@@ -376,7 +375,18 @@ def tools_of(name: str, host: dict, backend: str, catalogue: dict, release: dict
         raise Refusal(
             f"{name} has no Python 3.9 or newer that the services' accounts can read: install the distribution's python3"
         )
-    return {tool: names[tool] for tool in [*needed, *wanted] if tool in names}
+    return {tool: names[tool] for tool in needed if tool in names}
+
+
+def optional_tools_of(host: dict, catalogue: dict, sources: Collection[str]) -> dict[str, str]:
+    """Tool → package, of what only makes builds faster, where this run may install it.
+
+    :param sources: of the releases that the host has builds of.
+    """
+    facts = host["facts"]
+    names = catalogue["tools"].get(facts["distribution"]["family"], {})
+    may = facts["scope"] == "system" and facts["system"] != "Darwin" and set(sources) & set(releases.COMPILED)
+    return {tool: names[tool] for tool in backends.OPTIONAL_TOOLS if may and tool in names}
 
 
 def _recent_enough(name: str, version: str | None, backend: str) -> None:

@@ -293,8 +293,8 @@ def test_no_compiler_and_no_root(local):
         "cmake": "cmake",
         "ninja": "ninja-build",
         "c++": "g++",
-        "ccache": "ccache",
     }
+    assert plan["hosts"]["here"]["optional_tools"] == {"ccache": "ccache"}
 
 
 def test_a_tool_without_a_known_package(local):
@@ -696,7 +696,18 @@ def test_links_are_managed_by_root_on_systemd_only(pair):
 
 def test_a_user_without_ccache_needs_no_package(local):
     local.hosts["here"]["facts"].update(scope="user", service_manager="systemd_user")
-    assert "ccache" not in local.plan()["hosts"]["here"]["tools"]
+    assert local.plan()["hosts"]["here"]["optional_tools"] == {}
+
+
+def test_what_only_makes_builds_faster_is_installed_where_something_is_built(pair):
+    plan = pair.plan()
+    tools = {"head": ["cmake", "ninja", "c++"], "worker1": ["cmake", "ccache", "c++"]}
+    assert planning.lacking(plan, tools, []) == {
+        "head": {"required": {}, "optional": {}},
+        "worker1": {"required": {"ninja": "ninja-build"}, "optional": {}},
+    }
+    found = planning.lacking(plan, tools, ["head", "worker1"])
+    assert {name: host["optional"] for name, host in found.items()} == {"head": {"ccache": "ccache"}, "worker1": {}}
 
 
 STRIX = {"backend": "hip", "name": "AMD gfx1151", "architecture": "gfx1151", "memory_mib": 126976, "unified": True}
