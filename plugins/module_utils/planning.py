@@ -88,7 +88,8 @@ def _make(cluster: str, hosts: dict, model_found: dict, catalogue: dict, runtime
             raise Refusal(
                 f"nothing is known of {name}: it could not be reached, and llama_hardware does not declare it"
             )
-    wanted = releases.of_backends(variables, hosts)
+    hosts = _with_backends(variables, hosts, catalogue)
+    wanted = releases.of_backends(variables, hosts, _used_backends(hosts))
     hosts = {name: _equipped(name, host, head_name, catalogue, wanted) for name, host in hosts.items()}
     for backend, release in wanted.items():
         releases.one_architecture(backend, release, hosts)
@@ -217,8 +218,38 @@ def _lacking_room(plan: dict, free: dict[str, dict[str, int]]) -> list[str]:
     return found
 
 
+def _with_backends(variables: dict, hosts: dict, catalogue: dict) -> dict:
+    """The hosts with their backends.
+
+    :param variables: of the head.
+    """
+    sources = releases.sources_of(variables)
+    found = {}
+    for name, host in hosts.items():
+        offered = catalogue["llama"].get(host["facts"]["distribution"]["family"], {"libraries": {}})["libraries"]
+        wanted = host["variables"]["llama_backend"]
+        found[name] = {**host, "backends": workers.backends_of(name, wanted, host["facts"], sources, offered)}
+    return found
+
+
+def _used_backends(hosts: dict) -> list[str]:
+    return [backend for backend in backends.BACKENDS if any(backend in host["backends"] for host in hosts.values())]
+
+
+def release_variables(hosts: dict, catalogue: dict) -> list[str]:
+    """The variables of the head that give a release of which some host has a build: what the controller has to look up.
+
+    :param hosts: see make.
+    :raises Refusal: they cannot be told.
+    """
+    variables = hosts[_head_of(hosts)]["variables"]
+    known = {name: host for name, host in hosts.items() if host["facts"] is not None}
+    used = _used_backends(_with_backends(variables, known, catalogue))
+    return list(dict.fromkeys(releases.variable_of(backend, variables) for backend in used))
+
+
 def _equipped(name: str, host: dict, head_name: str, catalogue: dict, wanted: dict[str, dict]) -> dict:
-    """The host with its backends, its workers and the tools that it needs.
+    """The host with its workers and the tools that it needs.
 
     :param wanted: backend → release.
     """
@@ -228,12 +259,7 @@ def _equipped(name: str, host: dict, head_name: str, catalogue: dict, wanted: di
             raise Refusal(
                 f"{name} has an account {account} of somebody else's, with the home {home}: services run as {account}, so rename that account"
             )
-    offered = catalogue["llama"].get(facts["distribution"]["family"], {"libraries": {}})["libraries"]
-    sources = {backend: release["source"] for backend, release in wanted.items()}
-    equipped = {
-        **host,
-        "backends": workers.backends_of(name, host["variables"]["llama_backend"], facts, sources, offered),
-    }
+    equipped = dict(host)
     if facts["service_manager"] != "systemd" and any(link.get("manage") for link in host["variables"]["llama_links"]):
         raise Refusal(
             f"llama_links of {name} has manage: true, which needs a host with systemd and root: configure the interface by hand, and "
@@ -244,7 +270,7 @@ def _equipped(name: str, host: dict, head_name: str, catalogue: dict, wanted: di
         for backend in equipped["backends"]
         for tool, package in workers.tools_of(name, equipped, backend, catalogue, wanted[backend]).items()
     }
-    own = {sources[backend] for backend in equipped["backends"]}
+    own = {wanted[backend]["source"] for backend in equipped["backends"]}
     equipped["optional_tools"] = workers.optional_tools_of(equipped, catalogue, own)
     equipped["workers"] = workers.workers_of(name, equipped, head_name) if "worker" in host["groups"] else []
     return equipped

@@ -4,7 +4,9 @@ import copy
 import json
 
 import pytest
+from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils import planning, releases, workers
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import sources
 from conftest import Cluster, known_answer_of
 
 GPU = {"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}
@@ -1086,6 +1088,33 @@ def test_a_release_of_a_backend_that_no_host_has_refuses_nothing(pair):
     pair.hosts["head"]["variables"]["llama_release_vulkan"] = BINARY
     pair.hosts["worker2"]["facts"]["architecture"] = "aarch64"
     assert not pair.plan()["refused"]
+
+
+BRANCH = {"source": "git", "repository": "https://git.invalid/llama.cpp", "ref": "master"}
+
+
+def test_only_releases_of_which_a_host_has_a_build_are_looked_up(both, monkeypatch):
+    looked_up = []
+    monkeypatch.setattr(sources, "resolved", lambda value, find: looked_up.append(value["ref"]) or value)
+    variables = both.hosts["head"]["variables"]
+    variables.update({f"llama_release_{name}": {**BRANCH, "ref": name} for name in ("cpu", "vulkan", "hip", "cuda")})
+    variables["llama_release"] = BRANCH
+    look_up = plan_action.ActionModule.__new__(plan_action.ActionModule)._look_up_release
+    look_up(both.hosts, {})
+    assert looked_up == ["vulkan", "hip"]
+    variables["llama_release_hip"] = None
+    both.hosts["worker2"] = {**both.hosts["worker1"], "facts": None}
+    looked_up.clear()
+    look_up(both.hosts, {})
+    assert looked_up == ["vulkan", "master"]
+
+
+def test_a_branch_of_a_backend_that_no_host_has_is_no_part_of_the_plan(pair):
+    before = pair.plan()
+    pair.hosts["head"]["variables"]["llama_release_hip"] = BRANCH
+    assert pair.plan() == before
+    pair.hosts["head"]["variables"]["llama_release_hip"] = {**BRANCH, "ref": ".."}
+    assert "llama_release_hip has the ref '..'" in pair.reason()
 
 
 def test_devices_are_named_as_their_generation_does(both):
