@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils import backends, capabilities, releases
+from ansible_collections.llamacpp.cluster.plugins.module_utils import backends, capabilities, releases, toolchains
 from ansible_collections.llamacpp.cluster.plugins.module_utils.refusal import Refusal
 
 FIRST_PORT = 50052
@@ -132,7 +132,11 @@ def _backend_of(name: str, wanted: Any, facts: dict, sources: dict[str, str], pa
 
 
 def _lacking_libraries(facts: dict, backend: str, generation: int = 0) -> list[str]:
-    """Libraries that were looked for and are not there. Of a host that is declared, or was last seen by an older version, none are."""
+    """Libraries that were looked for and are not there, of the toolkit that has most of them where there are several. Of a host that is
+    declared, or was last seen by an older version, none are."""
+    toolkits = [toolkit for toolkit in facts.get("toolchains") or [] if toolkit["backend"] == backend]
+    if backend in toolchains.TOOLKITS and any("libraries" in toolkit for toolkit in toolkits):
+        return min((toolchains.lacking(toolkit) for toolkit in toolkits), key=len)
     return [name for name in backends.libraries(backend, generation) if facts["toolchain"].get(name, True) is None]
 
 
@@ -350,7 +354,13 @@ def tools_of(name: str, host: dict, backend: str, catalogue: dict, release: dict
         found |= set(facts["packaged"]["installed"])
     elif release["source"] != "binary":
         libraries = backends.libraries(backend, release["generation"])
-        found |= set(libraries) - set(_lacking_libraries(facts, backend, release["generation"]))
+        toolkit = _toolkit(name, host, backend)
+        lacking = toolchains.lacking(toolkit) if toolkit else _lacking_libraries(facts, backend, release["generation"])
+        found = (found | set(libraries)) - set(lacking)
+        # A library that another toolkit has counts as a tool of the host: to be installed for this one, its package does.
+        elsewhere = {tool: names[tool] for tool in lacking if tool in names and facts["toolchain"].get(tool)}
+        names = {**names, **{package: package for package in elsewhere.values()}}
+        libraries = list(dict.fromkeys(elsewhere.get(tool, tool) for tool in libraries))
         needed = [*backends.tools(backend), *libraries, *["patch"] * bool(release.get("patches"))]
         _recent_enough(name, facts["toolchain"].get("cmake"), backend)
     needed += ["venv"] * (facts["service_manager"] == "supervisor")
@@ -387,6 +397,14 @@ def optional_tools_of(host: dict, catalogue: dict, sources: Collection[str]) -> 
     names = catalogue["tools"].get(facts["distribution"]["family"], {})
     may = facts["scope"] == "system" and facts["system"] != "Darwin" and set(sources) & set(releases.COMPILED)
     return {tool: names[tool] for tool in backends.OPTIONAL_TOOLS if may and tool in names}
+
+
+def _toolkit(name: str, host: dict, backend: str) -> dict | None:
+    """The ROCm or CUDA that a build of this host uses, where the host has one."""
+    architectures = sorted({device["architecture"] for device in _accelerators(host["facts"], backend)})
+    beside = [other for other in host["backends"] if other != backend]
+    prefix = host["variables"]["llama_build_toolchain"]
+    return toolchains.chosen(name, backend, host["facts"], prefix, architectures, beside)["toolkit"]
 
 
 def _recent_enough(name: str, version: str | None, backend: str) -> None:
