@@ -64,7 +64,9 @@ def main():
     remedy = "Name a complete GGUF file on the head."
     try:
         module.exit_json(
-            changed=False, summary=gguf.summarize(path), closed=host.closed_to(module.params["account"], path)
+            changed=False,
+            summary=gguf.summarize(gguf.read_path(path)),
+            closed=host.closed_to(module.params["account"], path),
         )
     except gguf.GGUFError as error:
         module.fail_json(msg=f"llama_model_path is {path}, which {error}. {remedy}")
