@@ -27,7 +27,7 @@ MAX_KEYS = MAX_TENSORS = 65536
 MAX_DIMENSIONS = 4
 MAX_KEY, MAX_TENSOR_NAME = 65535, 63
 MAX_ELEMENTS = (1 << 63) - 1
-FIRST_CHUNK, LARGEST_CHUNK = 256 * 1024, 8 * MIB
+FIRST_CHUNK, LARGEST_CHUNK = 256 * 1024, 4 * MIB
 """Bytes asked for at first, and at most; each time twice as many as before."""
 KEPT_ARRAY = 4096
 """Longer arrays (vocabularies) are counted, not kept."""
@@ -182,12 +182,16 @@ class _Reader:
         self.at += form.size
         return value
 
-    def keep(self, count: int) -> bytes:
+    def spend(self, count: int) -> None:
+        """Counts what is kept of the metadata."""
         self.kept += count
         if self.kept > MAX_KEPT_BYTES:
             raise GGUFError(
                 f"is refused: it has more than {MAX_KEPT_BYTES // MIB} MiB of metadata beside its vocabulary"
             )
+
+    def keep(self, count: int) -> bytes:
+        self.spend(count)
         self.need(count)
         self.at += count
         return self.window[self.at - count : self.at]
@@ -234,6 +238,7 @@ class _Reader:
     def texts(self, count: int) -> list[str] | int:
         self.left(count * U64.size)
         if count <= KEPT_ARRAY:
+            self.spend(count * U64.size)
             return [self.text() for _index in range(count)]
         left, unpack = count, U64.unpack_from
         while left:
@@ -369,7 +374,7 @@ def read(name: str, open_file: Callable[[str], Any]) -> Model:
         except FileNotFoundError:
             raise GGUFError(f"lacks its part {printable(part)}") from None
         except GGUFError as error:
-            raise GGUFError(f"has the part {printable(part)}, which {error}") from None
+            raise type(error)(f"has the part {printable(part)}, which {error}") from None
         if found != index:
             raise GGUFError(
                 f"has the part {printable(part)}, which is refused: it says that it is part {short(found)}, counted from 0, not {index}"
