@@ -218,10 +218,10 @@ class _Reader:
         count = None
         if kind == ARRAY:
             kind, count = self.number(U32), self.number(U64)
+            if kind == STRING:
+                return self.texts(count)
             if kind == ARRAY:
                 raise GGUFError(f"is refused: its metadata {short(key)} is nested, which llama.cpp does not read")
-        if kind == STRING:
-            return self.texts(count)
         if kind not in SCALARS:
             raise GGUFError(f"is refused: its metadata {short(key)} has the unknown type {kind}")
         return self.scalars(SCALARS[kind], count)
@@ -259,6 +259,8 @@ def _metadata(reader: _Reader, count: int) -> dict[str, Any]:
     metadata: dict[str, Any] = {}
     for _index in range(count):
         key = reader.name(MAX_KEY, "key")
+        if not key:
+            raise GGUFError("is refused: it has a key without a name")
         if key in metadata:
             raise GGUFError(f"is refused: its metadata has {short(key)} twice")
         metadata[key] = reader.value(key)
@@ -488,3 +490,28 @@ def summarize(model: Model) -> dict:
         "files": model.files,
         "bytes": sum(file["bytes"] for file in model.files),
     }
+
+
+COUNTS = ("layers", "width", "heads", "kv_heads", "key_dimension", "value_dimension", "context", "vocabulary")
+SIZES = ("input_bytes", "output_bytes")
+
+
+def problem(summary: dict) -> str | None:
+    """What is wrong with a summary that was written down, or None."""
+
+    def whole(value: Any, least: int) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+    for key in ("architecture", "name", *COUNTS, "layer_bytes", *SIZES):
+        if key not in summary:
+            return f"lacks {key}"
+    for key in ("architecture", "name"):
+        if not isinstance(summary[key], str):
+            return f"has {short(summary[key])} as {key}"
+    for key in (*COUNTS, *SIZES):
+        if not whole(summary[key], 1 if key in COUNTS else 0):
+            return f"has {short(summary[key])} as {key}"
+    sizes = summary["layer_bytes"]
+    if not isinstance(sizes, list) or len(sizes) != summary["layers"] or not all(whole(size, 0) for size in sizes):
+        return f"has {short(sizes)} as layer_bytes, which are not the sizes of {summary['layers']} layers"
+    return None

@@ -8,6 +8,7 @@ Nothing that the server says is trusted: each reply is held against what was ask
 
 from __future__ import annotations
 
+import functools
 import http.client
 import re
 import socket
@@ -18,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
-from ansible.module_utils.urls import open_url
+from ansible.module_utils.urls import Request, make_context
 from ansible_collections.llamacpp.cluster.plugins.module_utils import gguf
 
 MAX_REDIRECTS = 5
@@ -84,6 +85,12 @@ def _failed(error: Exception) -> RemoteError:
     return RemoteError(f"cannot be read ({told}): look at the server, the network and the proxy of https_proxy")
 
 
+@functools.lru_cache(maxsize=1)
+def _client() -> Request:
+    """Made once, since loading the trusted authorities takes longer than a request."""
+    return Request(context=make_context(), follow_redirects="none", decompress=False)
+
+
 class RemoteFile:
     """A file on a web server, as :func:`gguf.read` takes it."""
 
@@ -123,14 +130,7 @@ class RemoteFile:
             if self.token and _origin(url) == _origin(self.url):
                 headers["Authorization"] = f"Bearer {self.token}"
             try:
-                return open_url(
-                    url,
-                    headers=headers,
-                    timeout=SECONDS_OF_SILENCE,
-                    follow_redirects="none",
-                    decompress=False,
-                    use_netrc=not self.token,
-                )
+                return _client().open("GET", url, headers=headers, timeout=SECONDS_OF_SILENCE, use_netrc=not self.token)
             except urllib.error.HTTPError as error:
                 with error:
                     if error.code in (301, 302, 303, 307, 308):
@@ -175,6 +175,10 @@ def read(url: str, token: str | None = None) -> gguf.Model:
     :param token: is sent to the server of ``url`` as a bearer token, not to where it redirects.
     :raises GGUFError: the file cannot be read or served; the message ends a sentence that begins with its URL.
     """
+    if token and not re.fullmatch(r"[!-~]+", token):
+        raise RemoteError(
+            "is asked for with a token that has spaces, line ends or letters beyond ASCII: correct the option token"
+        )
     try:
         parts = urlsplit(url)
     except ValueError as error:

@@ -383,6 +383,7 @@ def with_tensors(*tensors, keys=files.LLAMA, **further):
     [
         (files.model(keys=(*files.LLAMA, files.LLAMA[0])), "has 'general.architecture' twice"),
         (files.model(tensors=[("a", (1,), 0)] * 2), "has the tensor 'a' twice"),
+        (files.model(keys=[("", files.U8, 1)]), "has a key without a name"),
         (files.model(keys=[("k", 13, b"")]), "'k' has the unknown type 13"),
         (files.model(keys=[("k", files.ARRAY, struct.pack("<IQ", 99, 1))]), "'k' has the unknown type 99"),
         (files.model(keys=[("k", files.ARRAY, struct.pack("<IQ", 9, 1 << 60))]), "'k' is nested"),

@@ -358,6 +358,20 @@ def test_a_password_in_the_url_is_not_shown(server, call):
     assert message.startswith(f"url is {server.url}/none.gguf, which is not there")
 
 
+@pytest.mark.parametrize("token", ["sec ret", "secret\n", "secret\r\nX: y", "sécret"])
+def test_a_token_that_cannot_be(server, call, token):
+    message = call(url=server.url + "/m.gguf", token=token)["msg"]
+    assert "correct the option token" in message
+    assert "cret" not in message
+    assert not server.asked
+
+
+def test_an_empty_token_is_none(server):
+    server.files["/m.gguf"] = files.model()
+    remote.read(server.url + "/m.gguf", "")
+    assert [headers.get("Authorization") for _path, headers in server.asked] == [None]
+
+
 def test_a_certificate_that_nobody_trusts(call, tmp_path):
     certificate = tmp_path / "certificate.pem"
     made = subprocess.run(
