@@ -115,7 +115,7 @@ class File:
         """:raises OSError: it cannot be opened."""
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise GGUFError("is not a file")
-        self.stream = io.FileIO(path)
+        self.stream = io.BufferedReader(io.FileIO(path))
         self.size = os.fstat(self.stream.fileno()).st_size
 
     def read(self, offset: int, count: int) -> bytes:
@@ -131,6 +131,8 @@ class File:
 
 def printable(text: str) -> str:
     """Text for messages and results: characters that cannot be shown are escaped."""
+    if text.isprintable():
+        return text
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
     )
@@ -353,6 +355,8 @@ def _other_parts(name: str, metadata: dict[str, Any]) -> Iterator[str]:
         raise GGUFError(
             f"is one of {short(count)} parts: name the first one, which ends in -00001-of-{short(count):0>5}.gguf"
         )
+    if metadata.get("split.no") != 0:
+        raise GGUFError(f"is refused: it says that it is part {short(metadata.get('split.no'))}, counted from 0, not 0")
     for index in range(2, count + 1):
         yield f"{match.group(1)}-{index:05d}-of-{count:05d}.gguf"
 

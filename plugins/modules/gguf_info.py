@@ -91,12 +91,14 @@ tensors:
     shape:
       description: Elements in each dimension.
       type: list
+      elements: int
     bytes:
       description: Size of one tensor.
       type: int
     layers:
       description: Layers that have such a tensor; null outside the layers.
       type: list
+      elements: int
   sample: [{"name": "blk.*.ffn_down_exps.weight", "type": "Q4_K", "shape": [2048, 7168, 256], "bytes": 2113929216, "layers": [3, 4]}]
 closed:
   description: The folder or file that keeps O(account) from reading the model, if any.

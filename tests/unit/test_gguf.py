@@ -284,6 +284,8 @@ def test_split_models_that_are_not_whole(tmp_path):
     refusal(first, r"has the part big-00002-of-00002.gguf, which is truncated")
     second.unlink()
     refusal(first, r"lacks its part big-00002-of-00002.gguf")
+    files.write_parts(tmp_path, numbers=[1, 1])
+    refusal(first, "is refused: it says that it is part 1, counted from 0, not 0")
     files.write_parts(tmp_path, numbers=[0, 3])
     refusal(first, "has the part .*, which is refused: it says that it is part 3, counted from 0, not 1")
     files.write_parts(tmp_path, tensors=["same", "same"])
