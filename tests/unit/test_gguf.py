@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 MEMORY = 20 * gguf.MIB
-"""What no header may need more of, where the limits are an eighth of the real ones: counting memory is slow."""
+"""What no header may need more of, where the limits are an eighth of the real ones or less: counting memory is slow."""
 thorough = settings(
-    max_examples=100,
+    max_examples=60,
     deadline=None,
     derandomize=True,
     database=None,
@@ -478,24 +478,24 @@ def peak(work):
         tracemalloc.stop()
 
 
-WORDS = struct.pack("<IQ", files.STRING, (1 << 21) - 7)
+WORDS = struct.pack("<IQ", files.STRING, (1 << 19) - 7)
 
 
 @pytest.mark.parametrize(
     "begin, after, said",
     [
         (files.header([], counts=(0, 60000)), files.key("k", files.U8, 1), "has 'k' twice"),
-        (files.header([], counts=(0, 1 << 40)), b"\0", "header is longer than 16 MiB"),
+        (files.header([], counts=(0, 1 << 40)), b"\0", "header is longer than 4 MiB"),
         (files.header([], counts=(0, 65537)), b"\0", "has 65537 keys, at most 65536 are read"),
         (files.header([], counts=(65537, 0)), b"\0", "has 65537 tensors, at most 65536 are read"),
-        (files.header([("k", files.ARRAY, WORDS)], counts=(0, 2)), b"\0", "header is longer than 16 MiB"),
-        (files.header([("k", files.ARRAY, WORDS)], counts=(0, 2)), files.string("x" * 50), "longer than 16 MiB"),
-        (files.header([("k", files.ARRAY, struct.pack("<IQ", files.U8, 1 << 50))], counts=(0, 2)), b"\0", "16 MiB"),
-        (files.header([("k", files.STRING, b"")], counts=(0, 2))[:-8] + struct.pack("<Q", 1 << 50), b"\0", "16 MiB"),
+        (files.header([("k", files.ARRAY, WORDS)], counts=(0, 2)), b"\0", "header is longer than 4 MiB"),
+        (files.header([("k", files.ARRAY, WORDS)], counts=(0, 2)), files.string("x" * 50), "longer than 4 MiB"),
+        (files.header([("k", files.ARRAY, struct.pack("<IQ", files.U8, 1 << 50))], counts=(0, 2)), b"\0", "4 MiB"),
+        (files.header([("k", files.STRING, b"")], counts=(0, 2))[:-8] + struct.pack("<Q", 1 << 50), b"\0", "4 MiB"),
     ],
 )
 def test_a_header_without_end(monkeypatch, begin, after, said):
-    monkeypatch.setattr(gguf, "MAX_HEADER_BYTES", gguf.MAX_HEADER_BYTES // 8)
+    monkeypatch.setattr(gguf, "MAX_HEADER_BYTES", gguf.MAX_HEADER_BYTES // 32)
     source = Endless(begin, after)
 
     def work():
@@ -581,7 +581,7 @@ def changed(data, changes):
 
 
 @given(st.sampled_from(WHOLE), st.lists(CHANGE, min_size=1, max_size=4))
-@settings(thorough, max_examples=1000)
+@settings(thorough, max_examples=600)
 def test_a_changed_file_is_a_model_or_an_error(data, changes):
     summary_or_error(changed(data, changes))
 
