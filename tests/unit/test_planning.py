@@ -601,6 +601,41 @@ def test_a_link_to_a_peer_is_chosen_by_its_name(pair):
     assert plan["links"] == ["worker2"]
 
 
+def test_a_summary_of_the_inventory_stands_in_for_the_file_until_it_is_read(local, big_model):
+    here = local.hosts["here"]
+    here["facts"]["memory_mib"] = 1 << 20
+    here["variables"].update(llama_model_path="/srv/m.gguf", llama_model_known_answer=None)
+    here["variables"]["llama_model_gguf_summary"] = big_model
+    assert local.plan()["model"]["layers"] == 80
+    local.model = {"summary": {**big_model, "layers": 40, "layer_bytes": [1 << 30] * 40}}
+    assert local.plan()["model"]["layers"] == 40
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"context": None}, "has None as context"),
+        ({"heads": 0}, "has 0 as heads"),
+        ({"width": True}, "has True as width"),
+        ({"output_bytes": "many"}, "has 'many' as output_bytes"),
+        ({"name": 7}, "has 7 as name"),
+        ({"layer_bytes": [1] * 79}, "which are not the sizes of 80 layers"),
+        ({"layer_bytes": [-1] * 80}, "which are not the sizes of 80 layers"),
+        ({"layer_bytes": 80}, "has 80 as layer_bytes"),
+    ],
+)
+def test_a_summary_that_cannot_be_right(local, big_model, change, said):
+    variables = local.hosts["here"]["variables"]
+    variables.update(llama_model_path="/srv/m.gguf", llama_model_known_answer=None)
+    variables["llama_model_gguf_summary"] = {**big_model, **change}
+    reason = local.reason()
+    assert reason.startswith("llama_model_gguf_summary has ")
+    assert said in reason
+    assert reason.endswith(": give it what gguf_info returns as summary")
+    del variables["llama_model_gguf_summary"]["vocabulary"]
+    assert "llama_model_gguf_summary lacks vocabulary: give it" in local.reason()
+
+
 @pytest.mark.parametrize(
     "path, found, facts, said",
     [
