@@ -13,7 +13,6 @@ from pathlib import Path
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils import (
-    backends,
     building,
     planning,
     releases,
@@ -67,9 +66,6 @@ def show(plan: dict, changed: list[str] | None, html: str | None) -> None:
     display.display(report.plan_page(plan, changed))
     if html:
         Path(html).write_text(html_page.page(plan, changed))
-
-
-RELEASES = ["llama_release", *(f"llama_release_{backend}" for backend in backends.BACKENDS)]
 
 
 class ActionModule(ActionBase):
@@ -145,18 +141,16 @@ class ActionModule(ActionBase):
         return {"changed": False, "changes": changes}
 
     def _look_up_release(self, hosts, task_vars):
-        """Puts what only the controller can look up into the head's ``llama_release`` and those of single backends."""
+        """Puts what only the controller can look up into those of the head's releases of which some host has a build."""
 
         def find(path):
             beside = os.path.join(task_vars.get("inventory_dir") or "", os.path.expanduser(path))
             return beside if os.path.isabs(beside) and os.path.exists(beside) else self._find_needle("files", path)
 
-        for host in hosts.values():
-            if "head" in host["groups"]:
-                variables = host["variables"]
-                for variable in RELEASES:
-                    if variables[variable] is not None:
-                        try:
-                            variables[variable] = sources.resolved(variables[variable], find)
-                        except Refusal as refusal:
-                            raise releases.renamed(refusal, variable) from None
+        used = planning.release_variables(hosts, inventory.packages())
+        head = next(host for host in hosts.values() if "head" in host["groups"])
+        for variable in used:
+            try:
+                head["variables"][variable] = sources.resolved(head["variables"][variable], find)
+            except Refusal as refusal:
+                raise releases.renamed(refusal, variable) from None

@@ -16,7 +16,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils import report, ve
 
 display = Display()
 
-STARTS_BEFORE_GIVING_UP = 3
 SECONDS_FOR_WORKERS = 45
 """How long a worker whose process runs may stay without an answer to the head."""
 FIRST_WAIT = 5.0
@@ -80,19 +79,19 @@ class ActionModule(ActionBase):
 
     def _collect(self, arguments: dict, plan: dict, patience: float, task_vars: dict) -> dict:
         started = time.monotonic()
-        processes: set[int] = set()
+        before: int | None = None
         wait = FIRST_WAIT
         while True:
             found = self._execute_module(module_args={**arguments, "wait": wait}, task_vars=task_vars)
             if found.get("failed") or found["evidence"]["health"]["healthy"]:
                 return found
-            processes.update(found["evidence"]["processes"])
+            before = found["evidence"]["ends"]["number"] if before is None else before
             elapsed = time.monotonic() - started
             waits_for = found["evidence"]["waits_for"]
             if plan["staging"] and not found["evidence"]["launched"]:
                 return found
             limit = min(patience, SECONDS_FOR_WORKERS) if waits_for else patience
-            if len(processes) >= STARTS_BEFORE_GIVING_UP or elapsed >= limit:
+            if verification.ends_at_each_start(found["evidence"], before) or elapsed >= limit:
                 return found
             told = "; ".join(waits_for or [found["evidence"]["health"]["said"]])
             display.display(f"  [{plan['head']['host']}] llama-server: {told}, {elapsed:.0f} s")

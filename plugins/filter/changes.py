@@ -34,7 +34,7 @@ positional: hostvars, reached
 EXAMPLES = r"""
 llama_changes: "{{ llama_planned.plan | llamacpp.cluster.changes(hostvars, ansible_play_hosts) }}"
 # => {"restarts": {"localhost": ["llamacpp-worker-two", "llamacpp-server"]}, "behind": ["localhost"], "unreached": [],
-#     "builders": {}, "shared": [], "sources": []}
+#     "builders": {}, "shared": [], "sources": [], "lacking": {"localhost": {"required": {}, "optional": {}}}}
 """
 
 RETURN = r"""
@@ -42,7 +42,8 @@ _value:
   description:
     - C(restarts), host and names of services that have to be started anew; C(behind), hosts on which anything differs;
       C(unreached), hosts that did not answer; C(builders), build and the host that builds or has it; C(shared), builds that other hosts
-      get from it; C(sources), releases of builds that no host has yet.
+      get from it; C(sources), releases of builds that no host has yet; C(lacking), host and what it lacks, C(required), and C(optional)
+      where it builds, each tool and its package.
   type: dict
 """
 
@@ -51,9 +52,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils import planning
 
 def changes(plan, hostvars, reached):
     compared = {name: hostvars[name].get("llama_compared") or {} for name in plan["hosts"]}
-    return planning.changes(
+    changed = planning.changes(
         plan, {name: found.get("drift") if name in reached else None for name, found in compared.items()}
     )
+    tools = {name: hostvars[name]["llama_facts"]["facts"]["tools"] for name in plan["hosts"] if name in reached}
+    return {**changed, "lacking": planning.lacking(plan, tools, changed["builders"].values())}
 
 
 class FilterModule:

@@ -107,6 +107,8 @@ MINIMUM_CMAKE = {"cpu": (3, 14), "vulkan": (3, 19), "metal": (3, 14), "cuda": (3
 
 BUILD_TOOLS = ["cmake", "ninja", "c++"]
 """Commands every build needs."""
+OPTIONAL_TOOLS = ["ccache"]
+"""Commands that make builds faster."""
 
 
 def device_name(backend: str, index: int) -> str:

@@ -25,17 +25,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils import capabilities, prebuilt
+from ansible_collections.llamacpp.cluster.plugins.module_utils import capabilities, prebuilt, releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.commands import SEARCH
 
 MANIFEST = "manifest.json"
 LOG_LINES_SHOWN = 15
 PATCH_LINES_SHOWN = 6
 COMMIT_DIGITS = 8
+PACKED, PARTIAL, UNPACKED, CONFIGURED = ".tar.gz", ".new", ".unpacked", ".configured"
+UNFINISHED = (UNPACKED, CONFIGURED, PACKED + PARTIAL)
+"""Endings of files that stand beside the folder of a build until it has come to its end."""
 NEVER_USED = (0, 0)
 """Time of a release's folder until it is put to use: then it is the time of that."""
 FULL_BYTES = 1 << 20
 """A disk with less room is full: not every program says so when it could not write."""
+LINK_LEADS_OUT = "Cannot hard link to|Hard-link target '.*' does not exist"
+"""What GNU's and BSD's tar say of a hard link to something that was not unpacked."""
 STEP_LINES = r"^(\[[0-9]+/[0-9]+\]|== )"
 """Lines of a build's log that tell how far it is, as an expression for grep -E: ninja's and our own."""
 
@@ -73,7 +78,63 @@ def log_path(cache: str, identity: str) -> str:
 
 def packed_path(cache: str, identity: str) -> str:
     """Where an installed release is packed to be sent to other hosts."""
-    return f"{cache}/builds/{identity}.tar.gz"
+    return f"{cache}/builds/{identity}{PACKED}"
+
+
+def _locked(path: Path, wait: bool) -> IO[str] | None:
+    """The lock of a build, held until it is closed; None where another process holds it and is not to be waited for."""
+    while True:
+        lock = path.open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+                return lock
+        except BlockingIOError:
+            lock.close()
+            return None
+        except FileNotFoundError:
+            pass
+        lock.close()
+
+
+def under_way(cache: str, identity: str) -> bool:
+    """Whether a build runs on this host now, perhaps one that a killed playbook has left."""
+    path = Path(cache) / "builds" / f"{identity}.lock"
+    if not path.exists():
+        return False
+    lock = _locked(path, wait=False)
+    if lock:
+        lock.close()
+    return lock is None
+
+
+def abandoned(cache: str, kept: set[str]) -> list[str]:
+    """Ids of builds that never came to an end and that nothing works on, and of releases that were brought to be installed and were not.
+
+    :param kept: ids that are planned or installed, of which none is told.
+    """
+    builds, sources = Path(cache) / "builds", Path(cache) / "sources"
+    found = {path.name for path in builds.glob("*") if path.is_dir()}
+    for ending in UNFINISHED:
+        found.update(path.name[: -len(ending)] for path in builds.glob("*" + ending))
+    brought = {path.name[: -len(PACKED)] for path in sources.glob("*" + PACKED)}
+    found |= {identity for identity in brought if releases.backend_of(identity)}
+    return sorted(identity for identity in found - kept if not under_way(cache, identity))
+
+
+def cleared(cache: str, identity: str) -> bool:
+    """Removes what a build left, apart from sources and ccache; returns False where it runs."""
+    builds = Path(cache) / "builds"
+    if builds.is_dir():
+        lock = _locked(builds / f"{identity}.lock", wait=False)
+        if not lock:
+            return False
+        with lock:
+            shutil.rmtree(builds / identity, ignore_errors=True)
+            for ending in (".log", PACKED, *UNFINISHED, ".lock"):
+                (builds / (identity + ending)).unlink(missing_ok=True)
+    (Path(cache) / "sources" / (identity + PACKED)).unlink(missing_ok=True)
+    return True
 
 
 def removed(prefix: str, cache: str, identity: str) -> None:
@@ -84,21 +145,17 @@ def removed(prefix: str, cache: str, identity: str) -> None:
     if release.exists():
         release.rename(gone)
         shutil.rmtree(gone)
-    builds = Path(cache) / "builds"
-    shutil.rmtree(builds / identity, ignore_errors=True)
-    for ending in (".log", ".lock", ".unpacked", ".configured", ".tar.gz"):
-        (builds / (identity + ending)).unlink(missing_ok=True)
-    (Path(cache) / "sources" / f"{identity}.tar.gz").unlink(missing_ok=True)
+    cleared(cache, identity)
 
 
 def pack(prefix: str, cache: str, build: dict) -> str:
     """Packs an installed release; returns the path of the archive."""
     release = Path(prefix) / "releases" / build["id"]
     target = packed_path(cache, build["id"])
-    with tarfile.open(target + ".new", "w:gz", compresslevel=1) as archive:
+    with tarfile.open(target + PARTIAL, "w:gz", compresslevel=1) as archive:
         for name in [MANIFEST, *(f"bin/{target}" for target in build["targets"])]:
             archive.add(release / name, name)
-    os.replace(target + ".new", target)
+    os.replace(target + PARTIAL, target)
     return target
 
 
@@ -277,7 +334,9 @@ class Builder(Installer):
         return process.returncode, said
 
     def _run(self, step: str, argv: list[str]) -> None:
-        status, said = self._logged(step, argv)
+        self._succeeded(step, *self._logged(step, argv))
+
+    def _succeeded(self, step: str, status: int, said: list[str]) -> None:
         if status:
             raise BuildError(
                 f"{step} failed with status {status}. Log: {self.log}, which ends in:\n"
@@ -287,9 +346,11 @@ class Builder(Installer):
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """A killed playbook leaves its build running: the next one waits for it here."""
-        with (self.cache / "builds" / f"{self.build['id']}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        lock = _locked(self.cache / "builds" / f"{self.build['id']}.lock", wait=True)
+        try:
             yield
+        finally:
+            cast(IO[str], lock).close()
 
     def install(self) -> dict:
         """Builds and installs what is not there yet; returns the manifest."""
@@ -308,14 +369,14 @@ class Builder(Installer):
             self._run("compile", ["cmake", "--build", "build", "--parallel", jobs, "--target", *self.build["targets"]])
             manifest = self._install(round(time.monotonic() - started))
             shutil.rmtree(self.work)
-            for ending in (".unpacked", ".configured"):
+            for ending in (UNPACKED, CONFIGURED):
                 self.log.with_suffix(ending).unlink()
             return manifest
 
     def _prepare(self) -> None:
         """Unpacks and patches the tree where an interrupted build has not left the same one."""
         wanted = [self.source["sha256"], *(patch["sha256"] for patch in self.source["patches"])]
-        ready = self.log.with_suffix(".unpacked")
+        ready = self.log.with_suffix(UNPACKED)
         if ready.exists() and ready.read_text().split() == wanted and (self.work / "source").exists():
             return
         ready.unlink(missing_ok=True)
@@ -331,7 +392,7 @@ class Builder(Installer):
         depth = len(Path(member).parts) if member else 1
         self._run("clean", ["rm", "-rf", "source"])
         self._run("clean", ["mkdir", "source"])
-        self._run(
+        status, said = self._logged(
             "unpack",
             [
                 "tar",
@@ -344,6 +405,13 @@ class Builder(Installer):
                 *([member] if member else []),
             ],
         )
+        leads_out = next((line for line in said if re.search(LINK_LEADS_OUT, line)), None)
+        if leads_out:
+            raise BuildError(
+                f"{archive} holds a hard link that leads out of {member or 'its first folder'}, which alone is unpacked: give an archive whose "
+                f"tree of llama.cpp is whole. tar says: {leads_out}"
+            )
+        self._succeeded("unpack", status, said)
         if not (self.work / "source" / "CMakeLists.txt").exists():
             raise BuildError(
                 f"{archive} holds no llama.cpp tree: CMakeLists.txt is missing in {member or 'its first folder'}"
@@ -367,7 +435,7 @@ class Builder(Installer):
             "LLAMA_BUILD_NUMBER": str(self.source["number"] or 0),
         }
         told = json.dumps([options, self.build["environment"]])
-        ready = self.log.with_suffix(".configured")
+        ready = self.log.with_suffix(CONFIGURED)
         if not ready.exists() or ready.read_text() != told:
             # cmake keeps what it found out of the compilers, even where it could not make sense of them.
             ready.unlink(missing_ok=True)

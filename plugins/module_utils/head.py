@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils import devices, known_answer, placement
+from ansible_collections.llamacpp.cluster.plugins.module_utils import devices, gguf, known_answer, placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.refusal import Refusal
 
 PRIVATE_FOLDERS = ("/tmp/", "/var/tmp/")
@@ -199,10 +199,17 @@ def model_of(variables: dict, found: dict, facts: dict) -> dict:
             + ("both are set" if path else "none is set")
         )
     if path:
-        if "summary" not in found:
+        summary, problem = found.get("summary"), None
+        if summary is None:
+            summary = variables["llama_model_gguf_summary"]
+            problem = summary is not None and gguf.problem(summary)
+        if summary is None:
             raise Refusal(
-                f"llama_model_path is {path!r}, and nothing is known of that file: planning needs the head to be reachable"
+                f"llama_model_path is {path!r}, and nothing is known of that file: planning needs the head to be reachable, or "
+                "llama_model_gguf_summary"
             )
+        if problem:
+            raise Refusal(f"llama_model_gguf_summary {problem}: give it what gguf_info returns as summary")
         if facts["scope"] == "system" and found.get("closed"):
             raise Refusal(
                 f"llama_model_path is {path!r}, and {found['closed']} is closed to the account llamacpp, which serves it: open it with "
@@ -212,7 +219,7 @@ def model_of(variables: dict, found: dict, facts: dict) -> dict:
             raise Refusal(
                 f"llama_model_path is {path!r}: services do not see {path.split('/')[1]} of the host; move the model to /srv"
             )
-        return {"path": path, "known_answer": None, "summary": found["summary"]}
+        return {"path": path, "known_answer": None, "summary": summary}
     size = {"layers": wanted["layers"], "width": wanted["width"], "type": wanted["type"]}
     problem = known_answer.problem(size["layers"], size["width"], size["type"])
     if problem:

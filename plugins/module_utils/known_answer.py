@@ -72,12 +72,15 @@ def _bytes(elements: int, kind: str) -> int:
 
 
 def summary(layers: int, width: int, kind: str) -> dict:
-    """What gguf.summarize says of the written file, without writing it."""
+    """What gguf.summarize says of the written model, without writing it; all but its files."""
     vocabulary = len(CONTROL_TOKENS) + len(BYTE_TOKENS) + len(pieces())
+    matrices = layers * 7 * width * width + 2 * width * vocabulary
     norm = _bytes(width, "f32")
     return {
         "architecture": "llama",
         "name": f"known answer, {layers} layers of {width}, {kind}",
+        "parameters": matrices + (2 * layers + 1) * width,
+        "quantisation": kind.upper(),
         "layers": layers,
         "width": width,
         "heads": width // HEAD_DIMENSION,

@@ -9,6 +9,7 @@ The plan depends on the inventory and on facts that stay the same from run to ru
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils import (
     advisories,
@@ -88,7 +89,8 @@ def _make(cluster: str, hosts: dict, model_found: dict, catalogue: dict, runtime
             raise Refusal(
                 f"nothing is known of {name}: it could not be reached, and llama_hardware does not declare it"
             )
-    wanted = releases.of_backends(variables, hosts)
+    hosts = _with_backends(variables, hosts, catalogue)
+    wanted = releases.of_backends(variables, hosts, _used_backends(hosts))
     hosts = {name: _equipped(name, host, head_name, catalogue, wanted) for name, host in hosts.items()}
     if advisories.VULKAN_MEMORY not in variables["llama_accept_advisories"]:
         for host in hosts.values():
@@ -225,8 +227,38 @@ def _lacking_room(plan: dict, free: dict[str, dict[str, int]]) -> list[str]:
     return found
 
 
+def _with_backends(variables: dict, hosts: dict, catalogue: dict) -> dict:
+    """The hosts with their backends.
+
+    :param variables: of the head.
+    """
+    sources = releases.sources_of(variables)
+    found = {}
+    for name, host in hosts.items():
+        offered = catalogue["llama"].get(host["facts"]["distribution"]["family"], {"libraries": {}})["libraries"]
+        wanted = host["variables"]["llama_backend"]
+        found[name] = {**host, "backends": workers.backends_of(name, wanted, host["facts"], sources, offered)}
+    return found
+
+
+def _used_backends(hosts: dict) -> list[str]:
+    return [backend for backend in backends.BACKENDS if any(backend in host["backends"] for host in hosts.values())]
+
+
+def release_variables(hosts: dict, catalogue: dict) -> list[str]:
+    """The variables of the head that give a release of which some host has a build: what the controller has to look up.
+
+    :param hosts: see make.
+    :raises Refusal: they cannot be told.
+    """
+    variables = hosts[_head_of(hosts)]["variables"]
+    known = {name: host for name, host in hosts.items() if host["facts"] is not None}
+    used = _used_backends(_with_backends(variables, known, catalogue))
+    return list(dict.fromkeys(releases.variable_of(backend, variables) for backend in used))
+
+
 def _equipped(name: str, host: dict, head_name: str, catalogue: dict, wanted: dict[str, dict]) -> dict:
-    """The host with its backends, its workers and the tools that it needs.
+    """The host with its workers and the tools that it needs.
 
     :param wanted: backend → release.
     """
@@ -236,12 +268,7 @@ def _equipped(name: str, host: dict, head_name: str, catalogue: dict, wanted: di
             raise Refusal(
                 f"{name} has an account {account} of somebody else's, with the home {home}: services run as {account}, so rename that account"
             )
-    offered = catalogue["llama"].get(facts["distribution"]["family"], {"libraries": {}})["libraries"]
-    sources = {backend: release["source"] for backend, release in wanted.items()}
-    equipped = {
-        **host,
-        "backends": workers.backends_of(name, host["variables"]["llama_backend"], facts, sources, offered),
-    }
+    equipped = dict(host)
     if facts["service_manager"] != "systemd" and any(link.get("manage") for link in host["variables"]["llama_links"]):
         raise Refusal(
             f"llama_links of {name} has manage: true, which needs a host with systemd and root: configure the interface by hand, and "
@@ -252,6 +279,8 @@ def _equipped(name: str, host: dict, head_name: str, catalogue: dict, wanted: di
         for backend in equipped["backends"]
         for tool, package in workers.tools_of(name, equipped, backend, catalogue, wanted[backend]).items()
     }
+    own = {wanted[backend]["source"] for backend in equipped["backends"]}
+    equipped["optional_tools"] = workers.optional_tools_of(equipped, catalogue, own)
     equipped["workers"] = workers.workers_of(name, equipped, head_name) if "worker" in host["groups"] else []
     return equipped
 
@@ -366,9 +395,10 @@ def _planned_host(
         if name == head_name or any(worker["cache"] for worker in host["workers"])
         else None,
         "tools": host["tools"],
+        "optional_tools": host["optional_tools"],
         "unused_accelerators": [] if sources == {"binary"} else workers.unused_accelerators(host),
         "builds": [build for build in host["builds"].values() if build["targets"]],
-        "keep_releases": releases.kept(name, host["variables"]["llama_build_keep"]) * len(host["backends"]),
+        "keep_releases": releases.kept(name, host["variables"]["llama_build_keep"]),
         "workers": [
             {
                 **{
@@ -533,6 +563,25 @@ def changes(plan: dict, drifts: dict[str, dict | None]) -> dict:
         "unreached": sorted(set(plan["hosts"]) - set(reached)),
         **building,
     }
+
+
+def lacking(plan: dict, tools: dict[str, list[str]], builders: Collection[str]) -> dict[str, dict]:
+    """What each host lacks: ``required`` and ``optional``, tool → package. What only makes builds faster is for hosts that build now.
+
+    :param tools: host that answered → tools that it has.
+    :param builders: hosts that build.
+    """
+    return {
+        name: {
+            "required": _without(plan["hosts"][name]["tools"], present),
+            "optional": _without(plan["hosts"][name]["optional_tools"], present) if name in builders else {},
+        }
+        for name, present in tools.items()
+    }
+
+
+def _without(packages: dict[str, str], present: Collection[str]) -> dict[str, str]:
+    return {tool: package for tool, package in packages.items() if tool not in present}
 
 
 def _builders(plan: dict, drifts: dict[str, dict]) -> dict:

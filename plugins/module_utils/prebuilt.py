@@ -4,7 +4,8 @@
 """Archives of compiled programs, as upstream's releases are: which of their files a release needs.
 
 Nothing that an archive says of itself is trusted: only programs by their planned names and libraries beside them are taken, under
-their plain names into one folder, links only from one of these to another, and not without end.
+their plain names into one folder, links only from one of these to another, and not without end. A hard link is a further name of a
+file of the archive: it is written as a file of its own, and one to anything else is refused.
 """
 
 from __future__ import annotations
@@ -49,11 +50,14 @@ def extract(archive: Path, programs: list[str], target: Path) -> None:
 
 
 def _wanted(packed: tarfile.TarFile, programs: list[str]) -> dict[str, tarfile.TarInfo]:
-    """Name → member: the programs, and the libraries of their folder."""
+    """Name → member with its content: the programs, and the libraries of their folder."""
     folders: dict[PurePosixPath, dict[str, tarfile.TarInfo]] = {}
     for member in packed:
         path = PurePosixPath(member.name)
-        if member.isfile() or member.issym():
+        if member.islnk():
+            target = PurePosixPath(member.linkname)
+            folders.setdefault(path.parent, {})[path.name] = folders.get(target.parent, {}).get(target.name, member)
+        elif member.isfile() or member.issym():
             folders.setdefault(path.parent, {})[path.name] = member
     found = next((files for files in folders.values() if SERVER in files), {})
     if not found:
@@ -69,6 +73,12 @@ def _wanted(packed: tarfile.TarFile, programs: list[str]) -> dict[str, tarfile.T
         raise ArchiveError(
             f"the archive of llama_release has {', '.join(workers)}, not {', '.join(lacking)}, as llama.cpp's build of that number calls it: correct build"
         )
+    for name, member in found.items():
+        if member.islnk() and (name in programs or re.fullmatch(LIBRARY, name)):
+            raise ArchiveError(
+                f"the archive of llama_release holds {name} as a hard link to {member.linkname}, which is no file before it in the archive: "
+                "give one that holds all that its links lead to"
+            )
     kept = {
         name: member
         for name, member in found.items()
@@ -91,11 +101,12 @@ def _wanted(packed: tarfile.TarFile, programs: list[str]) -> dict[str, tarfile.T
 def _leads_to(link: tarfile.TarInfo, files: dict[str, tarfile.TarInfo]) -> str | None:
     """The library of the same folder that a link leads to in the end."""
     for _step in files:
-        if link.linkname not in files or not re.fullmatch(LIBRARY, link.linkname):
+        name = link.linkname
+        if name not in files or not re.fullmatch(LIBRARY, name):
             return None
-        link = files[link.linkname]
+        link = files[name]
         if not link.issym():
-            return PurePosixPath(link.name).name
+            return name
     return None
 
 

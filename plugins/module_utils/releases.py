@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils import backends, capabilities, toolchains
@@ -165,19 +166,39 @@ def renamed(refusal: Refusal, variable: str) -> Refusal:
     return Refusal(str(refusal).replace("llama_release ", variable + " ", 1))
 
 
-def of_backends(variables: dict, hosts: dict) -> dict[str, dict]:
-    """Backend → release: ``llama_release_<backend>``, or else ``llama_release``."""
-    packaged = {name: (host["facts"].get("packaged") or {}).get("version") for name, host in hosts.items()}
-    common = release_of(variables["llama_release"], packaged)
+def variable_of(backend: str, variables: dict) -> str:
+    """The variable that gives the release of a backend."""
+    own = f"llama_release_{backend}"
+    return own if variables[own] else "llama_release"
+
+
+def sources_of(variables: dict) -> dict[str, str]:
+    """Backend → source of its release, of all backends, for which nothing has to be looked up."""
     found = {}
     for backend in backends.BACKENDS:
-        variable = f"llama_release_{backend}"
-        if isinstance(variables[variable], dict) and variables[variable].get("source") == "package":
+        variable = variable_of(backend, variables)
+        try:
+            found[backend] = request_of(variables[variable])["source"]
+        except Refusal as refusal:
+            raise renamed(refusal, variable) from None
+        if found[backend] == "package" and variable != "llama_release":
             raise Refusal(
                 f"{variable} has source: package, which all backends of a distribution have in common: set llama_release to it"
             )
+    return found
+
+
+def of_backends(variables: dict, hosts: dict, used: Iterable[str]) -> dict[str, dict]:
+    """Backend → release: ``llama_release_<backend>``, or else ``llama_release``.
+
+    :param used: backends that some host has: of others nothing was looked up.
+    """
+    packaged = {name: (host["facts"].get("packaged") or {}).get("version") for name, host in hosts.items()}
+    found = {}
+    for backend in used:
+        variable = variable_of(backend, variables)
         try:
-            found[backend] = release_of(variables[variable], packaged) if variables[variable] else common
+            found[backend] = release_of(variables[variable], packaged)
         except Refusal as refusal:
             raise renamed(refusal, variable) from None
     return found
@@ -243,10 +264,16 @@ def _identified(release: dict, origin: dict, tree: dict, patches: list[dict] | N
 
 
 def kept(name: str, number: int) -> int:
-    """How many releases a host keeps, the planned one included."""
+    """How many releases of each backend a host keeps, the planned one included."""
     if number < 1:
         raise Refusal(f"llama_build_keep of {name} is {number}: give 1 or more, the release that serves is one of them")
     return number
+
+
+def backend_of(identity: str) -> str | None:
+    """The backend that the id of a build names; None of a name that is no such id."""
+    found = re.fullmatch(rf".+-({'|'.join(backends.BACKENDS)})-[0-9a-f]{{8}}", identity)
+    return found.group(1) if found else None
 
 
 def builds(hosts: dict, releases: dict[str, dict], packaged: dict) -> None:

@@ -4,7 +4,7 @@
 """The launcher of services, the one program of this collection that stays on a host. It works without a controller.
 
 For the head it waits until every worker shakes hands, writes down what they said, starts llama-server, keeps the log of this
-start, and ends llama-server when a worker is lost; the service manager then starts it anew. For a worker with a cache of
+start, ends llama-server when a worker is lost, and writes down how it ended; the service manager then starts it anew. For a worker with a cache of
 tensors, from which llama.cpp never removes anything, it keeps that cache below its limit. It is installed beside a copy of
 rpc.py and needs nothing but Python 3.9.
 
@@ -39,7 +39,10 @@ except ImportError:
 
 HANDSHAKES = "handshakes.json"
 START_LOG = "start.log"
+ENDS = "ends.json"
 START_LOG_BYTES = 8 * 1024 * 1024
+LAST_BYTES = 4096
+LAST_LINES = 20
 LOST_AFTER_POLLS = 2
 PRUNE_SECONDS = 300
 MIB = 1024 * 1024
@@ -82,6 +85,17 @@ def write_handshakes(state: Path, answers: dict) -> None:
     partial = state / (HANDSHAKES + ".new")
     partial.write_text(json.dumps({"time": int(time.time()), "workers": answers}))
     partial.replace(state / HANDSHAKES)
+
+
+def write_end(state: Path, how: str, said: str) -> None:
+    """Counts the ends of llama-server, over all starts of the launcher, with how the last one came and the last lines of its log."""
+    try:
+        number = int(json.loads((state / ENDS).read_text())["number"])
+    except (OSError, ValueError, KeyError, TypeError):
+        number = 0
+    partial = state / (ENDS + ".new")
+    partial.write_text(json.dumps({"number": number + 1, "how": how, "log": said.splitlines()[-LAST_LINES:]}))
+    partial.replace(state / ENDS)
 
 
 def connections(tcp_table: str, inodes: set[str], endpoints: list[str]) -> set[str]:
@@ -130,6 +144,7 @@ class Head:
         self.url = url
         self.ready = False
         self.missing = 0
+        self.last = b""
         self.process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
@@ -141,13 +156,14 @@ class Head:
         self.relay.start()
 
     def _relay(self, path: Path) -> None:
-        """Passes the output on to the service's log, and keeps the beginning of this start in a file."""
+        """Passes the output on to the service's log, and keeps the beginning of this start in a file, and its end in memory."""
         pipe = cast(IO[bytes], self.process.stdout).fileno()
         room = START_LOG_BYTES
         with path.open("wb", buffering=0) as start_log:
             while part := os.read(pipe, 65536):
                 start_log.write(part[:room])
                 room -= len(part[:room])
+                self.last = (self.last + part)[-LAST_BYTES:]
                 os.write(sys.stdout.fileno(), part)
 
     def lost_workers(self) -> list[str]:
@@ -181,6 +197,11 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def ended_how(status: int) -> str:
+    """What the return code of a process says of its end."""
+    return f"with status {status}" if status >= 0 else f"by signal {-status}"
+
+
 def _asked_to_stop(_number: int, _frame: object) -> None:
     raise SystemExit(0)
 
@@ -200,12 +221,20 @@ def run(
     state.mkdir(exist_ok=True)
     write_handshakes(state, {})
     shake_hands(endpoints, protocol, timeout, lambda answers: write_handshakes(state, answers), pause)
-    head = Head(argv, endpoints, url, state)
+    try:
+        head = Head(argv, endpoints, url, state)
+    except OSError as error:
+        write_end(state, f"before it began, {error}", "")
+        say(f"llama-server could not be started: {error}")
+        time.sleep(pause)
+        return 1
+    how = ""
     try:
         while head.process.poll() is None:
             time.sleep(pause)
             lost = head.lost_workers()
             if lost:
+                how = f"since it had lost worker {', '.join(lost)}"
                 say(f"lost worker {', '.join(lost)}: restarting llama-server")
                 head.stop()
     except SystemExit:
@@ -213,7 +242,9 @@ def run(
         head.relay.join(timeout=5)
         raise
     head.relay.join(timeout=5)
-    say(f"llama-server ended with status {head.process.returncode}")
+    how = how or ended_how(head.process.returncode)
+    say(f"llama-server ended {how}")
+    write_end(state, how, head.last.decode("utf-8", "replace"))
     time.sleep(pause)
     return 1
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils import building, firewall, host, links, tuning
+from ansible_collections.llamacpp.cluster.plugins.module_utils import building, firewall, host, links, releases, tuning
 from ansible_collections.llamacpp.cluster.plugins.module_utils.commands import output
 
 CLOCK_SECONDS = 3
@@ -152,6 +152,28 @@ def service_state(service: dict, running: dict[int, list[str]]) -> dict:
         "addresses": listening_addresses(int(port)),
         "clients": clients(int(port)),
     }
+
+
+PORTS = {
+    ("worker", False): "as port in llama_worker_endpoints",
+    ("worker", True): "as staging_port in llama_worker_endpoints",
+    ("head", False): "in llama_server_port",
+    ("head", True): "in llama_server_staging_port",
+}
+"""Kind of a service, and whether it is temporary → where its port is given."""
+
+
+def taken_ports(planned: dict, services: dict) -> str | None:
+    """What is in the way where something else has the port of a planned service, as a sentence, or None.
+
+    :param services: name → state, of service_state.
+    """
+    lacking = [service for service in planned["services"] if services[service["name"]]["state"] == "foreign"]
+    if not lacking:
+        return None
+    where = dict.fromkeys(PORTS[service["kind"], service["temporary"]] for service in lacking)
+    taken = " and ".join(f"{service['listens']}, on which {service['name']} is to listen" for service in lacking)
+    return f"Something else already uses {taken}: stop it, or give another one {' and '.join(where)}."
 
 
 def _accounts(planned: list[dict]) -> list[str]:
@@ -306,16 +328,24 @@ def _system(planned: dict) -> list[str]:
     return found
 
 
-def _named_releases(planned: dict, names: set[str]) -> set[str]:
-    """Those releases that a process runs or a definition of a service names, ours or not."""
+def _named_releases(planned: dict, names: set[str], applied: bool) -> set[str]:
+    """Those releases that a process runs or a definition of a service names, ours or not.
+
+    :param applied: leave out our own definitions, which an apply replaces or removes, and the processes that run by them.
+    """
     folders = {planned["prefix"], os.path.realpath(planned["prefix"])}
-    texts = [" ".join(argv) for argv in processes(planned["prefix"]).values()]
-    for process in Path("/proc").glob("[0-9]*") if sys.platform != "darwin" else []:
-        with suppress(OSError):
-            texts.append(os.readlink(process / "exe"))
+    ours = {definition_path(planned, name) for name in host.defined_services(planned["units"])} if applied else set()
+    replaced: list[str] = []
+    texts: list[str] = []
     for path in Path(planned["units"]).glob("*"):
         if path.suffix in host.DEFINITION_ENDINGS and path.is_file():
-            texts.append(path.read_text(errors="replace"))
+            (replaced if path in ours else texts).append(path.read_text(errors="replace"))
+    running = processes(planned["prefix"])
+    ending = {pid for pid, argv in running.items() if any(all(word in text for word in argv) for text in replaced)}
+    texts += [" ".join(argv) for pid, argv in running.items() if pid not in ending]
+    for process in Path("/proc").glob("[0-9]*") if sys.platform != "darwin" else []:
+        with suppress(OSError):
+            texts.append(os.readlink(process / "exe") if int(process.name) not in ending else "")
     return {name for name in names for folder in folders if any(f"{folder}/releases/{name}/" in text for text in texts)}
 
 
@@ -326,24 +356,40 @@ def running_releases(prefix: str, running: dict[int, list[str]]) -> list[str]:
     return sorted({program[len(folder) :].split("/")[0] for program in programs})
 
 
-def unneeded_releases(planned: dict) -> list[str]:
-    """Installed releases beyond the last ones that are kept, oldest first: none that is planned, runs, or is named by a service.
+def unneeded_releases(planned: dict, applied: bool = False) -> list[str]:
+    """Installed releases beyond the last ones of their backend that are kept, oldest first: none that is planned, built or run now, or
+    named by a service.
 
-    What is planned counts as one of the last, even before it is installed. The last ones are those that were put to use last.
+    What is planned counts as one of the last, even before it is installed, and so does the place of a backend that is not planned any
+    more. The last ones are those that were put to use last.
+
+    :param applied: tell it as it will be once the planned services run in place of those that run now.
     """
     folder = Path(planned["prefix"]) / "releases"
     found = (
         {entry.name: entry.stat().st_mtime for entry in folder.iterdir() if entry.is_dir()} if folder.is_dir() else {}
     )
     wanted = {build["id"] for build in planned["builds"]}
-    partial = {name for name in found if name.startswith(".") and name[1:] not in wanted}
+    partial = {
+        name
+        for name in found
+        if name.startswith(".") and name[1:] not in wanted and not building.under_way(planned["cache"], name[1:])
+    }
     others = {name for name in found if not name.startswith(".")} - wanted
-    if len(others) + len(wanted) <= planned["keep_releases"]:
+    room = {
+        backend: planned["keep_releases"] - max(1, sum(releases.backend_of(name) == backend for name in wanted))
+        for backend in {releases.backend_of(name) for name in others}
+    }
+    if all(sum(releases.backend_of(name) == backend for name in others) <= left for backend, left in room.items()):
         return sorted(partial)
-    held = _named_releases(planned, others)
-    room = max(0, planned["keep_releases"] - len(wanted | held))
-    rest = sorted(others - held, key=lambda name: found[name], reverse=True)
-    return sorted(partial) + rest[room:][::-1]
+    held = _named_releases(planned, others, applied)
+    held |= {name for name in others if building.under_way(planned["cache"], name)}
+    unneeded = []
+    for backend, left in room.items():
+        own = {name for name in others if releases.backend_of(name) == backend}
+        rest = sorted(own - held, key=lambda name: found[name], reverse=True)
+        unneeded += rest[max(0, left - len(own & held)) :]
+    return sorted(partial) + sorted(unneeded, key=lambda name: found[name])
 
 
 def drift(planned: dict) -> dict:

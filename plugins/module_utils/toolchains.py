@@ -4,7 +4,8 @@
 """Toolkits, compilers and libraries: which ones a host has, and which of them builds llama.cpp there.
 
 A toolchain is ``backend`` (hip, cuda; cpu for a compiler), ``prefix``, ``links`` (other names of the prefix), ``version``,
-``compiler`` (path, or None) and ``rocwmma`` (None, or ``version`` and ``architectures`` of its headers).
+``compiler`` (path, or None), ``libraries`` (names of those of its backend that lie below the prefix) and ``rocwmma`` (None, or
+``version`` and ``architectures`` of its headers).
 """
 
 from __future__ import annotations
@@ -117,6 +118,21 @@ def rocwmma(include: Path) -> dict | None:
     }
 
 
+def _include_folders(prefix: str) -> list[str]:
+    """Patterns of the folders for headers of what is installed at a prefix."""
+    folders = [f"{prefix}/{place}" for place in ("include", "targets/*/include")]
+    return [*folders, "/usr/local/include"] if prefix == SYSTEM else folders
+
+
+def _brought(root: Path, prefix: str, backend: str) -> list[str]:
+    """Libraries of a backend whose headers are those of the toolkit at the prefix, not of another one on the same host."""
+    return [
+        name
+        for name in backends.libraries(backend)
+        if any(next(root.glob(f"{folder[1:]}/{HEADERS[name]}"), None) for folder in _include_folders(prefix))
+    ]
+
+
 def _rocm(root: Path, ask: Ask) -> list[dict]:
     found = []
     places = ("opt/rocm*/bin/hipconfig", "opt/rocm/core-*/bin/hipconfig", "usr/bin/hipconfig")
@@ -132,6 +148,7 @@ def _rocm(root: Path, ask: Ask) -> list[dict]:
                 "links": links,
                 "version": first_version(text_of(folder / ".info/version") or ask([hipconfig, "--version"])),
                 "compiler": f"{clang}/clang" if clang else None,
+                "libraries": _brought(root, prefix, "hip"),
                 "rocwmma": rocwmma(folder / "include"),
             }
         )
@@ -147,6 +164,7 @@ def _cuda(root: Path, ask: Ask) -> list[dict]:
             "links": links,
             "version": first_version(ask([_on_host(root, folder / "bin/nvcc"), "--version"])),
             "compiler": _on_host(root, folder / "bin/nvcc"),
+            "libraries": _brought(root, _on_host(root, folder), "cuda"),
             "rocwmma": None,
         }
         for folder, links in found.items()
@@ -165,6 +183,7 @@ def _compilers(root: Path, ask: Ask) -> list[dict]:
                     "links": [],
                     "version": first_version(ask([program, "-dumpversion"])),
                     "compiler": program,
+                    "libraries": [],
                     "rocwmma": None,
                 }
             )
@@ -179,11 +198,11 @@ def find(root: Path = ROOT, ask: Ask = output) -> list[dict]:
 
 
 def libraries(installed: list[dict], root: Path = ROOT) -> dict[str, str | None]:
-    """Library → PRESENT, or None where what is needed to build with it is missing."""
-    prefixes = [toolchain["prefix"].lstrip("/") for toolchain in installed]
-    folders = ["usr/include", "usr/local/include"]
-    folders += [f"{prefix}/{place}" for prefix in prefixes for place in ("include", "targets/*/include")]
-    places = {name: [f"{folder}/{header}" for folder in folders] for name, header in HEADERS.items()}
+    """Library → PRESENT, or None where no toolkit of the host has what is needed to build with it."""
+    folders = [
+        folder for prefix in (SYSTEM, *(entry["prefix"] for entry in installed)) for folder in _include_folders(prefix)
+    ]
+    places = {name: [f"{folder[1:]}/{header}" for folder in folders] for name, header in HEADERS.items()}
     return {
         name: PRESENT if any(next(root.glob(pattern), None) for pattern in patterns) else None
         for name, patterns in {**places, **OTHER_LIBRARIES}.items()
@@ -191,6 +210,13 @@ def libraries(installed: list[dict], root: Path = ROOT) -> dict[str, str | None]
 
 
 # What builds llama.cpp
+
+
+def lacking(toolkit: dict) -> list[str]:
+    """Libraries of its backend that a toolkit does not have. Of one that was not looked at, none."""
+    if "libraries" not in toolkit:
+        return []
+    return [name for name in backends.libraries(toolkit["backend"]) if name not in toolkit["libraries"]]
 
 
 def _unfit(toolchain: dict, architectures: list[str]) -> str | None:
@@ -249,7 +275,8 @@ def _told(backend: str, facts: dict, prefix: str | None) -> list[dict]:
 
 
 def _newest(name: str, offered: list[dict], architectures: list[str], wanted: str | None) -> dict | None:
-    """The last of these toolkits that fits; None where there is none at all, as before its packages are installed."""
+    """The last of these toolkits that fits and has its libraries, or else the distribution's, to which packages bring them; None where
+    there is none at all, as before its packages are installed."""
     fitting = [toolkit for toolkit in offered if not _unfit(toolkit, architectures)]
     if offered and not fitting:
         raise Refusal(
@@ -257,13 +284,23 @@ def _newest(name: str, offered: list[dict], architectures: list[str], wanted: st
             + (f" (llama_build_toolchain is {wanted})" if wanted else "")
             + ", or set llama_backend to another one"
         )
-    return fitting[-1] if fitting else None
+    whole = [toolkit for toolkit in fitting if not lacking(toolkit)]
+    whole = whole or [toolkit for toolkit in fitting if toolkit["prefix"] == SYSTEM]
+    if fitting and not whole:
+        title = TITLES[fitting[-1]["backend"]]
+        raise Refusal(
+            f"{name} has {title} {fitting[-1]['version']} in {fitting[-1]['prefix']} without {', '.join(lacking(fitting[-1]))}"
+            + (f" (llama_build_toolchain is {wanted})" if wanted else "")
+            + f": install their development packages for that {title}, name one that has them in llama_build_toolchain, or set llama_backend"
+            " to another one"
+        )
+    return whole[-1] if whole else None
 
 
 def chosen(
     name: str, backend: str, facts: dict, wanted: str | None, architectures: list[str], beside: Collection[str] = ()
 ) -> dict:
-    """What a host builds with: the toolkit that the operator names, or else the newest that fits the devices.
+    """What a host builds with: the toolkit that the operator names, or else the newest that fits the devices and has its libraries.
 
     :param facts: of the host; ``toolchains`` is missing or None where it was not asked.
     :param wanted: ``llama_build_toolchain``.

@@ -27,6 +27,8 @@ LOGGED_ROUNDING_MIB = 0.02
 PROMPT = "The first three prime numbers are"
 TOKENS = 16
 SECONDS_FOR_ANSWER = 300
+ENDS_BEFORE_GIVING_UP = 3
+"""So often llama-server may end while it is waited for."""
 
 
 # ------------------------------------------------------------------------------------------------ evidence, on the head
@@ -76,6 +78,32 @@ def handshakes(path: Path) -> dict:
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return {"workers": {}, "error": str(error)}
+
+
+def ends(path: Path) -> dict:
+    """What the launcher recorded of the ends of llama-server: their ``number``, ``how`` the last one came, and the end of its ``log``."""
+    try:
+        told = json.loads(read_untrusted(path))
+        return {
+            "number": int(told["number"]),
+            "how": str(told["how"]),
+            "log": [str(line) for line in list(told["log"])[-runtime.LAST_LINES :]],
+        }
+    except (OSError, ValueError, KeyError, TypeError):
+        return {"number": 0, "how": "", "log": []}
+
+
+def ends_at_each_start(evidence: dict, before: int) -> bool:
+    """Whether llama-server ended so often since then that waiting makes no sense; if so, the evidence tells that from now on.
+
+    :param before: number of ends when waiting began.
+    """
+    told = evidence["ends"]
+    if told["number"] - before < ENDS_BEFORE_GIVING_UP:
+        return False
+    said = f"llama-server ended {told['number'] - before} times while it was waited for, the last time {told['how']}"
+    evidence.update(health={"healthy": False, "said": said}, waits_for=[], log=told["log"])
+    return True
 
 
 def first_key(path: str | None) -> str | None:
@@ -129,7 +157,7 @@ def collect(plan: dict, seconds: float) -> dict:
     folder = Path(own["state"])
     found: dict = {"health": wait_for_health(head["url"], seconds)}
     running = state.processes(own["prefix"])
-    found["processes"] = [pid for pid, argv in running.items() if argv == head["argv"]]
+    found["ends"] = ends(folder / runtime.ENDS)
     found["launched"] = [*head["launcher"], "--", *head["argv"]] in running.values()
     try:
         log = read_untrusted(folder / runtime.START_LOG)

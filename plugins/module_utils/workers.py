@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils import backends, capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils import backends, capabilities, releases, toolchains
 from ansible_collections.llamacpp.cluster.plugins.module_utils.refusal import Refusal
 
 FIRST_PORT = 50052
@@ -132,7 +132,11 @@ def _backend_of(name: str, wanted: Any, facts: dict, sources: dict[str, str], pa
 
 
 def _lacking_libraries(facts: dict, backend: str, generation: int = 0) -> list[str]:
-    """Libraries that were looked for and are not there. Of a host that is declared, or was last seen by an older version, none are."""
+    """Libraries that were looked for and are not there, of the toolkit that has most of them where there are several. Of a host that is
+    declared, or was last seen by an older version, none are."""
+    toolkits = [toolkit for toolkit in facts.get("toolchains") or [] if toolkit["backend"] == backend]
+    if backend in toolchains.TOOLKITS and any("libraries" in toolkit for toolkit in toolkits):
+        return min((toolchains.lacking(toolkit) for toolkit in toolkits), key=len)
     return [name for name in backends.libraries(backend, generation) if facts["toolchain"].get(name, True) is None]
 
 
@@ -199,6 +203,20 @@ def _devices(host: dict) -> list[dict]:
     return [*found, own]
 
 
+def _no_device(where: str, name: str, backend: str, built: list[str], offered: list[dict]) -> Refusal:
+    """An endpoint that gives a backend alone, of which no device is left."""
+    lent = [device["device"] for device in offered if device["backend"] == backend]
+    if lent:
+        return Refusal(
+            f"{where} has the backend {backend!r}, and endpoints before it lend all devices of it ({', '.join(lent)}): take it out, or declare "
+            "further devices in llama_hardware"
+        )
+    return Refusal(
+        f"{where} has the backend {backend!r}, and llama.cpp is built there for {', '.join(built)}: use one of these, or name it in "
+        f"llama_backend of {name}"
+    )
+
+
 def workers_of(name: str, host: dict, head: str) -> list[dict]:
     """The declared workers of one host with everything but their place in the model."""
     offered = _devices(host)
@@ -214,6 +232,8 @@ def workers_of(name: str, host: dict, head: str) -> list[dict]:
             if device["device"] not in {worker["device"] for worker in found}
             and endpoint.get("backend") in (None, device["backend"])
         ]
+        if not free and not endpoint.get("device") and endpoint.get("backend") not in (None, "cpu"):
+            raise _no_device(where, name, endpoint["backend"], host["backends"], offered)
         device_name = endpoint.get("device") or (free or offered[-1:])[0]["device"]
         device = next((device for device in offered if device["device"] == device_name), None)
         if device is None:
@@ -314,7 +334,7 @@ def argv_of(worker: dict, build: dict, able: dict, releases: str) -> list[str]:
 
 
 def tools_of(name: str, host: dict, backend: str, catalogue: dict, release: dict) -> dict[str, str]:
-    """Tool → package, of all that this host needs or builds faster with. Packages of llama.cpp itself are tools too.
+    """Tool → package, of all that this host needs. Packages of llama.cpp itself are tools too.
 
     :param host: with ``facts`` and ``groups``.
     :param catalogue: packages.yml: ``tools``, distribution family → tool → package, and ``llama``, the packages of llama.cpp.
@@ -324,7 +344,7 @@ def tools_of(name: str, host: dict, backend: str, catalogue: dict, release: dict
     family = facts["distribution"]["family"]
     names = catalogue["tools"].get(family, {})
     found = {tool for tool, version in facts["toolchain"].items() if version}
-    needed, wanted = [], []
+    needed = []
     if release["source"] == "package":
         packaged = catalogue["llama"][family]
         programs = [release["capabilities"]["worker_binary"]] * ("worker" in host["groups"])
@@ -334,9 +354,14 @@ def tools_of(name: str, host: dict, backend: str, catalogue: dict, release: dict
         found |= set(facts["packaged"]["installed"])
     elif release["source"] != "binary":
         libraries = backends.libraries(backend, release["generation"])
-        found |= set(libraries) - set(_lacking_libraries(facts, backend, release["generation"]))
+        toolkit = _toolkit(name, host, backend)
+        lacking = toolchains.lacking(toolkit) if toolkit else _lacking_libraries(facts, backend, release["generation"])
+        found = (found | set(libraries)) - set(lacking)
+        # A library that another toolkit has counts as a tool of the host: to be installed for this one, its package does.
+        elsewhere = {tool: names[tool] for tool in lacking if tool in names and facts["toolchain"].get(tool)}
+        names = {**names, **{package: package for package in elsewhere.values()}}
+        libraries = list(dict.fromkeys(elsewhere.get(tool, tool) for tool in libraries))
         needed = [*backends.tools(backend), *libraries, *["patch"] * bool(release.get("patches"))]
-        wanted = ["ccache"] if facts["scope"] == "system" and facts["system"] != "Darwin" else []
         _recent_enough(name, facts["toolchain"].get("cmake"), backend)
     needed += ["venv"] * (facts["service_manager"] == "supervisor")
     missing = [tool for tool in needed if tool not in found]
@@ -360,7 +385,26 @@ def tools_of(name: str, host: dict, backend: str, catalogue: dict, release: dict
         raise Refusal(
             f"{name} has no Python 3.9 or newer that the services' accounts can read: install the distribution's python3"
         )
-    return {tool: names[tool] for tool in [*needed, *wanted] if tool in names}
+    return {tool: names[tool] for tool in needed if tool in names}
+
+
+def optional_tools_of(host: dict, catalogue: dict, sources: Collection[str]) -> dict[str, str]:
+    """Tool → package, of what only makes builds faster, where this run may install it.
+
+    :param sources: of the releases that the host has builds of.
+    """
+    facts = host["facts"]
+    names = catalogue["tools"].get(facts["distribution"]["family"], {})
+    may = facts["scope"] == "system" and facts["system"] != "Darwin" and set(sources) & set(releases.COMPILED)
+    return {tool: names[tool] for tool in backends.OPTIONAL_TOOLS if may and tool in names}
+
+
+def _toolkit(name: str, host: dict, backend: str) -> dict | None:
+    """The ROCm or CUDA that a build of this host uses, where the host has one."""
+    architectures = sorted({device["architecture"] for device in _accelerators(host["facts"], backend)})
+    beside = [other for other in host["backends"] if other != backend]
+    prefix = host["variables"]["llama_build_toolchain"]
+    return toolchains.chosen(name, backend, host["facts"], prefix, architectures, beside)["toolkit"]
 
 
 def _recent_enough(name: str, version: str | None, backend: str) -> None:

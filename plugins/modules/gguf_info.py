@@ -11,7 +11,9 @@ short_description: Reads what planning needs from the header of a GGUF file
 version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
-  - Reads architecture, layers, heads and the size of each layer from a model's header and checks that the file is complete.
+  - Reads architecture, parameters, layers, heads, quantisation and the size of each layer from a model's header and checks that
+    the file is complete.
+  - Reads the header alone of a model that is still on a web server, by HTTP range requests. Proxies are those of the environment.
   - Fails when the file is missing, truncated or no GGUF file.
 attributes:
   check_mode:
@@ -21,7 +23,22 @@ options:
   path:
     description: Path of the model on the host. Of a split model, the first part.
     type: path
-    required: true
+  url:
+    description: URL of the model, C(http) or C(https). Of a split model, the first part; the others lie beside it.
+    type: str
+  token:
+    description:
+      - Token for a model that is not given to everybody.
+      - It is sent to the server of O(url), not to where that redirects.
+    type: str
+  timeout:
+    description: Seconds that reading from O(url) may take.
+    type: int
+    default: 60
+  tensors:
+    description: Whether to return RV(tensors), too.
+    type: bool
+    default: false
   account:
     description: Account that is to read the model when it is served.
     type: str
@@ -33,45 +50,117 @@ EXAMPLES = r"""
   llamacpp.cluster.gguf_info:
     path: "{{ llama_model_path }}"
   register: llama_model_found
+
+- name: Read the header of a model that is not downloaded yet
+  llamacpp.cluster.gguf_info:
+    url: https://models.example.org/some-model-00001-of-00003.gguf
+    tensors: true
+  delegate_to: localhost
 """
 
 RETURN = r"""
 summary:
-  description: What planning needs of the model. Sizes are in bytes.
+  description:
+    - What planning needs of the model. Sizes are in bytes.
+    - C(quantisation) is what the file says of itself, else the type that most of its bytes have. C(parameters) is the number of elements
+      of all tensors. C(files) has C(name) and C(bytes) of each file, C(bytes) is their sum.
   returned: success
   type: dict
-  sample: {"architecture": "llama", "layers": 32, "width": 4096, "context": 8192, "input_bytes": 262144000}
+  sample:
+    architecture: llama
+    parameters: 8030261312
+    quantisation: Q4_K_M
+    layers: 32
+    width: 4096
+    context: 8192
+    input_bytes: 295501824
+    files: [{"name": "some-model.gguf", "bytes": 4920734272}]
+    bytes: 4920734272
+tensors:
+  description: The tensors, in one row for those that differ in the layer alone. C(bytes) is the size of one of them.
+  returned: when O(tensors) is true
+  type: list
+  elements: dict
+  contains:
+    name:
+      description: Name, with C(*) in place of the layer.
+      type: str
+    type:
+      description: Type of its elements.
+      type: str
+    shape:
+      description: Elements in each dimension.
+      type: list
+      elements: int
+    bytes:
+      description: Size of one tensor.
+      type: int
+    layers:
+      description: Layers that have such a tensor; null outside the layers.
+      type: list
+      elements: int
+  sample: [{"name": "blk.*.ffn_down_exps.weight", "type": "Q4_K", "shape": [2048, 7168, 256], "bytes": 2113929216, "layers": [3, 4]}]
 closed:
   description: The folder or file that keeps O(account) from reading the model, if any.
-  returned: success
+  returned: when O(path) is given
   type: str
   sample: /home/user
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils import gguf, host
+from ansible_collections.llamacpp.cluster.plugins.module_utils import gguf, host, remote
 
 
-def main():
-    module = AnsibleModule(
-        argument_spec={
-            "path": {"type": "path", "required": True},
-            "account": {"type": "str", "default": "llamacpp"},
-        },
-        supports_check_mode=True,
-    )
+def result(model, with_tensors):
+    found = {"summary": gguf.summarize(model)}
+    if with_tensors:
+        found["tensors"] = gguf.grouped(model.tensors)
+    return found
+
+
+def from_url(module):
+    url, timeout = module.params["url"], module.params["timeout"]
+    named = f"url is {remote.shown(url)}, which"
+    try:
+        model = remote.within(timeout, lambda: remote.read(url, module.params["token"]))
+        module.exit_json(changed=False, **result(model, module.params["tensors"]))
+    except remote.RemoteError as error:
+        module.fail_json(msg=f"{named} {error}.")
+    except gguf.GGUFError as error:
+        module.fail_json(msg=f"{named} {error}. Give the URL of a complete GGUF file.")
+
+
+def from_path(module):
     path = module.params["path"]
     remedy = "Name a complete GGUF file on the head."
     try:
-        module.exit_json(
-            changed=False, summary=gguf.summarize(path), closed=host.closed_to(module.params["account"], path)
-        )
+        found = result(gguf.read_path(path), module.params["tensors"])
+        module.exit_json(changed=False, closed=host.closed_to(module.params["account"], path), **found)
     except gguf.GGUFError as error:
         module.fail_json(msg=f"llama_model_path is {path}, which {error}. {remedy}")
     except FileNotFoundError:
         module.fail_json(msg=f"llama_model_path is {path}, which is not there. {remedy}")
     except OSError as error:
         module.fail_json(msg=f"llama_model_path is {path}, which cannot be read: {error.strerror}. {remedy}")
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "path": {"type": "path"},
+            "url": {"type": "str"},
+            "token": {"type": "str", "no_log": True},
+            "timeout": {"type": "int", "default": 60},
+            "tensors": {"type": "bool", "default": False},
+            "account": {"type": "str", "default": "llamacpp"},
+        },
+        mutually_exclusive=[("path", "url")],
+        required_one_of=[("path", "url")],
+        supports_check_mode=True,
+    )
+    if module.params["url"] is not None:
+        from_url(module)
+    from_path(module)
 
 
 if __name__ == "__main__":

@@ -81,16 +81,9 @@ def main():
         drift = state.drift(module.params["plan"])
     except (firewall.FirewallError, links.LinkError, tuning.TuningError) as error:
         module.fail_json(msg=str(error))
-    foreign = [
-        f"{service['listens']}, on which {service['name']} is to listen"
-        for service in module.params["plan"]["services"]
-        if drift["services"][service["name"]]["state"] == "foreign"
-    ]
-    if foreign:
-        module.fail_json(
-            msg=f"Something else already uses {' and '.join(foreign)}: stop it, or give another port in llama_worker_endpoints or llama_server_port.",
-            drift=drift,
-        )
+    taken = state.taken_ports(module.params["plan"], drift["services"])
+    if taken:
+        module.fail_json(msg=taken, drift=drift)
     free = {"free_mib": memory.free_mib()} if module.params["free"] else {}
     module.exit_json(changed=False, drift=drift, **free)
 

@@ -21,7 +21,7 @@ attributes:
     description: Changes nothing in either mode, apart from writing O(path).
 options:
   model:
-    description: What P(llamacpp.cluster.gguf_info#module) returned for C(llama_model_path).
+    description: What P(llamacpp.cluster.gguf_info#module) returned for C(llama_model_path). Without it, C(llama_model_gguf_summary) is used.
     type: dict
   path:
     description: File on the controller for the plan as JSON.

@@ -20,7 +20,7 @@ description:
 attributes:
   check_mode:
     support: full
-    description: Tells whether the release would be built, and which ones would be removed.
+    description: Tells whether the release would be built, and which ones would be removed once the planned services run.
   diff_mode:
     support: full
     description: Shows the release that would be added, or those that would be removed.
@@ -31,7 +31,7 @@ options:
       - V(present) builds and installs.
       - V(packed) packs the installed release for other hosts. It returns C(path).
       - V(pruned) removes releases that O(host) keeps no longer, with the logs and leftovers of their builds. One that is planned, that a
-        service's definition names or that a process runs is never removed.
+        service's definition names or that a process runs is never removed. Builds that never ended go too, unless they are planned, installed or run.
     type: str
     choices: [fetched, packed, present, pruned]
     default: present
@@ -99,6 +99,12 @@ removed:
   type: list
   elements: str
   sample: ["pypi-0.3.20-cpu-1f2e3d4c"]
+abandoned:
+  description: Ids of builds that never ended and whose leftovers were removed.
+  returned: when O(state=pruned)
+  type: list
+  elements: str
+  sample: ["b8600-hip-5a6b7c8d"]
 """
 
 import errno
@@ -131,19 +137,23 @@ def install(params):
 def prune(module):
     """The time of a release's folder is when it was last put to use: what served until now is kept before what was built later."""
     host = module.params["host"]
-    unneeded = state.unneeded_releases(host)
+    unneeded = state.unneeded_releases(host, applied=module.check_mode)
+    installed = {path.name for path in Path(host["prefix"], "releases").glob("*")}
+    abandoned = building.abandoned(host["cache"], installed | {build["id"] for build in host["builds"]})
     try:
         if not module.check_mode:
             for build in host["builds"]:
                 os.utime(Path(host["prefix"]) / "releases" / build["id"])
             for identity in unneeded:
                 building.removed(host["prefix"], host["cache"], identity)
+            abandoned = [identity for identity in abandoned if building.cleared(host["cache"], identity)]
     except OSError as error:
         module.fail_json(
             msg=f"Removing {', '.join(unneeded) or 'old releases'}: {error}. Mend that on the host and run it again."
         )
-    diff = {"before": "".join(identity + "\n" for identity in unneeded), "after": ""}
-    module.exit_json(changed=bool(unneeded), removed=unneeded, diff=diff)
+    gone = [*unneeded, *(f"builds/{identity}" for identity in abandoned)]
+    diff = {"before": "".join(name + "\n" for name in gone), "after": ""}
+    module.exit_json(changed=bool(gone), removed=unneeded, abandoned=abandoned, diff=diff)
 
 
 def main():

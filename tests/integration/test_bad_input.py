@@ -1,11 +1,13 @@
 """Whatever is wrong is said in one sentence with the variable, its value and the remedy, before anything was changed."""
 
 import json
+import os
 import socket
 import subprocess
 
 import jsonschema
 import pytest
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import known_answer_file
 from conftest import PORTS, ROOT, Cluster
 
 CHECKSUM = "sha256:" + "0" * 64
@@ -100,6 +102,33 @@ def test_a_model_that_is_missing_truncated_or_something_else(tmp_path, content, 
         cluster.inventory.read_text().replace("llama_model_known_answer: {}\n", "llama_unused: 1\n")
     )
     refuses(cluster, f"llama_model_path is {model}, {said}", "Name a complete GGUF file on the head")
+
+
+def test_a_model_that_is_not_there_is_planned_from_its_summary_and_not_served(tmp_path):
+    """The summary comes from the command that docs/plan.md names."""
+    model = tmp_path / "model.gguf"
+    known_answer_file.write(model, 16, 128, "f32")
+    cluster = Cluster(tmp_path, llama_model_path="/srv/no-such-model.gguf", llama_hardware={"memory_mib": 65536})
+    written = cluster.inventory.read_text().replace("llama_model_known_answer: {}\n", "llama_unused: 1\n")
+    cluster.inventory.write_text(written)
+    said = subprocess.run(
+        ["ansible", "localhost", "-m", "llamacpp.cluster.gguf_info", "-a", f"path={model}"],
+        env={**os.environ, **cluster.environment},
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    summary = json.loads(said.partition("=>")[2])["summary"]
+    planned = cluster.run(
+        "playbooks/plan.yml", llama_plan_path=str(tmp_path / "plan.json"), llama_model_gguf_summary=summary
+    )
+    assert planned.rc == 0, planned.text
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert sum(entry["layers"] for entry in plan["placement"]) == 16
+    refuses(
+        cluster, "llama_model_path is /srv/no-such-model.gguf, which is not there", llama_model_gguf_summary=summary
+    )
 
 
 def test_a_value_of_the_wrong_kind(bare):

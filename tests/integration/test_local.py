@@ -214,7 +214,8 @@ def test_verify_notices_two_layers_that_are_swapped(served, tmp_path):
 
 def test_a_model_by_its_path(served, tmp_path):
     model = served.prefix / "models" / "known-answer-16x128-f32.gguf"
-    assert gguf.summarize(str(model)) == known_answer.summary(16, 128, "f32")
+    found = gguf.summarize(gguf.read_path(str(model)))
+    assert found == {**known_answer.summary(16, 128, "f32"), "files": found["files"], "bytes": found["bytes"]}
     copied = tmp_path / "mine.gguf"
     copied.write_bytes(model.read_bytes())
     served.inventory.write_text(
@@ -299,6 +300,18 @@ def test_old_releases_go_and_one_that_is_used_stays(served):
     assert list(releases.iterdir()) == [planned]
 
 
+def test_a_server_that_ends_at_each_start_is_told_at_once(served):
+    """It is gone before anybody sees its process."""
+    result = served.site(llama_server_extra_args=["--no-such-option"], llama_server_start_timeout=86400)
+    assert result.status == "failed"
+    told = " ".join(result.text.split())
+    assert "llama-server ended 3 times while it was waited for, the last time with status 1" in told
+    assert "invalid argument: --no-such-option" in told
+    back = served.site()
+    assert back.status == "successful", back.text
+    assert served.complete() == known_answer.SENTENCE
+
+
 def test_programs_that_are_compiled_already(served):
     """The programs of the build, packed as upstream's archives are."""
     archive = served.folder / "llama-b11063-bin-test.tar.gz"
@@ -306,6 +319,10 @@ def test_programs_that_are_compiled_already(served):
         packed.add(next(served.prefix.glob("releases/*/bin")), "llama-b11063")
     checksum = "sha256:" + building.sha256(archive)
     release = {"source": "binary", "path": str(archive), "checksum": checksum, "build": 11063}
+    serves = next(served.prefix.glob("releases/*")).name
+    check = served.site("--check --diff", llama_release=release, llama_build_keep=1)
+    assert check.status == "successful", check.text
+    assert f"-{serves}" in check.text
     result = served.site(llama_release=release)
     assert result.status == "successful", result.text
     assert all(

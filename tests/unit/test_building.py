@@ -1,5 +1,6 @@
 """Builds of a tiny real tree with cmake: what is installed, what is kept, and how each step fails."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -191,6 +192,20 @@ def test_a_second_builder_waits_and_then_finds_the_release(tmp_path, tree):
     for thread in threads:
         thread.join()
     assert found[0] == found[1]
+
+
+def test_a_builder_whose_lock_was_removed_while_it_waited_takes_the_new_one(tmp_path):
+    path = tmp_path / "x.lock"
+    got = []
+    with path.open("w") as first:
+        fcntl.flock(first, fcntl.LOCK_EX)
+        thread = threading.Thread(target=lambda: got.append(building._locked(path, wait=True)))
+        thread.start()
+        path.unlink()
+    thread.join(timeout=10)
+    assert os.path.samestat(os.fstat(got[0].fileno()), path.stat())
+    assert building._locked(path, wait=False) is None
+    got[0].close()
 
 
 def other_host(tmp_path, one):
@@ -484,7 +499,6 @@ def test_an_archive_reaches_nothing_outside_its_folder(tmp_path, compiled):
             ("llama-b9900/libround.so", tarfile.SYMTYPE, "libround.so"),
             ("llama-b9900/libloose.so", tarfile.SYMTYPE, "libnothing.so"),
             ("llama-b9900/libpipe.so", tarfile.FIFOTYPE, ""),
-            ("llama-b9900/libhard.so", tarfile.LNKTYPE, "llama-b9900/README.md"),
         ):
             member = tarfile.TarInfo(name)
             member.type, member.linkname = kind, target
@@ -501,6 +515,83 @@ def test_an_archive_reaches_nothing_outside_its_folder(tmp_path, compiled):
         packed.addfile(member)
     with pytest.raises(building.BuildError, match="links where its programs should be"):
         binary(tmp_path, archive)
+
+
+def hard_link(name, target):
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = tarfile.LNKTYPE, target
+    return member
+
+
+def test_hard_links_inside_an_archive_are_files(tmp_path, compiled):
+    """Programs and a library of which the content lies under another name of the archive, as tar writes files with several names."""
+    folder = tmp_path / "programs"
+    shutil.copytree(compiled, folder, symlinks=True)
+    (folder / "a-server").hardlink_to(folder / "llama-server")
+    (folder / "a-library").hardlink_to(folder / "libggml.so.0.9.4")
+    archive = archived(tmp_path, folder)
+    with tarfile.open(archive) as packed:
+        assert [packed.getmember(f"llama-b9900/{name}").islnk() for name in ("llama-server", "libggml.so.0.9.4")] == [
+            True
+        ] * 2
+    manifest = binary(tmp_path, archive)
+    release = tmp_path / "prefix" / "releases" / "prebuilt"
+    assert said(release) == "usage: --rpc --fit\n"
+    assert set(manifest["files"]) == {
+        f"bin/{name}" for name in ("ggml-rpc-server", "llama-server", "libggml.so", "libggml.so.0", "libggml.so.0.9.4")
+    }
+    assert {path.stat().st_nlink for path in (release / "bin").iterdir()} == {1}
+
+
+@pytest.mark.parametrize(
+    "name, target",
+    [
+        ("llama-server", "/bin/sh"),
+        ("libhard.so", "llama-b9900/../../outside.so"),
+        ("libhard.so", "llama-b9900/libhard.so"),
+    ],
+)
+def test_a_hard_link_out_of_an_archive_is_refused(tmp_path, compiled, name, target):
+    archive = tmp_path / "hostile.tar"
+    with tarfile.open(archive, "w") as packed:
+        packed.add(compiled, "llama-b9900", filter=without(name))
+        packed.addfile(hard_link(f"llama-b9900/{name}", target))
+    with pytest.raises(
+        building.BuildError, match=f"holds {name} as a hard link to {target}, which is no file before it"
+    ):
+        binary(tmp_path, archive)
+
+
+def test_hard_links_count_as_much_as_the_file(tmp_path, compiled, monkeypatch):
+    archive = tmp_path / "links.tar"
+    with tarfile.open(archive, "w") as packed:
+        packed.add(compiled, "llama-b9900")
+        size = sum(member.size for member in packed)
+        for number in range(100):
+            packed.addfile(hard_link(f"llama-b9900/lib{number}.so", "llama-b9900/llama-server"))
+    monkeypatch.setattr(prebuilt, "LIMIT_BYTES", size + 100)
+    with pytest.raises(building.BuildError, match=r"give one of llama\.cpp alone"):
+        binary(tmp_path, archive)
+
+
+def test_hard_links_inside_a_tree(tmp_path, tree):
+    (tree / "again").mkdir()
+    (tree / "again" / "server.c").hardlink_to(tree / "server.c")
+    assert builder(tmp_path, pack(tree, tmp_path)).install()["id"] == "tiny"
+
+
+def test_a_hard_link_out_of_a_tree_is_named(tmp_path, tree):
+    (tree.parents[1] / "a.c").hardlink_to(tree / "server.c")
+    (tree / "server.c").unlink()
+    (tree / "server.c").hardlink_to(tree.parents[1] / "a.c")
+    archive = tmp_path / "source.tar.gz"
+    with tarfile.open(archive, "w:gz") as packed:
+        for path in ("a.c", "vendor"):
+            packed.add(tree.parents[1] / path, f"package-1/{path}")
+    with pytest.raises(
+        building.BuildError, match=r"holds a hard link that leads out of package-1/vendor/llama.cpp.*tar says"
+    ):
+        builder(tmp_path, archive).install()
 
 
 def test_an_archive_that_says_it_is_huge(tmp_path, compiled, monkeypatch):

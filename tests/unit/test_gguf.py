@@ -1,10 +1,45 @@
-import contextlib
-import random
-import struct
+"""Headers of models: those that are right, those that are wrong, and those that are meant to do harm."""
 
+import json
+import struct
+import tracemalloc
+
+import gguf as gguf_package
+import gguf_files as files
+import numpy
 import pytest
+from ansible.module_utils.testing import patch_module_args
 from ansible_collections.llamacpp.cluster.plugins.module_utils import gguf
+from ansible_collections.llamacpp.cluster.plugins.modules import gguf_info
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import known_answer_file
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+MEMORY = 20 * gguf.MIB
+"""What no header may need more of, where the limits are an eighth of the real ones or less: counting memory is slow."""
+thorough = settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+def read(data):
+    source = files.Source(data)
+    try:
+        return gguf.read("model.gguf", lambda name: source)
+    finally:
+        assert source.closed
+
+
+def refused(data, match):
+    with pytest.raises(gguf.GGUFError, match=match) as error:
+        gguf.summarize(read(data))
+    assert str(error.value).isprintable()
+    assert len(str(error.value)) < 300
+    return str(error.value)
 
 
 @pytest.fixture(name="model")
@@ -14,94 +49,599 @@ def a_model(tmp_path):
     return path
 
 
-def test_tensor_types_are_those_of_the_gguf_package():
-    package = pytest.importorskip("gguf")
-    for kind, sizes in gguf.TENSOR_TYPES.items():
-        assert package.GGML_QUANT_SIZES[package.GGMLQuantizationType(kind)] == sizes
+@pytest.fixture
+def call(capsys):
+    def run(**arguments):
+        with patch_module_args(arguments), pytest.raises(SystemExit):
+            gguf_info.main()
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+# What the gguf package says
+
+
+def agrees(path):
+    """Holds everything that is read against the gguf package."""
+    found, said = gguf.read_path(str(path)), gguf_package.GGUFReader(path)
+    metadata = {name: field for name, field in said.fields.items() if not name.startswith("GGUF.")}
+    assert found.metadata.keys() == metadata.keys()
+    for name, field in metadata.items():
+        contents = field.contents()
+        if isinstance(contents, list) and len(contents) > gguf.KEPT_ARRAY:
+            contents = len(contents)
+        assert found.metadata[name] == pytest.approx(contents, nan_ok=True)
+    assert found.tensors == {
+        tensor.name: gguf.Tensor(
+            tensor.tensor_type.name, tuple(tensor.shape.tolist()), int(tensor.n_elements), int(tensor.n_bytes)
+        )
+        for tensor in said.tensors
+    }
+
+
+def test_types_are_those_of_the_gguf_package():
+    for kind, (name, *sizes) in gguf.TENSOR_TYPES.items():
+        if name != "Q2_0":  # newer than the package
+            assert gguf_package.GGMLQuantizationType(kind).name == name
+            assert gguf_package.GGML_QUANT_SIZES[gguf_package.GGMLQuantizationType(kind)] == tuple(sizes)
+    for kind, name in gguf.FILE_TYPES.items():
+        if name != "Q2_0":
+            assert gguf_package.LlamaFileType(kind).name.replace("MOSTLY_", "").replace("ALL_", "") == name
+
+
+@pytest.mark.parametrize("layers, width, kind", [(1, 64, "f32"), (2, 64, "f16"), (5, 128, "f16"), (3, 192, "q8_0")])
+def test_agrees_on_known_answer_models(tmp_path, layers, width, kind):
+    known_answer_file.write(tmp_path / "model.gguf", layers, width, kind)
+    agrees(tmp_path / "model.gguf")
+
+
+def test_agrees_on_models_made_here(tmp_path):
+    path = tmp_path / "model.gguf"
+    for made in (
+        files.model(),
+        files.model(version=2),
+        files.model(alignment=4096, keys=(*files.LLAMA, ("general.alignment", files.U32, 4096))),
+        files.model(tensors=()),
+        files.model(tensors=(*files.TENSORS, ("blk.1.scale", (), 0))),
+        files.vocabulary(5000),
+        moe(),
+    ):
+        path.write_bytes(made)
+        agrees(path)
+
+
+def test_agrees_on_every_type(tmp_path):
+    """Tensors of each type and metadata of each type, written by the package."""
+    path = tmp_path / "model.gguf"
+    writer = gguf_package.GGUFWriter(path, "llama")
+    for name, value in (("uint8", 255), ("int8", -128), ("uint16", 65535), ("int16", -32768), ("uint32", 2**32 - 1)):
+        getattr(writer, f"add_{name}")(f"test.{name}", value)
+    for name, value in (("int32", -(2**31)), ("uint64", 2**64 - 1), ("int64", -(2**63)), ("bool", True)):
+        getattr(writer, f"add_{name}")(f"test.{name}", value)
+    writer.add_float32("test.float32", 1.5)
+    writer.add_float64("test.float64", -1e300)
+    writer.add_string("test.string", "ünï \u2581 \n")
+    for name, values in (("numbers", [1, 2, 3]), ("words", ["a", "", "ß"]), ("floats", [0.5, 1.5])):
+        writer.add_array(f"test.{name}", values)
+    writer.add_array("test.many", [f"token {number}" for number in range(5000)])
+    for kind, (name, per_block, size) in gguf.TENSOR_TYPES.items():
+        if name != "Q2_0":
+            raw = numpy.zeros((2, 3, size), numpy.uint8)
+            stored = gguf_package.GGMLQuantizationType(kind)
+            writer.add_tensor(f"{name}.{per_block}", raw, raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    agrees(path)
+
+
+KEY = st.text(
+    st.characters(min_codepoint=33, max_codepoint=0x2FFF, exclude_categories=["C", "Z"]), min_size=1, max_size=20
+)
+VALUES = {
+    0: st.integers(0, 2**8 - 1),
+    1: st.integers(-(2**7), 2**7 - 1),
+    2: st.integers(0, 2**16 - 1),
+    3: st.integers(-(2**15), 2**15 - 1),
+    4: st.integers(0, 2**32 - 1),
+    5: st.integers(-(2**31), 2**31 - 1),
+    6: st.floats(width=32),
+    7: st.booleans(),
+    8: st.text(max_size=40),
+    10: st.integers(0, 2**64 - 1),
+    11: st.integers(-(2**63), 2**63 - 1),
+    12: st.floats(),
+}
+ENTRY = st.sampled_from(sorted(VALUES)).flatmap(
+    lambda kind: st.one_of(
+        st.tuples(st.just(kind), VALUES[kind]),
+        st.tuples(st.just(files.ARRAY), st.tuples(st.just(kind), st.lists(VALUES[kind], max_size=8))),
+    )
+)
+SHAPE = st.sampled_from(sorted(files.BLOCKS)).flatmap(
+    lambda kind: st.tuples(
+        st.lists(st.integers(1, 5), min_size=1, max_size=4).map(
+            lambda shape: (shape[0] * files.BLOCKS[kind][0], *shape[1:])
+        ),
+        st.just(kind),
+    )
+)
+
+
+@given(
+    st.dictionaries(KEY.filter(lambda name: name != "general.alignment"), ENTRY, max_size=8),
+    st.dictionaries(KEY, SHAPE, max_size=8),
+    st.sampled_from([2, 3]),
+)
+@thorough
+def test_agrees_on_any_right_file(tmp_path, metadata, tensors, version):
+    keys = [(name, kind, value) for name, (kind, value) in metadata.items()]
+    path = tmp_path / "model.gguf"
+    path.write_bytes(files.model(keys, [(name, *shape) for name, shape in tensors.items()], version=version) + b"\0")
+    agrees(path)
+
+
+# What a model's summary says
+
+
+def moe():
+    """Two layers, the second with experts; the file says nothing of its type, or nothing that is known."""
+    return files.model(
+        keys=(*files.LLAMA, ("general.file_type", files.U32, 1024)),
+        tensors=(
+            ("token_embd.weight", (64, 32), 0),
+            ("blk.0.ffn_down.weight", (64, 64), 1),
+            ("blk.0.attn_norm.weight", (64,), 0),
+            ("blk.1.ffn_down_exps.weight", (64, 64, 8), 8),
+            ("blk.1.attn_norm.weight", (64,), 0),
+        ),
+    )
+
+
+def test_a_long_vocabulary_is_counted():
+    found = gguf.summarize(read(files.vocabulary(5000)))
+    assert (found["vocabulary"], found["quantisation"]) == (5000, "Q4_K_M")
+
+
+def test_a_long_vocabulary_is_cut_anywhere_by_the_window(monkeypatch):
+    data = files.vocabulary(gguf.KEPT_ARRAY + 10)
+    whole = read(data)
+    for chunk in (1, 7, 64, 1000):
+        monkeypatch.setattr(gguf, "FIRST_CHUNK", chunk)
+        monkeypatch.setattr(gguf, "LARGEST_CHUNK", 2 * chunk)
+        assert read(data) == whole
+
+
+def test_without_a_known_file_type_the_quantisation_is_that_of_most_bytes():
+    found = gguf.summarize(read(moe()))
+    assert (found["quantisation"], found["parameters"]) == ("Q8_0", 64 * 32 + 64 * 64 * 9 + 128)
+
+
+def test_tensors_in_few_rows():
+    rows = gguf.grouped(read(moe()).tensors)
+    assert rows == [
+        {"name": "token_embd.weight", "type": "F32", "shape": [64, 32], "bytes": 8192, "layers": None},
+        {"name": "blk.*.ffn_down.weight", "type": "F16", "shape": [64, 64], "bytes": 8192, "layers": [0]},
+        {"name": "blk.*.attn_norm.weight", "type": "F32", "shape": [64], "bytes": 256, "layers": [0, 1]},
+        {"name": "blk.*.ffn_down_exps.weight", "type": "Q8_0", "shape": [64, 64, 8], "bytes": 34816, "layers": [1]},
+    ]
+
+
+@given(st.dictionaries(st.from_regex(r"blk\.[0-9*]{1,3}\.[ab]|[ab*.]{1,4}", fullmatch=True), SHAPE, max_size=12))
+@thorough
+def test_rows_hold_every_tensor(tensors):
+    known = {
+        name: gguf.Tensor(gguf.TENSOR_TYPES[kind][0], shape, 1, files.size(shape, kind))
+        for name, (shape, kind) in tensors.items()
+    }
+    again = {}
+    for row in gguf.grouped(known):
+        for layer in [None] if row["layers"] is None else row["layers"]:
+            name = row["name"] if layer is None else row["name"].replace("*", str(layer), 1)
+            assert name not in again
+            again[name] = gguf.Tensor(row["type"], tuple(row["shape"]), 1, row["bytes"])
+    assert again == known
+
+
+def test_the_files_name_stands_in_for_a_missing_name():
+    assert gguf.summarize(read(files.model()))["name"] == "model.gguf"
+
+
+# Split models
+
+
+def test_a_split_model(tmp_path):
+    paths = files.write_parts(tmp_path)
+    summary = gguf.summarize(gguf.read_path(str(paths[0])))
+    assert summary["layer_bytes"] == [64 * 64 * 4] * 2
+    assert summary["files"] == [{"name": path.name, "bytes": path.stat().st_size} for path in paths]
+    assert summary["bytes"] == sum(path.stat().st_size for path in paths)
+    for path in paths:
+        agrees_in_part(path)
+
+
+def agrees_in_part(path):
+    said = {tensor.name: int(tensor.n_bytes) for tensor in gguf_package.GGUFReader(path).tensors}
+    found = gguf.read("x.gguf", lambda name: files.Source(without_split(path.read_bytes()))).tensors
+    assert {name: tensor.bytes for name, tensor in found.items()} == said
+
+
+def without_split(data):
+    return data.replace(b"split.count", b"split.other")
+
+
+def test_split_models_that_are_not_whole(tmp_path):
+    def refusal(path, match):
+        with pytest.raises(gguf.GGUFError, match=match):
+            gguf.read_path(str(path))
+
+    first, second = files.write_parts(tmp_path)
+    refusal(second, "is one of 2 parts: name the first one, which ends in -00001-of-00002.gguf")
+    data = second.read_bytes()
+    second.write_bytes(data[:100])
+    refusal(first, r"has the part big-00002-of-00002.gguf, which is truncated")
+    second.unlink()
+    refusal(first, r"lacks its part big-00002-of-00002.gguf")
+    files.write_parts(tmp_path, numbers=[1, 1])
+    refusal(first, "is refused: it says that it is part 1, counted from 0, not 0")
+    files.write_parts(tmp_path, numbers=[0, 3])
+    refusal(first, "has the part .*, which is refused: it says that it is part 3, counted from 0, not 1")
+    files.write_parts(tmp_path, tensors=["same", "same"])
+    refusal(first, "has the part .*, which is refused: it has the tensor 'same' twice")
+    files.write_parts(tmp_path, said=5)
+    refusal(first, "its parts hold 2 tensors, it says 5")
+
+
+@pytest.mark.parametrize(
+    "kind, count", [(files.U64, 2**64 - 1), (files.STRING, "2"), (files.F32, 2.0), (files.ARRAY, (files.U8, [2]))]
+)
+def test_a_number_of_parts_that_cannot_be(kind, count):
+    refused(files.model(keys=[*files.LLAMA, ("split.count", kind, count)]), "is one of .* parts: name the first one")
+
+
+# What is wrong
 
 
 def test_missing(tmp_path):
     with pytest.raises(FileNotFoundError):
-        gguf.summarize(str(tmp_path / "none.gguf"))
+        gguf.read_path(str(tmp_path / "none.gguf"))
 
 
-@pytest.mark.parametrize("content", [b"", b"GGUF", b"PK\x03\x04" + bytes(100), b"#!/bin/sh\n" + bytes(100)])
-def test_not_gguf(tmp_path, content):
-    path = tmp_path / "other.gguf"
-    path.write_bytes(content)
-    with pytest.raises(gguf.GGUFError, match="not a GGUF file"):
-        gguf.summarize(str(path))
+def test_a_folder(tmp_path):
+    with pytest.raises(gguf.GGUFError, match="is not a file"):
+        gguf.read_path(str(tmp_path))
 
 
-@pytest.mark.parametrize("kept", [0.001, 0.05, 0.5, 0.999])
-def test_truncated(model, kept):
-    data = model.read_bytes()
-    model.write_bytes(data[: max(24, int(len(data) * kept))])
-    with pytest.raises(gguf.GGUFError, match="truncated"):
-        gguf.summarize(str(model))
+@pytest.mark.parametrize(
+    "content", [b"", b"GGUF", b"PK\x03\x04" + bytes(100), b"#!/bin/sh\n" + bytes(100), b"FUGG" + bytes(100)]
+)
+def test_not_gguf(content):
+    refused(content, "not a GGUF file")
 
 
-def test_unknown_version(model):
-    data = bytearray(model.read_bytes())
-    data[4:8] = struct.pack("<I", 9)
-    model.write_bytes(data)
-    with pytest.raises(gguf.GGUFError, match="version 9"):
-        gguf.summarize(str(model))
+def test_cut_at_every_byte():
+    data = files.model()
+    for length in (*range(24, 1000), *range(1000, len(data), 97)):
+        refused(data[:length], "truncated")
+    assert gguf.summarize(read(data))["layers"] == 2
+
+
+def test_a_file_that_becomes_shorter(model):
+    source = gguf.File(model)
+    source.size += 1
+    with pytest.raises(gguf.GGUFError, match="became shorter while it was read"):
+        gguf.read("model.gguf", lambda name: source)
+
+
+@pytest.mark.parametrize(
+    "version, said",
+    [
+        (0, "version 0 is unknown"),
+        (1, "is of GGUF version 1, which llama.cpp no longer reads"),
+        (4, "version 4 is unknown, 2 and 3 are read"),
+        (0x03000000, "is a big-endian file"),
+        (0x02000000, "is a big-endian file"),
+        (2**32 - 1, "version 4294967295 is unknown"),
+    ],
+)
+def test_other_versions(version, said):
+    refused(files.model(version=version), said)
 
 
 @pytest.mark.parametrize("offset", [8, 16, 24])
-def test_lengths_are_not_believed(model, offset):
+@pytest.mark.parametrize("length", [1 << 40, 1 << 60, 1 << 63, (1 << 64) - 1])
+def test_lengths_are_not_believed(model, offset, length):
     data = bytearray(model.read_bytes())
-    data[offset : offset + 8] = struct.pack("<Q", 1 << 60)
-    model.write_bytes(data)
-    with pytest.raises(gguf.GGUFError):
-        gguf.summarize(str(model))
+    data[offset : offset + 8] = struct.pack("<Q", length)
+    refused(bytes(data), "truncated")
 
 
-def test_nesting_is_limited(tmp_path):
-    path = tmp_path / "deep.gguf"
-    nested = struct.pack("<IQ", 9, 1) * 5000
-    path.write_bytes(
-        b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"a" + struct.pack("<I", 9) + nested
-    )
-    with pytest.raises(gguf.GGUFError, match="nested"):
-        gguf.summarize(str(path))
+@pytest.mark.parametrize("length", [1 << 30, 1 << 63, (1 << 64) - 1])
+@pytest.mark.parametrize(
+    "entry",
+    [
+        lambda length: ("k", files.STRING, struct.pack("<Q", length)),
+        lambda length: ("k", files.ARRAY, struct.pack("<IQ", files.U8, length)),
+        lambda length: ("k", files.ARRAY, struct.pack("<IQ", files.U64, length)),
+        lambda length: ("k", files.ARRAY, struct.pack("<IQ", files.STRING, length)),
+        lambda length: ("k", files.ARRAY, struct.pack("<IQ", files.STRING, 1) + struct.pack("<Q", length)),
+        lambda length: ("k", files.ARRAY, struct.pack("<IQ", files.STRING, 5000) + struct.pack("<Q", length)),
+    ],
+)
+def test_lengths_of_values_are_not_believed(entry, length):
+    name, kind, raw = entry(length)
+    data = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + files.string(name) + struct.pack("<I", kind) + raw + bytes(65536)
+    refused(data, "truncated")
 
 
-def test_a_damaged_header_is_an_error_or_a_model_never_anything_else(model):
-    """Mutations of the header, with a fixed seed."""
-    data = model.read_bytes()
-    chance = random.Random(1)
-    for _index in range(1500):
-        damaged = bytearray(data)
-        for _index in range(chance.randint(1, 4)):
-            damaged[chance.randrange(4, 9000)] = chance.randrange(256)
-        model.write_bytes(damaged)
-        with contextlib.suppress(gguf.GGUFError):
-            assert gguf.summarize(str(model))["layers"] > 0
+def with_tensors(*tensors, keys=files.LLAMA, **further):
+    return files.header(keys, tensors, **further) + bytes(65536)
 
 
-def test_a_part_other_than_the_first_is_refused_and_a_missing_part_is_named(tmp_path):
-    package = pytest.importorskip("gguf")
-    import numpy
+@pytest.mark.parametrize(
+    "data, said",
+    [
+        (files.model(keys=(*files.LLAMA, files.LLAMA[0])), "has 'general.architecture' twice"),
+        (files.model(tensors=[("a", (1,), 0)] * 2), "has the tensor 'a' twice"),
+        (files.model(keys=[("", files.U8, 1)]), "has a key without a name"),
+        (files.model(keys=[("k", 13, b"")]), "'k' has the unknown type 13"),
+        (files.model(keys=[("k", files.ARRAY, struct.pack("<IQ", 99, 1))]), "'k' has the unknown type 99"),
+        (files.model(keys=[("k", files.ARRAY, struct.pack("<IQ", 9, 1 << 60))]), "'k' is nested"),
+        (files.model(keys=[("k", files.ARRAY, struct.pack("<IQ", 9, 1) * 5000)]), "'k' is nested"),
+        (files.model(keys=[("k" * 65536, files.U8, 1)]), "the name of a key has 65536 bytes, at most 65535 are read"),
+        (files.model(tensors=[("t" * 64, (1,), 0)]), "the name of a tensor has 64 bytes, at most 63 are read"),
+        (with_tensors(("t", (1, 1, 1, 1, 1), 0, 0)), "'t' has 5 dimensions"),
+        (with_tensors(("t", (0,), 0, 0)), r"'t' has the shape \[0\]"),
+        (with_tensors(("t", (1 << 32, 1 << 31), 0, 0)), "'t' has the shape"),
+        (with_tensors(("t", (1 << 63, 2, 0), 0, 0)), "'t' has the shape"),
+        (with_tensors(("t", ((1 << 64) - 1,) * 4, 24, 0)), "'t' has the shape"),
+        (with_tensors(("t", (1 << 62,), 0, 0)), "is truncated: it has .* bytes, its tensors end at"),
+        (with_tensors(("t", (1,), 4, 0)), "'t' has the unknown type 4"),
+        (with_tensors(("t", (1,), 4294967295, 0)), "'t' has the unknown type 4294967295"),
+        (with_tensors(("t", (33, 32), 8, 0)), "'t' has rows of 33 elements, and Q8_0 blocks of 32"),
+        (with_tensors(("t", (), 8, 0)), "'t' has rows of 1 elements, and Q8_0 blocks of 32"),
+        (with_tensors(("t", (1,), 0, 32)), "'t' is at 32 of the data, it belongs at 0"),
+        (with_tensors(("t", (1,), 0, 0), ("u", (1,), 0, 4)), "'u' is at 4 of the data, it belongs at 32"),
+        (with_tensors(("t", (64,), 0, 0), ("u", (1,), 0, 32)), "'u' is at 32 of the data, it belongs at 256"),
+        (with_tensors(("t", (1,), 0, 0), ("u", (1,), 0, (1 << 64) - 32)), "'u' is at 18446744073709551584"),
+        (files.model(keys=[("general.alignment", files.U32, 0)]), "its alignment is 0, which is no power of 2"),
+        (files.model(keys=[("general.alignment", files.U32, 48)]), "its alignment is 48"),
+        (files.model(keys=[("general.alignment", files.STRING, "x" * 999)]), "its alignment is 'xxx"),
+        (files.model(keys=[("general.alignment", files.BOOL, True)]), "its alignment is True"),
+        (files.model(keys=[("general.alignment", files.U32, 1 << 31)], tensors=files.TENSORS[:1]), "truncated"),
+        (files.model(keys=files.LLAMA[1:]), "names no architecture"),
+        (files.model(keys=[("general.architecture", files.U32, 1)]), "names no architecture"),
+        (files.model(keys=files.LLAMA[:1]), "its number of layers is None"),
+        (files.model(keys=[*files.LLAMA[:1], ("llama.block_count", files.BOOL, True)]), "its number of layers is True"),
+        (
+            files.model(keys=[*files.LLAMA[:1], ("llama.block_count", files.ARRAY, (files.STRING, ["x" * 999]))]),
+            "its number of layers is 'xxx",
+        ),
+        (
+            files.model(keys=[*files.LLAMA[:1], ("llama.block_count", files.U32, 1 << 30), *files.LLAMA[2:]]),
+            "claims 1073741824 layers and holds 4 tensors",
+        ),
+    ],
+)
+def test_what_llama_cpp_would_not_load(data, said):
+    refused(data, said)
 
-    def write(name, split):
-        writer = package.GGUFWriter(tmp_path / name, "llama")
-        writer.add_block_count(1)
-        writer.add_embedding_length(64)
-        writer.add_head_count(1)
-        writer.add_context_length(128)
-        writer.add_uint16("split.count", split)
-        writer.add_tensor("blk.0.attn_q.weight", numpy.zeros((64, 64), numpy.float32))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
 
-    write("big-00001-of-00002.gguf", 2)
-    with pytest.raises(gguf.GGUFError, match="big-00002-of-00002"):
-        gguf.summarize(str(tmp_path / "big-00001-of-00002.gguf"))
-    write("big-00002-of-00002.gguf", 2)
-    assert gguf.summarize(str(tmp_path / "big-00001-of-00002.gguf"))["layers"] == 1
-    with pytest.raises(gguf.GGUFError, match="00001-of-00002"):
-        gguf.summarize(str(tmp_path / "big-00002-of-00002.gguf"))
+@pytest.mark.parametrize(
+    "name", [b"a\0b", b"\xff\xfe", b"\x1b[31mred", "\u202eevil".encode(), b"new\nline", b"\xed\xa0\x80"]
+)
+def test_names_are_escaped(name):
+    refused(files.model(keys=[(name, 13, b"")]), r"\\\\")
+    refused(files.model(tensors=[(name, (1,), 0), (name, (1,), 0)]), r"\\\\")
+    found = gguf.summarize(read(files.model(keys=(*files.LLAMA, ("general.name", files.STRING, name)))))
+    assert found["name"].isprintable()
+    (tensor,) = read(files.model(tensors=[(name, (1,), 0)])).tensors
+    assert tensor.isprintable()
+    assert "\\" in tensor
+
+
+def test_a_long_string_is_cut():
+    found = read(files.model(keys=[("k", files.STRING, "x" * 100000), ("l", files.U8, 7)]))
+    assert found.metadata == {"k": "x" * gguf.KEPT_STRING, "l": 7}
+
+
+# Memory
+
+
+class Endless:
+    """A file that says it has an exbibyte, and gives zeros after its first bytes, as long as it is read."""
+
+    size = 1 << 60
+
+    def __init__(self, data, after=b"\0"):
+        self.data, self.after, self.given = data, after, 0
+
+    def read(self, offset, count):
+        self.given += count
+        start = self.data[offset : offset + count]
+        lacking = count - len(start)
+        phase = max(0, offset - len(self.data)) % len(self.after)
+        return start + (self.after * (lacking // len(self.after) + 2))[phase : phase + lacking]
+
+    def close(self):
+        pass
+
+
+def peak(work):
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+WORDS = struct.pack("<IQ", files.STRING, (1 << 19) - 7)
+
+
+@pytest.mark.parametrize(
+    "begin, after, said",
+    [
+        (files.header([], counts=(0, 60000)), files.key("k", files.U8, 1), "has 'k' twice"),
+        (files.header([], counts=(0, 1 << 40)), b"\0", "header is longer than 4 MiB"),
+        (files.header([], counts=(0, 65537)), b"\0", "has 65537 keys, at most 65536 are read"),
+        (files.header([], counts=(65537, 0)), b"\0", "has 65537 tensors, at most 65536 are read"),
+        (files.header([("k", files.ARRAY, WORDS)], counts=(0, 2)), b"\0", "header is longer than 4 MiB"),
+        (files.header([("k", files.ARRAY, WORDS)], counts=(0, 2)), files.string("x" * 50), "longer than 4 MiB"),
+        (files.header([("k", files.ARRAY, struct.pack("<IQ", files.U8, 1 << 50))], counts=(0, 2)), b"\0", "4 MiB"),
+        (files.header([("k", files.STRING, b"")], counts=(0, 2))[:-8] + struct.pack("<Q", 1 << 50), b"\0", "4 MiB"),
+    ],
+)
+def test_a_header_without_end(monkeypatch, begin, after, said):
+    monkeypatch.setattr(gguf, "MAX_HEADER_BYTES", gguf.MAX_HEADER_BYTES // 32)
+    source = Endless(begin, after)
+
+    def work():
+        with pytest.raises(gguf.GGUFError, match=said):
+            gguf.read("model.gguf", lambda name: source)
+
+    assert peak(work) < MEMORY
+    assert source.given <= gguf.MAX_HEADER_BYTES
+
+
+@pytest.mark.parametrize("kind, value", [(files.U8, 1), (files.U32, 1 << 30), (files.STRING, ""), (files.STRING, "ab")])
+def test_metadata_that_is_kept_is_bounded(monkeypatch, kind, value):
+    """Short arrays, which are kept, but too many of them."""
+    monkeypatch.setattr(gguf, "MAX_KEPT_BYTES", gguf.MAX_KEPT_BYTES // 8)
+    values = files.array(kind, [value] * gguf.KEPT_ARRAY)
+    arrays = gguf.MAX_KEPT_BYTES // (len(values) - 12) + 1
+    data = files.model(keys=[(f"k{number:05d}", files.ARRAY, values) for number in range(arrays)])
+
+    def work():
+        with pytest.raises(gguf.GGUFError, match="more than 1 MiB of metadata"):
+            read(data)
+
+    assert peak(work) < MEMORY
+
+
+def test_as_many_tensors_as_there_may_be():
+    tensors = [(f"blk.0.tensor.{number:05d}.{'x' * 40}", (1,), 24) for number in range(gguf.MAX_TENSORS // 8)]
+    data = files.model(tensors=tensors)
+    assert peak(lambda: gguf.grouped(read(data).tensors)) < MEMORY
+
+
+# Mutations
+
+
+def summary_or_error(data):
+    said = ""
+    try:
+        summary = gguf.summarize(read(data))
+        assert summary["layers"] == len(summary["layer_bytes"]) > 0
+        assert min(summary["layer_bytes"]) >= 0
+        json.dumps(summary)
+    except gguf.GGUFError as error:
+        said = str(error)
+    assert said.isprintable()
+    assert len(said) < 300
+
+
+WHOLE = [files.model(), moe(), files.vocabulary(30)]
+INTERESTING = st.sampled_from([0, 1, 8, 9, 32, 255, 1 << 16, 1 << 31, 1 << 32, 1 << 62, 1 << 63, (1 << 64) - 1])
+POSITION = st.floats(0, 1, exclude_max=True)
+CHANGE = st.one_of(
+    st.tuples(st.just("flip"), POSITION, st.integers(0, 7)),
+    st.tuples(st.just("byte"), POSITION, st.integers(0, 255)),
+    st.tuples(st.just("number"), POSITION, INTERESTING),
+    st.tuples(st.just("insert"), POSITION, st.binary(max_size=16)),
+    st.tuples(st.just("remove"), POSITION, st.integers(1, 16)),
+    st.tuples(st.just("repeat"), POSITION, st.integers(1, 64)),
+    st.tuples(st.just("cut"), POSITION, st.just(0)),
+)
+
+
+def changed(data, changes):
+    data = bytearray(data)
+    for what, where, how in changes:
+        begin = int(where * min(len(data), 1200))
+        if not data:
+            break
+        if what == "flip":
+            data[begin] ^= 1 << how
+        elif what == "byte":
+            data[begin] = how
+        elif what == "number":
+            data[begin : begin + 8] = struct.pack("<Q", how)
+        elif what == "insert":
+            data[begin:begin] = how
+        elif what == "remove":
+            del data[begin : begin + how]
+        elif what == "repeat":
+            data[begin:begin] = data[begin : begin + how]
+        else:
+            del data[begin:]
+    return bytes(data)
+
+
+@given(st.sampled_from(WHOLE), st.lists(CHANGE, min_size=1, max_size=4))
+@settings(thorough, max_examples=600)
+def test_a_changed_file_is_a_model_or_an_error(data, changes):
+    summary_or_error(changed(data, changes))
+
+
+@given(st.binary(max_size=400))
+@thorough
+def test_any_bytes_are_a_model_or_an_error(content):
+    summary_or_error(content)
+    summary_or_error(b"GGUF" + struct.pack("<I", 3) + content)
+    summary_or_error(files.header(files.LLAMA, counts=(3, 6)) + content)
+
+
+def test_every_bit_of_a_header():
+    data = files.model()
+    for position in range(len(files.header(files.LLAMA)) + 200):
+        for bit in range(8):
+            summary_or_error(changed(data, [("flip", position / min(len(data), 1200), bit)]))
+
+
+def test_changed_files_need_no_more_memory():
+    data = files.vocabulary(30)
+
+    def work():
+        for position in range(len(files.header(files.LLAMA)) + 1000):
+            for number in (1 << 31, (1 << 64) - 1):
+                summary_or_error(data[:position] + struct.pack("<Q", number) + data[position + 8 :])
+
+    assert peak(work) < 8 * gguf.MIB
+
+
+# The module
+
+
+def test_the_module_on_a_path(call, model):
+    found = call(path=str(model))
+    assert found["summary"]["layers"] == 2
+    assert found["summary"]["files"] == [{"name": "model.gguf", "bytes": model.stat().st_size}]
+    assert "tensors" not in found
+    assert [row["layers"] for row in call(path=str(model), tensors=True)["tensors"] if "ffn_up" in row["name"]] == [
+        [0, 1]
+    ]
+
+
+@pytest.mark.parametrize("content, said", [(None, "which is not there"), (b"GG", "which is not a GGUF file")])
+def test_the_module_names_path_and_remedy(call, tmp_path, content, said):
+    path = tmp_path / "model.gguf"
+    if content is not None:
+        path.write_bytes(content)
+    message = call(path=str(path))["msg"]
+    assert message.startswith(f"llama_model_path is {path}, {said}")
+    assert message.endswith(". Name a complete GGUF file on the head.")
+
+
+def test_the_module_says_why_a_file_cannot_be_read(call, monkeypatch, model):
+    def closed(path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(gguf, "File", closed)
+    assert "which cannot be read: Permission denied" in call(path=str(model))["msg"]
+
+
+def test_the_module_needs_a_path_or_a_url(call):
+    assert "path, url" in call()["msg"]

@@ -4,7 +4,9 @@ import copy
 import json
 
 import pytest
+from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils import planning, releases, workers
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import sources
 from conftest import Cluster, known_answer_of
 
 GPU = {"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}
@@ -235,7 +237,14 @@ PYPI = {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "a" * 64}
         ({"llama_backend": "cudaa"}, ["llama_backend of here is 'cudaa'", "vulkan"]),
         ({"llama_backend": "cuda"}, ["llama_backend of here is cuda", "no such device", "llama_hardware"]),
         ({"llama_worker_endpoints": [{"device": "CUDA0"}]}, ["llama_worker_endpoints[0] of here", "'CUDA0'", "CPU"]),
-        ({"llama_worker_endpoints": [{"backend": "hip"}]}, ["llama_worker_endpoints[0] of here", "'hip'", "leave"]),
+        (
+            {"llama_worker_endpoints": [{"backend": "hip"}]},
+            ["llama_worker_endpoints[0] of here", "'hip'", "built there for cpu", "llama_backend of here"],
+        ),
+        (
+            {"llama_worker_endpoints": [{"backend": "hip", "device": "CPU"}]},
+            ["llama_worker_endpoints[0] of here", "'hip'", "device CPU", "leave one of the two out"],
+        ),
         ({"llama_worker_endpoints": [{"port": 99999}]}, ["llama_worker_endpoints[0] of here", "99999", "65535"]),
         (
             {"llama_worker_endpoints": [{"port": 50052}, {"port": 50052}]},
@@ -286,8 +295,8 @@ def test_no_compiler_and_no_root(local):
         "cmake": "cmake",
         "ninja": "ninja-build",
         "c++": "g++",
-        "ccache": "ccache",
     }
+    assert plan["hosts"]["here"]["optional_tools"] == {"ccache": "ccache"}
 
 
 def test_a_tool_without_a_known_package(local):
@@ -341,6 +350,22 @@ def test_two_workers_on_one_accelerator():
         llama_worker_endpoints=[{"device": "CUDA0", "name": "a"}, {"device": "CUDA0", "name": "b"}],
     )
     assert "CUDA0 a second time" in cluster.reason()
+
+
+def test_more_workers_of_a_backend_than_it_has_devices():
+    cluster = Cluster().add(
+        "here",
+        "head",
+        "worker",
+        facts=CUDA,
+        llama_model_known_answer={},
+        llama_worker_endpoints=[{"backend": "cuda"}] * 3,
+    )
+    reason = cluster.reason()
+    assert reason.startswith(
+        "llama_worker_endpoints[2] of here has the backend 'cuda', and endpoints before it lend all"
+    )
+    assert "(CUDA0, CUDA1): take it out" in reason
 
 
 def test_a_model_that_does_not_fit_says_how_much_is_missing_where(pair, big_model):
@@ -577,6 +602,41 @@ def test_a_link_to_a_peer_is_chosen_by_its_name(pair):
     assert plan["links"] == ["worker2"]
 
 
+def test_a_summary_of_the_inventory_stands_in_for_the_file_until_it_is_read(local, big_model):
+    here = local.hosts["here"]
+    here["facts"]["memory_mib"] = 1 << 20
+    here["variables"].update(llama_model_path="/srv/m.gguf", llama_model_known_answer=None)
+    here["variables"]["llama_model_gguf_summary"] = big_model
+    assert local.plan()["model"]["layers"] == 80
+    local.model = {"summary": {**big_model, "layers": 40, "layer_bytes": [1 << 30] * 40}}
+    assert local.plan()["model"]["layers"] == 40
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"context": None}, "has None as context"),
+        ({"heads": 0}, "has 0 as heads"),
+        ({"width": True}, "has True as width"),
+        ({"output_bytes": "many"}, "has 'many' as output_bytes"),
+        ({"name": 7}, "has 7 as name"),
+        ({"layer_bytes": [1] * 79}, "which are not the sizes of 80 layers"),
+        ({"layer_bytes": [-1] * 80}, "which are not the sizes of 80 layers"),
+        ({"layer_bytes": 80}, "has 80 as layer_bytes"),
+    ],
+)
+def test_a_summary_that_cannot_be_right(local, big_model, change, said):
+    variables = local.hosts["here"]["variables"]
+    variables.update(llama_model_path="/srv/m.gguf", llama_model_known_answer=None)
+    variables["llama_model_gguf_summary"] = {**big_model, **change}
+    reason = local.reason()
+    assert reason.startswith("llama_model_gguf_summary has ")
+    assert said in reason
+    assert reason.endswith(": give it what gguf_info returns as summary")
+    del variables["llama_model_gguf_summary"]["vocabulary"]
+    assert "llama_model_gguf_summary lacks vocabulary: give it" in local.reason()
+
+
 @pytest.mark.parametrize(
     "path, found, facts, said",
     [
@@ -674,7 +734,18 @@ def test_links_are_managed_by_root_on_systemd_only(pair):
 
 def test_a_user_without_ccache_needs_no_package(local):
     local.hosts["here"]["facts"].update(scope="user", service_manager="systemd_user")
-    assert "ccache" not in local.plan()["hosts"]["here"]["tools"]
+    assert local.plan()["hosts"]["here"]["optional_tools"] == {}
+
+
+def test_what_only_makes_builds_faster_is_installed_where_something_is_built(pair):
+    plan = pair.plan()
+    tools = {"head": ["cmake", "ninja", "c++"], "worker1": ["cmake", "ccache", "c++"]}
+    assert planning.lacking(plan, tools, []) == {
+        "head": {"required": {}, "optional": {}},
+        "worker1": {"required": {"ninja": "ninja-build"}, "optional": {}},
+    }
+    found = planning.lacking(plan, tools, ["head", "worker1"])
+    assert {name: host["optional"] for name, host in found.items()} == {"head": {"ccache": "ccache"}, "worker1": {}}
 
 
 STRIX = {"backend": "hip", "name": "AMD gfx1151", "architecture": "gfx1151", "memory_mib": 126976, "unified": True}
@@ -931,6 +1002,14 @@ def test_backends_run_side_by_side_and_the_head_uses_one(both, backend, device, 
     assert [entry["device"] for entry in staging["hosts"]["worker1"]["workers"]] == [device]
 
 
+def test_a_host_keeps_as_many_releases_of_each_backend_as_it_was_told(both):
+    both.hosts["worker1"]["variables"]["llama_build_keep"] = 3
+    worker = both.plan()["hosts"]["worker1"]
+    assert worker["keep_releases"] == 3
+    assert [releases.backend_of(build["id"]) for build in worker["builds"]] == ["vulkan", "hip"]
+    assert releases.backend_of("manifest") is None
+
+
 def test_without_a_choice_the_first_backend_serves(both):
     assert both.plan()["release"]["build"] == 6097
 
@@ -1045,6 +1124,33 @@ def test_a_release_of_a_backend_that_no_host_has_refuses_nothing(pair):
     pair.hosts["head"]["variables"]["llama_release_vulkan"] = BINARY
     pair.hosts["worker2"]["facts"]["architecture"] = "aarch64"
     assert not pair.plan()["refused"]
+
+
+BRANCH = {"source": "git", "repository": "https://git.invalid/llama.cpp", "ref": "master"}
+
+
+def test_only_releases_of_which_a_host_has_a_build_are_looked_up(both, monkeypatch):
+    looked_up = []
+    monkeypatch.setattr(sources, "resolved", lambda value, find: looked_up.append(value["ref"]) or value)
+    variables = both.hosts["head"]["variables"]
+    variables.update({f"llama_release_{name}": {**BRANCH, "ref": name} for name in ("cpu", "vulkan", "hip", "cuda")})
+    variables["llama_release"] = BRANCH
+    look_up = plan_action.ActionModule.__new__(plan_action.ActionModule)._look_up_release
+    look_up(both.hosts, {})
+    assert looked_up == ["vulkan", "hip"]
+    variables["llama_release_hip"] = None
+    both.hosts["worker2"] = {**both.hosts["worker1"], "facts": None}
+    looked_up.clear()
+    look_up(both.hosts, {})
+    assert looked_up == ["vulkan", "master"]
+
+
+def test_a_branch_of_a_backend_that_no_host_has_is_no_part_of_the_plan(pair):
+    before = pair.plan()
+    pair.hosts["head"]["variables"]["llama_release_hip"] = BRANCH
+    assert pair.plan() == before
+    pair.hosts["head"]["variables"]["llama_release_hip"] = {**BRANCH, "ref": ".."}
+    assert "llama_release_hip has the ref '..'" in pair.reason()
 
 
 def test_devices_are_named_as_their_generation_does(both):

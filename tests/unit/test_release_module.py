@@ -1,12 +1,16 @@
 """The module as Ansible calls it: what it reports, and a disk that is really full."""
 
+import fcntl
 import json
 import os
+import shutil
+import subprocess
 import tarfile
 
 import pytest
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.llamacpp.cluster.plugins.module_utils import building
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import DEFINITION_MARK as MARK
 from ansible_collections.llamacpp.cluster.plugins.modules import release
 
 PROGRAM = "#!/bin/sh\necho usage: --rpc --fit\n"
@@ -48,7 +52,8 @@ def host(programs, keep=1):
     return {
         "prefix": programs["prefix"],
         "cache": programs["cache"],
-        "units": "/no/such",
+        "units": f"{programs['prefix']}/units",
+        "service_manager": "supervisor",
         "builds": [programs["build"]],
         "keep_releases": keep,
     }
@@ -77,6 +82,78 @@ def test_old_releases_are_removed_and_what_is_put_to_use_counts_as_new(call, pro
     assert [path.name for path in folder.iterdir()] == ["new"]
     assert list((tmp_path / "cache" / "builds").iterdir()) == []
     assert call(state="pruned", host=host(programs))["changed"] is False
+
+
+def test_check_mode_tells_of_a_release_that_the_planned_services_replace(call, programs, tmp_path):
+    """What serves now is in use until the planned services are started, and goes after that. What somebody else runs stays."""
+    old, other = (tmp_path / "prefix" / "releases" / name / "bin" / "llama-server" for name in ("old", "other"))
+    started = []
+    for program in (old, other):
+        program.parent.mkdir(parents=True)
+        shutil.copy(shutil.which("sleep"), program)
+        started.append(subprocess.Popen([program, "60"]))
+    units = tmp_path / "prefix" / "units"
+    units.mkdir()
+    definition = units / "llamacpp-server.conf"
+    definition.write_text(f"; {MARK}; a change\n[program:llamacpp-server]\ncommand={old} 60\n")
+    try:
+        told = call(check=True, state="pruned", host=host(programs))
+        assert (told["changed"], told["removed"], told["diff"]) == (True, ["old"], {"before": "old\n", "after": ""})
+        (tmp_path / "prefix" / "releases" / "new").mkdir()
+        assert call(state="pruned", host=host(programs))["removed"] == []
+        started[0].kill()
+        started[0].wait()
+        definition.write_text(
+            f"; {MARK}; a change\n[program:llamacpp-server]\ncommand={tmp_path}/prefix/releases/new/x\n"
+        )
+        assert call(state="pruned", host=host(programs))["removed"] == ["old"]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    assert call(check=True, state="pruned", host=host(programs))["removed"] == ["other"]
+
+
+LEFT, RUNS, PLANNED, BROUGHT, INSTALLED = (f"b860{number}-cpu-0123abcd" for number in range(5))
+
+
+def test_builds_that_never_ended_go_with_a_prune(call, programs, tmp_path):
+    call(**programs)
+    builds, sources = tmp_path / "cache" / "builds", tmp_path / "cache" / "sources"
+    sources.mkdir(parents=True)
+    for identity in (LEFT, RUNS, PLANNED):
+        (builds / identity / "source").mkdir(parents=True)
+        for ending in (".log", ".lock", ".unpacked"):
+            (builds / (identity + ending)).write_text("")
+    (tmp_path / "prefix" / "releases" / INSTALLED).mkdir()
+    for name in (
+        *(f"{identity}.tar.gz" for identity in (LEFT, BROUGHT, INSTALLED)),
+        "832db0699007f1be.tar.gz",
+        "git-832db0699007f1be.tar.gz",
+    ):
+        (sources / name).write_text("")
+    planned = host(programs, keep=2)
+    planned["builds"].append({"id": PLANNED})
+    (tmp_path / "prefix" / "releases" / PLANNED).mkdir()
+    with (builds / f"{RUNS}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        told = call(check=True, state="pruned", host=planned)
+        assert (told["changed"], told["removed"], told["abandoned"]) == (True, [], [LEFT, BROUGHT])
+        assert told["diff"]["before"] == f"builds/{LEFT}\nbuilds/{BROUGHT}\n"
+        assert (builds / LEFT).exists()
+        assert call(state="pruned", host=planned)["abandoned"] == [LEFT, BROUGHT]
+        assert call(state="pruned", host=planned)["changed"] is False
+        assert {path.name for path in builds.iterdir() if path.is_dir()} == {RUNS, PLANNED}
+    assert call(state="pruned", host=planned)["abandoned"] == [RUNS]
+    assert {path.name for path in builds.iterdir()} == {
+        PLANNED,
+        *(PLANNED + end for end in (".log", ".lock", ".unpacked")),
+    }
+    assert {path.name for path in sources.iterdir()} == {
+        f"{INSTALLED}.tar.gz",
+        "832db0699007f1be.tar.gz",
+        "git-832db0699007f1be.tar.gz",
+    }
 
 
 def test_a_release_that_cannot_be_removed(call, programs, tmp_path):

@@ -141,7 +141,7 @@ def test_a_worker_of_another_protocol_is_waited_for(launch):
     assert children(process) == []
 
 
-def test_asked_to_stop_it_ends_the_server_and_says_success(launch):
+def test_asked_to_stop_it_ends_the_server_and_says_success(launch, tmp_path):
     _server, endpoint = a_worker()
     process = launch(free_port(), [endpoint])
     lines_until(process, "model buffer size")
@@ -149,6 +149,7 @@ def test_asked_to_stop_it_ends_the_server_and_says_success(launch):
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=15) == 0
     assert not os.path.exists(f"/proc/{child}")
+    assert not (tmp_path / runtime.ENDS).exists()
 
 
 def test_asked_to_stop_while_it_waits(launch):
@@ -167,7 +168,7 @@ def test_a_server_that_ends_is_a_failure_for_the_service_manager(launch):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="connections are read from the /proc of Linux")
-def test_a_lost_worker_ends_an_idle_server(launch):
+def test_a_lost_worker_ends_an_idle_server(launch, tmp_path):
     server, endpoint = a_worker()
     process = launch(free_port(), [endpoint])
     lines_until(process, "model buffer size")
@@ -178,6 +179,8 @@ def test_a_lost_worker_ends_an_idle_server(launch):
         connection.shutdown(socket.SHUT_RDWR)
     lines_until(process, f"lost worker {endpoint}")
     assert process.wait(timeout=15) == 1
+    told = json.loads((tmp_path / runtime.ENDS).read_text())
+    assert (told["number"], told["how"]) == (1, f"since it had lost worker {endpoint}")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux ends a child with its parent")
@@ -189,6 +192,29 @@ def test_the_server_does_not_outlive_a_killed_launcher(launch):
     process.kill()
     process.wait()
     until(lambda: not os.path.exists(f"/proc/{child}"))
+
+
+def test_how_often_and_how_the_server_ended_is_written_down_over_all_starts(tmp_path, monkeypatch):
+    """A service manager starts the launcher anew each time; here each call is such a start."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    program = "import sys; print('x' * 9000); print('error: invalid argument: --colour'); sys.exit(3)"
+    for number, argv, how, last in (
+        (1, [sys.executable, "-c", program], "with status 3", ["error: invalid argument: --colour"]),
+        (2, [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], "by signal 9", []),
+        (
+            3,
+            ["/no/such/llama-server"],
+            "before it began, [Errno 2] No such file or directory: '/no/such/llama-server'",
+            [],
+        ),
+    ):
+        assert runtime.run(argv, [], "http://127.0.0.1:1", tmp_path, None, 1, pause=0.01) == 1
+        told = json.loads((tmp_path / runtime.ENDS).read_text())
+        assert (told["number"], told["how"], told["log"][-1:]) == (number, how, last)
+        assert sum(map(len, told["log"])) < runtime.LAST_BYTES
+    (tmp_path / runtime.ENDS).write_text("no record")
+    runtime.write_end(tmp_path, "with status 1", "")
+    assert json.loads((tmp_path / runtime.ENDS).read_text())["number"] == 1
 
 
 def test_connections_of_a_process():

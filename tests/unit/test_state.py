@@ -1,5 +1,6 @@
 """How a host differs from its plan: real processes, and an installation in which one thing after the other is not as planned."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -136,6 +137,24 @@ def test_a_port_that_something_else_has(installation):
         assert judged(prefix, service(program, other.getsockname()[1]))["state"] == "foreign"
 
 
+@pytest.mark.parametrize(
+    "kind, temporary, variable",
+    [
+        ("worker", False, "as port in llama_worker_endpoints"),
+        ("worker", True, "as staging_port in llama_worker_endpoints"),
+        ("head", False, "in llama_server_port"),
+        ("head", True, "in llama_server_staging_port"),
+    ],
+)
+def test_a_port_that_something_else_has_is_told_with_its_variable(kind, temporary, variable):
+    one = {"name": "llamacpp-x", "kind": kind, "temporary": temporary, "listens": "127.0.0.1:1"}
+    assert state.taken_ports({"services": [one]}, {"llamacpp-x": {"state": "foreign"}}) == (
+        "Something else already uses 127.0.0.1:1, on which llamacpp-x is to listen: "
+        f"stop it, or give another one {variable}."
+    )
+    assert state.taken_ports({"services": [one]}, {"llamacpp-x": {"state": "stopped"}}) is None
+
+
 def test_addresses_of_a_listener():
     with socket.create_server(("0.0.0.0", 0)) as everywhere:
         assert state.listening_addresses(everywhere.getsockname()[1]) == ["0.0.0.0"]
@@ -161,6 +180,7 @@ def planned(tmp_path):
     return {
         "scope": "user",
         "prefix": str(prefix),
+        "cache": str(tmp_path / "cache"),
         "units": str(units),
         "service_manager": "supervisor",
         "accounts": [],
@@ -336,6 +356,32 @@ def test_a_planned_release_counts_before_it_is_installed(planned, releases):
     assert unneeded() == ["second"]
 
 
+def identity(name, backend):
+    return f"{name}-{backend}-0123abcd"
+
+
+def test_the_last_releases_of_each_backend_are_kept(planned, releases):
+    """Two backends of which one changed three times, each time put to use after all that the other has."""
+    planned["builds"] = [{"id": identity("b4", "hip")}, {"id": identity("b2", "vulkan")}]
+    hip = [identity(name, "hip") for name in ("b4", "b3", "b2", "b1")]
+    vulkan = [identity(name, "vulkan") for name in ("b2", "b1", "b0")]
+    cpu = [identity(name, "cpu") for name in ("b1", "b0")]
+    unneeded = releases(*hip, *vulkan, *cpu)
+    assert unneeded() == [cpu[1], vulkan[2], hip[3], hip[2]]
+    planned["keep_releases"] = 1
+    assert unneeded() == [*cpu[::-1], *vulkan[:0:-1], *hip[:0:-1], "here"]
+    planned["keep_releases"] = 4
+    assert unneeded() == []
+
+
+def test_what_is_held_counts_for_its_own_backend(planned, releases, tmp_path):
+    held = identity("b1", "hip")
+    unneeded = releases(identity("b4", "hip"), identity("b3", "hip"), held, identity("b1", "vulkan"))
+    planned["builds"] = [{"id": identity("b4", "hip")}, {"id": identity("b2", "vulkan")}]
+    (tmp_path / "services" / "mine.conf").write_text(f"command={planned['prefix']}/releases/{held}/bin/llama-bench")
+    assert unneeded() == [identity("b3", "hip")]
+
+
 def test_a_release_that_a_service_names_is_kept(planned, releases, tmp_path):
     unneeded = releases("second", "third", "fourth")
     (tmp_path / "services" / "mine.conf").write_text(f"command={planned['prefix']}/releases/fourth/bin/llama-bench")
@@ -365,6 +411,18 @@ def test_a_release_that_runs_is_kept(planned, releases, tmp_path):
 def test_what_an_interrupted_installation_left_goes(planned, releases):
     unneeded = releases(".left", ".here")
     assert unneeded() == [".left"]
+
+
+def test_what_a_build_works_on_now_stays(planned, releases, tmp_path):
+    unneeded = releases(".left", "damaged")
+    planned["keep_releases"] = 1
+    builds = tmp_path / "cache" / "builds"
+    builds.mkdir(parents=True)
+    with (builds / "left.lock").open("w") as first, (builds / "damaged.lock").open("w") as second:
+        for lock in (first, second):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        assert unneeded() == []
+    assert unneeded() == [".left", "damaged"]
 
 
 def test_a_host_without_releases(planned):

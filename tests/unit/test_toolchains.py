@@ -68,6 +68,7 @@ def test_the_distributions_toolkit(tmp_path, monkeypatch):
             "links": [],
             "version": "7.0.51831",
             "compiler": "/usr/lib/llvm-21/bin/clang",
+            "libraries": ["hip-headers", "hipblas", "rocblas"],
             "rocwmma": None,
         }
     ]
@@ -85,9 +86,10 @@ def test_a_link_from_the_system_to_a_toolkit_is_none_of_its_own(tmp_path, monkey
 def test_recorded_toolkits(tmp_path, monkeypatch):
     own = {"backend": "cuda", "version": "13.0", "prefix": "/usr/local/cuda-13.0", "rocwmma": None}
     own["compiler"] = "/usr/local/cuda-13.0/bin/nvcc"
-    assert found("recorded/vm_without_devices", tmp_path / "vm", monkeypatch) == [{**own, "links": ["/usr/local/cuda"]}]
+    bare = {**own, "libraries": [], "links": ["/usr/local/cuda"]}
+    assert found("recorded/vm_without_devices", tmp_path / "vm", monkeypatch) == [bare]
     links = ["/usr/local/cuda", "/usr/local/cuda-13"]
-    assert found("recorded/h200", tmp_path / "h200", monkeypatch) == [{**own, "links": links}]
+    assert found("recorded/h200", tmp_path / "h200", monkeypatch) == [{**own, "libraries": ["cublas"], "links": links}]
 
 
 def test_a_toolkit_that_does_not_answer_is_none(tmp_path, monkeypatch):
@@ -251,7 +253,25 @@ def test_a_compiler_that_the_operator_names(planned, machine):
 
 
 def without(*libraries):
-    return lambda facts: facts["toolchain"].update(dict.fromkeys(libraries))
+    """Takes libraries from a host, from every toolkit that it has."""
+
+    def take(facts):
+        facts["toolchain"].update(dict.fromkeys(libraries))
+        for entry in facts["toolchains"]:
+            entry["libraries"] = [name for name in entry["libraries"] if name not in libraries]
+
+    return take
+
+
+def toolkit_without(version, *libraries):
+    """Takes libraries from one toolkit; the host's others keep theirs."""
+
+    def take(facts):
+        for entry in facts["toolchains"]:
+            if entry["version"] == version:
+                entry["libraries"] = [name for name in entry["libraries"] if name not in libraries]
+
+    return take
 
 
 def only(version):
@@ -333,12 +353,32 @@ def only(version):
         ("constructed/bare_cpu", None, {}, ["here has the C++ compiler 8.5.0", "GCC 9", "llama_build_toolchain"]),
         (
             "constructed/strix_halo",
+            without("hipblas", "rocblas"),
+            {"llama_backend": "hip"},
+            ["here has ROCm 7.2.0 in /opt/rocm-7.2.0 without hipblas, rocblas: install", "llama_build_toolchain"],
+        ),
+        (
+            "constructed/strix_halo",
+            toolkit_without("6.4.1", "hipblas"),
+            {"llama_build_toolchain": "/opt/rocm-6.4.1"},
+            [
+                "here has ROCm 6.4.1 in /opt/rocm-6.4.1 without hipblas (llama_build_toolchain is /opt/rocm-6.4.1): install"
+            ],
+        ),
+        (
+            "constructed/rtx_5090",
+            toolkit_without("12.9", "cublas"),
+            {"llama_build_toolchain": "/usr/local/cuda-12.9"},
+            ["here has CUDA 12.9 in /usr/local/cuda-12.9 without cublas", "for that CUDA"],
+        ),
+        (
+            "constructed/rdna3",
             lambda facts: (without("rocblas")(facts), facts.update(scope="user")),
             {"llama_backend": "hip"},
             ["here lacks rocblas", "let an administrator install librocblas-dev"],
         ),
         (
-            "constructed/strix_halo",
+            "constructed/rdna3",
             lambda facts: (
                 without("hipblas")(facts),
                 facts.update(distribution={"id": "opensuse-leap", "version": "16.0", "family": "suse"}),
@@ -444,14 +484,57 @@ def test_kernels_for_types_of_the_cache(planned, machine, type_k, type_v, all_qu
     "machine, version, lacking, tools",
     [
         ("constructed/intel_integrated", "0.3.36", "spirv-headers", {"spirv-headers": "spirv-headers"}),
-        ("constructed/strix_halo", "0.3.36", "rocblas", {"hipblas": "libhipblas-dev", "rocblas": "librocblas-dev"}),
-        ("recorded/h200", "0.3.36", "cublas", {"cublas": "nvidia-cuda-toolkit"}),
+        ("constructed/rdna3", "0.3.36", "rocblas", {"hipblas": "libhipblas-dev", "rocblas": "librocblas-dev"}),
     ],
 )
 def test_a_library_that_is_missing_is_installed(planned, machine, version, lacking, tools):
     backend = build_of(planned(machine, version))["backend"]
     plan = planned(machine, version, change=without(lacking), llama_backend=backend)
     assert tools.items() <= plan["hosts"]["here"]["tools"].items()
+
+
+def test_libraries_are_told_apart_by_toolkit(tmp_path, monkeypatch):
+    """ROCm 6.4 without hipBLAS beside 7.2 with it."""
+    machine = Machine("constructed/strix_halo", tmp_path).settle(monkeypatch)
+    (tmp_path / "opt/rocm-6.4.1/include/hipblas/hipblas.h").unlink()
+    old, new = toolchains.find(tmp_path, machine.ask)
+    assert (old["libraries"], new["libraries"]) == (["hip-headers", "rocblas"], ["hip-headers", "hipblas", "rocblas"])
+    assert (toolchains.lacking(old), toolchains.lacking(new)) == (["hipblas"], [])
+
+
+@pytest.mark.parametrize(
+    "machine, newest, library, prefix",
+    [
+        ("constructed/strix_halo", "7.2.0", "hipblas", "/opt/rocm-6.4.1"),
+        ("constructed/rtx_5090", "13.0", "cublas", "/usr/local/cuda-12.9"),
+    ],
+)
+def test_the_newest_toolkit_that_has_its_libraries_is_chosen(planned, machine, newest, library, prefix):
+    backend = build_of(planned(machine))["backend"]
+    environment = build_of(planned(machine, change=toolkit_without(newest, library)))["environment"]
+    assert prefix in environment.values()
+    assert backend == build_of(planned(machine, change=toolkit_without(newest, library)))["backend"]
+
+
+def test_a_library_that_only_an_unfit_toolkit_has_is_installed_for_the_distributions(planned):
+    """The host has hipBLAS, but not where the chosen ROCm is: its package is what is lacking."""
+
+    def old_beside(facts):
+        toolkit_without("7.0.51831", "hipblas")(facts)
+        old = {**facts["toolchains"][0], "prefix": "/opt/rocm-5.7", "version": "5.7", "libraries": ["hipblas"]}
+        facts["toolchains"].insert(0, old)
+
+    plan = planned("constructed/rdna3", change=old_beside, llama_backend="hip")
+    assert build_of(plan)["environment"]["HIP_PATH"] == "/usr"
+    tools = plan["hosts"]["here"]["tools"]
+    assert tools["libhipblas-dev"] == "libhipblas-dev"
+    assert "hipblas" not in tools
+
+
+def test_a_toolkit_without_its_libraries_is_not_chosen_by_itself(planned):
+    plan = planned("recorded/h200", change=without("cublas"))
+    assert build_of(plan)["backend"] == "cpu"
+    assert [entry["id"] for entry in plan["advisories"]] == ["accelerator-unused"]
 
 
 def test_headers_of_spirv_are_for_newer_trees(planned):
@@ -522,6 +605,9 @@ def test_a_compiler_of_a_host_that_is_only_declared_is_believed():
 
 def test_facts_of_an_older_version_are_enough(planned):
     def older(facts):
+        for entry in facts["toolchains"]:
+            del entry["libraries"]
+        assert build_of(plan_of({**facts}))["backend"] == "hip"
         del facts["toolchains"]
         for library in (*toolchains.HEADERS, *toolchains.OTHER_LIBRARIES):
             del facts["toolchain"][library]

@@ -8,6 +8,7 @@ import socket
 import threading
 
 import pytest
+from ansible_collections.llamacpp.cluster.plugins.action import verify as verify_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils import known_answer, report, runtime, verification
 
 ENDPOINTS = ("127.0.0.1:50052", "127.0.0.1:50053")
@@ -253,6 +254,37 @@ def test_a_record_of_another_shape_is_none(tmp_path, text):
     assert found["error"]
 
 
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"number": "x"}', '{"number": 1, "how": "", "log": 1}'])
+def test_a_record_of_ends_of_another_shape_is_none(tmp_path, text):
+    path = tmp_path / runtime.ENDS
+    assert verification.ends(path)["number"] == 0
+    path.write_text(text)
+    assert verification.ends(path) == {"number": 0, "how": "", "log": []}
+
+
+def test_a_server_that_ends_at_each_start_is_not_waited_for(local, monkeypatch):
+    """It is never seen to run, and its launcher was started often before."""
+    plan = {**local.plan(), "staging": False}
+    plan["head"]["start_timeout"] = 600
+    numbers = iter([7, 8, 8, 10, 11])
+    calls = []
+
+    def collected(module_args, task_vars):
+        calls.append(module_args["wait"])
+        told = {"number": next(numbers), "how": "with status 1", "log": ["error: invalid argument: --colour"]}
+        evidence = {"health": {"healthy": False, "said": "refused"}, "launched": True, "ends": told, "log": []}
+        return {"evidence": {**evidence, "waits_for": ["it waits for worker x"] if len(calls) == 4 else []}}
+
+    action = verify_action.ActionModule.__new__(verify_action.ActionModule)
+    monkeypatch.setattr(action, "_execute_module", collected)
+    evidence = action._collect({}, plan, 600, {})["evidence"]
+    assert len(calls) == 4
+    assert evidence["health"]["said"] == (
+        "llama-server ended 3 times while it was waited for, the last time with status 1"
+    )
+    assert (evidence["log"], evidence["waits_for"]) == (["error: invalid argument: --colour"], [])
+
+
 def test_knocking():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
@@ -329,6 +361,7 @@ def asked(server, tmp_path, **head):
         "hosts": {
             "here": {
                 "prefix": str(tmp_path),
+                "cache": str(tmp_path),
                 "state": str(tmp_path / "state"),
                 "units": str(tmp_path),
                 "service_manager": "launchd",
@@ -357,10 +390,12 @@ def test_evidence_of_the_head(server, tmp_path):
     plan = asked(server, tmp_path, api_key_file=str(key))
     (tmp_path / "state" / runtime.START_LOG).write_text("load_tensors: CPU model buffer size = 2 MiB\nlast\n")
     (tmp_path / "state" / runtime.HANDSHAKES).write_text('{"workers": {}}')
+    runtime.write_end(tmp_path / "state", "with status 1", "one\ntwo\n")
     (tmp_path / "links").mkdir()
     (tmp_path / "links" / "worker1.json").write_text('{"mbit_per_second": 9400}')
     found = verification.collect(plan, 1)
     assert found["health"]["healthy"]
+    assert found["ends"] == {"number": 1, "how": "with status 1", "log": ["one", "two"]}
     assert found["links"] == {"worker1": {"mbit_per_second": 9400}, "worker2": None}
     assert found["buffers"] == {"CPU": {"model": 2.0}}
     assert found["handshakes"]["workers"]["127.0.0.1:1"]["state"] == "refused"

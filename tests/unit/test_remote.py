@@ -1,0 +1,417 @@
+"""Headers of models on a web server, against real servers on this machine: right ones, wrong ones, and hostile ones."""
+
+import json
+import re
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import gguf_files as files
+import pytest
+from ansible.module_utils.testing import patch_module_args
+from ansible_collections.llamacpp.cluster.plugins.module_utils import gguf, remote
+from ansible_collections.llamacpp.cluster.plugins.modules import gguf_info
+
+
+class Server:
+    """A web server on a free port of 127.0.0.1, which keeps what it was asked for. ``faults`` change how it answers."""
+
+    def __init__(self, context=None):
+        self.files, self.asked, self.faults, self.sent = {}, [], {}, 0
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                outer.asked.append((self.path, dict(self.headers)))
+                fault = outer.faults.get(self.path.partition("?")[0])
+                if fault:
+                    fault(self)
+                else:
+                    outer.answer(self, outer.files.get(self.path.partition("?")[0]))
+
+            def log_message(self, *arguments):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        if context:
+            self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
+        self.url = f"{'https' if context else 'http'}://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def answer(self, handler, content):
+        if content is None:
+            handler.send_error(404)
+            return
+        first, last = map(int, re.fullmatch(r"bytes=(\d+)-(\d+)", handler.headers["Range"]).groups())
+        if first >= len(content):
+            handler.send_response(416)
+            handler.send_header("Content-Range", f"bytes */{len(content)}")
+            handler.end_headers()
+            return
+        part = content[first : last + 1]
+        self.sent += len(part)
+        send(handler, 206, part, {"Content-Range": f"bytes {first}-{first + len(part) - 1}/{len(content)}"})
+
+    def stop(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def send(handler, status, body, headers):
+    handler.send_response(status)
+    for name, value in {"Content-Length": len(body), "Content-Type": "application/octet-stream", **headers}.items():
+        handler.send_header(name, str(value))
+    handler.end_headers()
+    handler.wfile.write(body)
+
+
+@pytest.fixture
+def server(monkeypatch):
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    made = Server()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def call(capsys):
+    def run(**arguments):
+        with patch_module_args(arguments), pytest.raises(SystemExit):
+            gguf_info.main()
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def test_only_the_header_is_read(server, tmp_path):
+    data = files.model(tensors=[("blk.0.a", (1 << 20,), 0), ("blk.1.a", (1 << 20,), 0)])
+    server.files["/m.gguf"] = data
+    (tmp_path / "m.gguf").write_bytes(data)
+    found = remote.read(server.url + "/m.gguf")
+    assert found == gguf.read_path(str(tmp_path / "m.gguf"))
+    assert found.files == [{"name": "m.gguf", "bytes": len(data)}]
+    assert server.sent == gguf.FIRST_CHUNK
+
+
+def test_a_long_header_is_read_in_growing_parts(server, monkeypatch):
+    monkeypatch.setattr(gguf, "FIRST_CHUNK", 1024)
+    server.files["/m.gguf"] = files.vocabulary(20000)
+    assert gguf.summarize(remote.read(server.url + "/m.gguf"))["vocabulary"] == 20000
+    asked = [headers["Range"] for _path, headers in server.asked]
+    lengths = [last - first + 1 for first, last in (map(int, word[6:].split("-")) for word in asked)]
+    assert lengths[0] == 1024
+    assert lengths[:-1] == sorted(lengths[:-1])
+    assert len(lengths) < 12
+    assert len({first for first, _last in (word[6:].split("-") for word in asked)}) == len(asked)
+
+
+def test_a_file_that_is_smaller_than_the_first_part(server):
+    server.files["/m.gguf"] = files.model()
+    assert gguf.summarize(remote.read(server.url + "/m.gguf"))["layers"] == 2
+
+
+def test_a_split_model(server, tmp_path):
+    for path in files.write_parts(tmp_path, 3):
+        server.files[f"/a%20b/{path.name}"] = path.read_bytes()
+    found = remote.read(f"{server.url}/a%20b/big-00001-of-00003.gguf?download=true")
+    assert [file["name"] for file in found.files] == [f"big-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+    assert len(found.tensors) == 3
+    assert [path for path, _headers in server.asked] == [
+        f"/a%20b/big-0000{number}-of-00003.gguf?download=true" for number in (1, 2, 3)
+    ]
+
+
+def test_a_split_model_that_lacks_a_part(server, tmp_path):
+    server.files["/big-00001-of-00002.gguf"] = files.write_parts(tmp_path)[0].read_bytes()
+    with pytest.raises(
+        remote.RemoteError, match=r"has the part big-00002-of-00002.gguf, which is not there \(HTTP 404\)"
+    ):
+        remote.read(server.url + "/big-00001-of-00002.gguf")
+
+
+def test_redirects_are_followed_and_a_token_stays_with_its_server(server):
+    other = Server()
+    try:
+        other.files["/m.gguf"] = files.model()
+        server.faults["/a"] = lambda handler: send(handler, 302, b"", {"Location": "/b"})
+        server.faults["/b"] = lambda handler: send(handler, 307, b"", {"Location": other.url + "/m.gguf?signature=1"})
+        found = remote.read(server.url + "/a", "secret")
+        assert found.files[0]["name"] == "a"
+        assert [headers.get("Authorization") for _path, headers in server.asked] == ["Bearer secret"] * 2
+        assert [headers.get("Authorization") for _path, headers in other.asked] == [None]
+    finally:
+        other.stop()
+
+
+def redirect(location):
+    return lambda handler: send(handler, 302, b"", {"Location": location} if location else {})
+
+
+def answer(status, body=b"", **headers):
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return lambda handler: send(handler, status, body, named)
+
+
+HTML = answer(200, b"<html>", Content_Type="text/html; charset=utf-8")
+PART = b"x" * 100
+
+
+@pytest.mark.parametrize(
+    "fault, said, remedy",
+    [
+        (answer(401), "is not given to everybody (HTTP 401)", "give the option token"),
+        (answer(403), "is not given to everybody (HTTP 403)", "give the option token"),
+        (answer(404), "is not there (HTTP 404)", "correct the URL"),
+        (answer(416), "is empty", "name another file"),
+        (answer(429), "is asked for too often", "wait a while"),
+        (answer(418), "is not given out (HTTP 418)", "look at the URL in a browser"),
+        (answer(503), "is not given out (HTTP 503)", "try again later"),
+        (answer(200, PART), "sends whole files only (HTTP 200", "give its path"),
+        (HTML, "is a web page, not a file", "/resolve/ where the page has /blob/"),
+        (answer(206, PART, Content_Type="text/html"), "is a web page", "/resolve/"),
+        (answer(206, PART), "does not say which part it sends (Content-Range '')", "another server"),
+        (answer(206, PART, Content_Range="bytes 0-99/*"), "(Content-Range 'bytes 0-99/*')", "another server"),
+        (answer(206, PART, Content_Range=f"bytes 0-99/{'9' * 50}"), "does not say which part", "another server"),
+        (answer(206, PART, Content_Range="bytes 0-99/100", Content_Encoding="gzip"), "does not say", "another server"),
+        (answer(206, PART, Content_Range="bytes 5-99/100"), "sends another part than was asked for", "another server"),
+        (answer(206, PART, Content_Range="bytes 0-99/1000"), "sends another part than was asked for", "another server"),
+        (
+            answer(206, PART, Content_Range="bytes 0-100/101", Content_Length=100),
+            "said 101 bytes and sent 100",
+            "again",
+        ),
+        (answer(206, PART, Content_Range="bytes 0-99/100", Content_Length=999), "is not a GGUF file", "complete GGUF"),
+        (answer(206, PART, Content_Range="bytes 0-200/201", Content_Length=999), "was cut off", "again"),
+        (redirect(None), "does not say where", "the file itself"),
+        (redirect("/loop"), "redirected more than 5 times", "the file itself"),
+        (redirect("ftp://127.0.0.1/m.gguf"), "is redirected to ftp://127.0.0.1/m.gguf", "the file itself"),
+        (redirect("file:///etc/passwd"), "is redirected to file:///etc/passwd", "only http or https is followed"),
+        (redirect("http://[broken/"), "is no URL", "correct it"),
+    ],
+)
+def test_what_servers_answer(server, call, fault, said, remedy):
+    server.faults["/loop"] = fault
+    result = call(url=server.url + "/loop?signature=secret")
+    assert result["failed"]
+    assert result["msg"].startswith(f"url is {server.url}/loop, which ")
+    assert said in result["msg"]
+    assert remedy in result["msg"]
+    assert "secret" not in result["msg"]
+    assert result["msg"].endswith(".")
+
+
+def test_a_body_is_not_read_where_ranges_are_not_known(server, call):
+    """The body goes on for as long as somebody reads it."""
+    sent = []
+
+    def endless(handler):
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(1 << 40))
+        handler.end_headers()
+        try:
+            while sum(sent) < 1 << 26:
+                sent.append(handler.wfile.write(bytes(1 << 16)))
+        except OSError:
+            sent.append(-1)
+
+    server.faults["/m.gguf"] = endless
+    assert "sends whole files only" in call(url=server.url + "/m.gguf")["msg"]
+    for _turn in range(200):
+        if -1 in sent:
+            break
+        time.sleep(0.05)
+    assert sent[-1] == -1
+
+
+def test_a_chunked_reply_that_breaks_off(server, call):
+    def broken(handler):
+        handler.send_response(206)
+        handler.send_header("Content-Range", "bytes 0-999/1000")
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        handler.wfile.write(b"5\r\nGGUF\3\r\nffff\r\nabc")
+
+    server.faults["/m.gguf"] = broken
+    assert "was cut off" in call(url=server.url + "/m.gguf")["msg"]
+
+
+def test_no_http_at_all(server, call):
+    server.faults["/m.gguf"] = lambda handler: handler.wfile.write(b"SSH-2.0-OpenSSH\r\n")
+    assert re.search(r"cannot be read \(.*SSH-2.0.*\): look at the server", call(url=server.url + "/m.gguf")["msg"])
+
+
+def test_headers_without_end(server, call):
+    def endless(handler):
+        handler.send_response(206)
+        try:
+            for number in range(1000):
+                handler.wfile.write(f"X-{number}: {'x' * 60000}\r\n".encode())
+        except OSError:
+            return
+
+    server.faults["/m.gguf"] = endless
+    assert "cannot be read (" in call(url=server.url + "/m.gguf")["msg"]
+
+
+def test_a_file_that_changes_while_it_is_read(server, call, monkeypatch):
+    monkeypatch.setattr(gguf, "FIRST_CHUNK", 64)
+    data = files.vocabulary(5000)
+
+    def grows(handler):
+        server.answer(handler, data + bytes(len(server.asked)))
+
+    server.faults["/m.gguf"] = grows
+    assert re.search(
+        r"changed while it was read, from \d+ to \d+ bytes: try again", call(url=server.url + "/m.gguf")["msg"]
+    )
+
+
+def test_a_model_that_is_truncated_on_the_server(server, call):
+    server.files["/m.gguf"] = files.model()[:-1]
+    message = call(url=server.url + "/m.gguf")["msg"]
+    assert "which is truncated: it has" in message
+    assert message.endswith(". Give the URL of a complete GGUF file.")
+
+
+def test_a_header_without_end_is_given_up_after_bounded_bytes(server, call, monkeypatch):
+    monkeypatch.setattr(gguf, "MAX_HEADER_BYTES", 2 * gguf.MIB)
+    words = files.header([("k", files.ARRAY, b"\x08\0\0\0" + (200_000).to_bytes(8, "little"))], counts=(0, 2))
+    content = words + files.string("x" * 50) * 200_000
+
+    def endless(handler):
+        first, last = map(int, handler.headers["Range"][6:].split("-"))
+        part = content[first : last + 1]
+        server.sent += len(part)
+        send(handler, 206, part, {"Content-Range": f"bytes {first}-{last}/{1 << 50}"})
+
+    server.faults["/m.gguf"] = endless
+    assert "its header is longer than 2 MiB" in call(url=server.url + "/m.gguf")["msg"]
+    assert server.sent <= gguf.MAX_HEADER_BYTES
+
+
+def test_a_server_that_says_nothing(server, call, monkeypatch):
+    monkeypatch.setattr(remote, "SECONDS_OF_SILENCE", 0.2)
+    released = threading.Event()
+    server.faults["/m.gguf"] = lambda handler: released.wait(20)
+    assert "has a server that is silent for 0.2 s: try again" in call(url=server.url + "/m.gguf")["msg"]
+    released.set()
+
+
+@pytest.mark.parametrize(
+    "begin", [b"HTTP/1.1 206 OK\r\nX-Y: ", b"HTTP/1.1 206 OK\r\nContent-Range: bytes 0-9999/10000\r\n\r\n"]
+)
+def test_a_server_that_answers_byte_by_byte(server, call, begin):
+    released = threading.Event()
+
+    def slowly(handler):
+        handler.wfile.write(begin)
+        while not released.wait(0.05):
+            handler.wfile.write(b"x")
+
+    server.faults["/m.gguf"] = slowly
+    assert (
+        "could not be read within 1 s: raise the option timeout" in call(url=server.url + "/m.gguf", timeout=1)["msg"]
+    )
+    released.set()
+
+
+def test_nobody_listens(call):
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        message = call(url=f"http://127.0.0.1:{held.getsockname()[1]}/m.gguf")["msg"]
+    assert re.search(r"cannot be read \(.*refused.*\): look at the server, the network and the proxy", message)
+
+
+def test_a_host_that_is_not_there(call):
+    assert "has a host that is not found" in call(url="http://host.invalid/m.gguf")["msg"]
+
+
+def test_a_proxy_of_the_environment_is_used(server, call, monkeypatch):
+    monkeypatch.setenv("http_proxy", server.url)
+    server.files["http://models.example.org/m.gguf"] = files.model()
+    assert call(url="http://models.example.org/m.gguf")["summary"]["layers"] == 2
+
+
+@pytest.mark.parametrize(
+    "url, said",
+    [
+        ("file:///etc/passwd", "is no URL of a web server"),
+        ("ftp://127.0.0.1/m.gguf", "is no URL of a web server"),
+        ("model.gguf", "is no URL of a web server"),
+        ("http://127.0.0.1:port/m.gguf", "is no URL (nonnumeric port"),
+        ("http://[broken/m.gguf", "is no URL (Invalid IPv6 URL): correct it"),
+        ("http://127.0.0.1/a b\n.gguf", "is no URL"),
+        ("http://127.0.0.1/ü.gguf", "is no URL"),
+    ],
+)
+def test_what_is_no_url(call, url, said):
+    assert said in call(url=url)["msg"]
+
+
+def test_a_password_in_the_url_is_not_shown(server, call):
+    message = call(url=server.url.replace("//", "//me:secret@") + "/none.gguf?token=secret")["msg"]
+    assert message.startswith(f"url is {server.url}/none.gguf, which is not there")
+
+
+@pytest.mark.parametrize("token", ["sec ret", "secret\n", "secret\r\nX: y", "sécret"])
+def test_a_token_that_cannot_be(server, call, token):
+    message = call(url=server.url + "/m.gguf", token=token)["msg"]
+    assert "correct the option token" in message
+    assert "cret" not in message
+    assert not server.asked
+
+
+def test_an_empty_token_is_none(server):
+    server.files["/m.gguf"] = files.model()
+    remote.read(server.url + "/m.gguf", "")
+    assert [headers.get("Authorization") for _path, headers in server.asked] == [None]
+
+
+def test_a_certificate_that_nobody_trusts(call, tmp_path):
+    certificate = tmp_path / "certificate.pem"
+    made = subprocess.run(
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-subj",
+            "/CN=me",
+            "-keyout",
+            certificate,
+            "-out",
+            certificate,
+        ],
+        capture_output=True,
+        check=False,
+    )
+    if made.returncode:
+        pytest.skip("openssl is needed to make a certificate")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    server = Server(context)
+    try:
+        assert "is not served safely, " in call(url=server.url + "/m.gguf")["msg"]
+    finally:
+        server.stop()
+
+
+def test_no_way_from_https_to_http():
+    with pytest.raises(remote.RemoteError, match=r"redirected to http://other/m\.gguf, and only https is followed"):
+        remote._redirected("https://here/m.gguf", "http://other/m.gguf")
+
+
+def test_what_the_module_returns(server, call):
+    server.files["/m.gguf"] = files.model()
+    found = call(url=server.url + "/m.gguf", tensors=True)
+    assert found["summary"]["files"] == [{"name": "m.gguf", "bytes": len(server.files["/m.gguf"])}]
+    assert found["tensors"][1]["layers"] == [0, 1]
+    assert not found["changed"]
+    assert "closed" not in found
