@@ -20,6 +20,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils import caches
+
 MIB = 1024 * 1024
 MAX_HEADER_BYTES = 128 * MIB
 MAX_KEPT_BYTES = 8 * MIB
@@ -85,8 +87,28 @@ FILE_TYPES = {
 """``general.file_type``, llama_ftype of llama.h → name."""
 
 
+KEYS_BY_LAYER = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
+CACHE_KEYS = (
+    *KEYS_BY_LAYER,
+    *(f"attention.{name}_length_{kind}" for name in ("key", "value") for kind in ("mla", "swa")),
+    *(
+        f"attention.{name}"
+        for name in ("sliding_window", "sliding_window_pattern", "recurrent_layers", "shared_kv_layers")
+    ),
+    *(f"ssm.{name}" for name in ("conv_kernel", "inner_size", "state_size", "group_count")),
+    *("full_attention_interval", "kda.head_dim", "wkv.head_size", "token_shift_count", "shortconv.l_cache"),
+    "nextn_predict_layers",
+)
+"""Keys of an architecture that tell the size of its cache."""
+
+
 class GGUFError(ValueError):
     """The file is not a GGUF file that can be served; the message says why and ends a sentence that names the file."""
+
+
+def is_whole(value: Any) -> bool:
+    """Whether it is a number without fraction; true and false are none here."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 class Tensor(NamedTuple):
@@ -333,7 +355,7 @@ def _read_file(source: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
     count, keys = _begin(reader)
     metadata = _metadata(reader, keys)
     alignment = metadata.get("general.alignment", 32)
-    if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+    if not is_whole(alignment) or alignment < 1 or alignment & (alignment - 1):
         raise GGUFError(f"is refused: its alignment is {short(alignment)}, which is no power of 2")
     if count + len(tensors) > MAX_TENSORS:
         reader.left(count * 24)
@@ -351,7 +373,7 @@ def _other_parts(name: str, metadata: dict[str, Any]) -> Iterator[str]:
     if count in (0, 1):
         return
     match = re.fullmatch(r"(.*)-00001-of-(\d{5})\.gguf", name, re.DOTALL)
-    if type(count) is not int or not match or int(match.group(2)) != count:
+    if not is_whole(count) or not match or int(match.group(2)) != count:
         raise GGUFError(
             f"is one of {short(count)} parts: name the first one, which ends in -00001-of-{short(count):0>5}.gguf"
         )
@@ -424,7 +446,7 @@ def grouped(tensors: dict[str, Tensor]) -> list[dict]:
 def _quantisation(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> str | None:
     """The file's own word for it, else the type that most of its bytes have."""
     said = metadata.get("general.file_type")
-    if type(said) is int and said in FILE_TYPES:
+    if is_whole(said) and said in FILE_TYPES:
         return FILE_TYPES[said]
     sizes: dict[str, int] = {}
     for tensor in tensors.values():
@@ -436,18 +458,34 @@ def _whole(value: Any, what: str) -> int:
     """A positive count; of a list (one value a layer) the largest."""
     if isinstance(value, list):
         value = max(value, default=None)
-    if type(value) is not int or not 0 < value < 1 << 31:
+    if not is_whole(value) or not 0 < value < 1 << 31:
         raise GGUFError(f"is refused: its {what} is {short(value)}")
     return value
+
+
+def _kept_keys(metadata: dict[str, Any], architecture: str, layers: int) -> dict[str, int | list[int]]:
+    """CACHE_KEYS by their names without that of the architecture; KEYS_BY_LAYER only where they differ from layer to layer."""
+    found: dict[str, int | list[int]] = {}
+    for key in CACHE_KEYS:
+        value = metadata.get(f"{architecture}.{key}")
+        if isinstance(value, list) and len(value) >= layers and all(isinstance(entry, int) for entry in value):
+            found[key] = [int(entry) for entry in value[:layers]]
+        elif isinstance(value, int) and key not in KEYS_BY_LAYER:
+            found[key] = value
+    for key, value in found.items():
+        if not all(0 <= entry < 1 << 31 for entry in (value if isinstance(value, list) else [value])):
+            raise GGUFError(f"is refused: its {key} is {short(value)}")
+    return found
 
 
 def summarize(model: Model) -> dict:
     """What planning needs of a model.
 
     :returns: ``architecture``, ``name``, ``parameters``, ``quantisation``, ``layers``, ``width``, ``heads``, ``kv_heads``,
-        ``key_dimension``, ``value_dimension``, ``context``, ``vocabulary`` and, in bytes, ``layer_bytes`` (a list), ``input_bytes``
-        (the token embedding, which stays on the head), ``output_bytes`` (on the device of the last layer) and ``largest_tensor_bytes``; ``files`` (``name`` and
-        ``bytes`` of each) and ``bytes`` of all of them.
+        ``key_dimension``, ``value_dimension``, ``context``, ``vocabulary``, ``keys`` (what else tells the size of the cache) and, in
+        bytes, ``layer_bytes`` (a list), ``input_bytes`` (the token embedding, which stays on the head), ``output_bytes`` (on the
+        device of the last layer) and ``largest_tensor_bytes``; ``tensors`` (see grouped), ``files`` (``name`` and ``bytes`` of each)
+        and ``bytes`` of all of them.
     :raises GGUFError: the model cannot be served; the message ends a sentence that begins with its path.
     """
     metadata, tensors = model.metadata, model.tensors
@@ -460,7 +498,8 @@ def summarize(model: Model) -> dict:
 
     layers = _whole(of_model("block_count"), "number of layers")
     width = _whole(of_model("embedding_length"), "width")
-    heads = _whole(of_model("attention.head_count"), "number of heads")
+    recurrent = architecture in caches.RECURRENT
+    heads = 1 if recurrent else _whole(of_model("attention.head_count"), "number of heads")
     layer_bytes, input_bytes, output_bytes = [0] * min(layers, 1 + len(tensors)), 0, 0
     for name, tensor in tensors.items():
         match = re.match(r"blk\.(\d{1,6})\.", name)
@@ -483,15 +522,17 @@ def summarize(model: Model) -> dict:
         "layers": layers,
         "width": width,
         "heads": heads,
-        "kv_heads": _whole(of_model("attention.head_count_kv", heads), "number of KV heads"),
+        "kv_heads": 1 if recurrent else _whole(of_model("attention.head_count_kv", heads), "number of KV heads"),
         "key_dimension": _whole(of_model("attention.key_length", width // heads), "key length"),
         "value_dimension": _whole(of_model("attention.value_length", width // heads), "value length"),
         "context": _whole(of_model("context_length"), "context length"),
         "vocabulary": len(vocabulary) if isinstance(vocabulary, list) else _whole(vocabulary, "vocabulary"),
+        "keys": _kept_keys(metadata, architecture, layers),
         "layer_bytes": layer_bytes,
         "input_bytes": input_bytes,
         "output_bytes": output_bytes,
         "largest_tensor_bytes": max((tensor.bytes for tensor in tensors.values()), default=0),
+        "tensors": grouped(tensors),
         "files": model.files,
         "bytes": sum(file["bytes"] for file in model.files),
     }
@@ -501,11 +542,28 @@ COUNTS = ("layers", "width", "heads", "kv_heads", "key_dimension", "value_dimens
 SIZES = ("input_bytes", "output_bytes")
 
 
+def _numbers(value: Any, least: int) -> bool:
+    """Whether this is a whole number, or a list of them."""
+    return all(isinstance(one, int) and one >= least for one in (value if isinstance(value, list) else [value]))
+
+
+def _row(row: dict, layers: int) -> bool:
+    """Whether this can be one of grouped."""
+    within, shape = row.get("layers"), row.get("shape")
+    return (
+        all(isinstance(row.get(key), str) for key in ("name", "type"))
+        and _numbers(row.get("bytes"), 0)
+        and isinstance(shape, list)
+        and _numbers(shape, 1)
+        and (within is None or (isinstance(within, list) and _numbers(within, 0) and max(within, default=0) < layers))
+    )
+
+
 def problem(summary: dict) -> str | None:
     """What is wrong with a summary that was written down, or None."""
 
     def whole(value: Any, least: int) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and value >= least
+        return is_whole(value) and value >= least
 
     for key in ("architecture", "name", *COUNTS, "layer_bytes", *SIZES):
         if key not in summary:
@@ -519,4 +577,10 @@ def problem(summary: dict) -> str | None:
     sizes = summary["layer_bytes"]
     if not isinstance(sizes, list) or len(sizes) != summary["layers"] or not all(whole(size, 0) for size in sizes):
         return f"has {short(sizes)} as layer_bytes, which are not the sizes of {summary['layers']} layers"
+    keys, rows = summary.get("keys", {}), summary.get("tensors", [])
+    if not isinstance(keys, dict) or not all(key in CACHE_KEYS and _numbers(value, 0) for key, value in keys.items()):
+        return f"has {short(keys)} as keys"
+    for row in rows if isinstance(rows, list) else [rows]:
+        if not isinstance(row, dict) or not _row(row, summary["layers"]):
+            return f"has {short(row)} among its tensors"
     return None

@@ -13,6 +13,7 @@ This file holds what planning and verification need; known_answer_file.py in plu
 
 from __future__ import annotations
 
+import math
 import random
 
 SENTENCE = (
@@ -71,6 +72,31 @@ def _bytes(elements: int, kind: str) -> int:
     return elements // per_block * size
 
 
+def shapes(width: int) -> list[tuple[str, tuple[int, ...]]]:
+    """Name and shape of each tensor, rows last; the layer is a ``*``."""
+    tokens = (len(CONTROL_TOKENS) + len(BYTE_TOKENS) + len(pieces()), width)
+    parts = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
+    of_layer = [(f"blk.*.{part}.weight", (width,) if part.endswith("norm") else (width, width)) for part in parts]
+    return [("token_embd.weight", tokens), *of_layer, ("output_norm.weight", (width,)), ("output.weight", tokens)]
+
+
+def _tensors(layers: int, width: int, kind: str) -> list[dict]:
+    """The tensors as gguf.grouped tells them."""
+    found = []
+    for name, shape in shapes(width):
+        stored = kind if len(shape) == 2 else "f32"
+        found.append(
+            {
+                "name": name,
+                "type": stored.upper(),
+                "shape": list(reversed(shape)),
+                "bytes": _bytes(math.prod(shape), stored),
+                "layers": list(range(layers)) if "*" in name else None,
+            }
+        )
+    return found
+
+
 def summary(layers: int, width: int, kind: str) -> dict:
     """What gguf.summarize says of the written model, without writing it; all but its files."""
     vocabulary = len(CONTROL_TOKENS) + len(BYTE_TOKENS) + len(pieces())
@@ -89,10 +115,12 @@ def summary(layers: int, width: int, kind: str) -> dict:
         "value_dimension": HEAD_DIMENSION,
         "context": CONTEXT,
         "vocabulary": vocabulary,
+        "keys": {},
         "layer_bytes": [_bytes(7 * width * width, kind) + 2 * norm] * layers,
         "input_bytes": _bytes(width * vocabulary, kind),
         "output_bytes": _bytes(width * vocabulary, kind) + norm,
         "largest_tensor_bytes": _bytes(width * max(width, vocabulary), kind),
+        "tensors": _tensors(layers, width, kind),
     }
 
 

@@ -69,24 +69,13 @@ def _tensors(layers: int, width: int) -> Iterator[tuple[str, numpy.ndarray]]:
 
 
 def _shapes(layers: int, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    tokens = known_answer.summary(layers, width, "f32")["vocabulary"]
-    square, row = (width, width), (width,)
-    yield "token_embd.weight", (tokens, width)
+    """Name and shape of all tensors in the file's order."""
+    parts = known_answer.shapes(width)
+    yield parts[0]
     for layer in range(layers):
-        for part, shape in (
-            ("attn_norm", row),
-            ("attn_q", square),
-            ("attn_k", square),
-            ("attn_v", square),
-            ("attn_output", square),
-            ("ffn_norm", row),
-            ("ffn_gate", square),
-            ("ffn_up", square),
-            ("ffn_down", square),
-        ):
-            yield f"blk.{layer}.{part}.weight", shape
-    yield "output_norm.weight", row
-    yield "output.weight", (tokens, width)
+        for name, shape in parts[1:-2]:
+            yield name.replace("*", str(layer)), shape
+    yield from parts[-2:]
 
 
 def _metadata(writer: gguf.GGUFWriter, layers: int, width: int, kind: str) -> None:

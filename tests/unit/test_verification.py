@@ -300,6 +300,28 @@ def test_what_the_head_waits_for():
     assert verification.waits_for(answers) == ["it waits for worker 192.0.2.12:50052: unreachable, timed out"]
 
 
+def test_sizes_that_are_not_known_exactly_are_told_and_do_not_fail(plan, drifts, evidence):
+    plan["placement"][0]["exact"] = []
+    evidence["buffers"]["RPC0[127.0.0.1:50052]"] = {"model": 1.0, "KV": 2.0}
+    judged = verification.judge(plan, drifts, evidence, {})
+    check = next(check for check in judged["checks"] if check["name"] == "buffers")
+    assert check["status"] == "passed"
+    assert "KV 2.0 MiB, model was planned as up to" in check["evidence"]
+    del evidence["buffers"]["RPC0[127.0.0.1:50052]"]
+    judged = verification.judge(plan, drifts, evidence, {})
+    check = next(check for check in judged["checks"] if check["name"] == "buffers")
+    assert (check["status"], check["evidence"][:28]) == ("failed", "model 0 MiB, planned up to 3")
+
+
+def test_states_of_recurrent_layers_belong_to_the_cache():
+    log = "a: CUDA0 KV buffer size = 8.00 MiB\nb: CUDA0 RS buffer size =   0.50 MiB\n"
+    assert verification.buffers(log) == {"CUDA0": {"KV": 8.5}}
+
+
+def test_parts_of_the_file_that_are_mapped_belong_to_their_device():
+    assert verification.buffers("a: MTL0_Mapped model buffer size = 8.00 MiB") == {"MTL0": {"model": 8.0}}
+
+
 def test_buffers_of_a_log():
     log = (
         "0.00 I load_tensors:   CPU_Mapped model buffer size =     0.07 MiB\n"
@@ -309,7 +331,7 @@ def test_buffers_of_a_log():
         "0.03 I sched_reserve: RPC0[127.0.0.1:50052] compute buffer size =     4.29 MiB\n"
     )
     assert verification.buffers(log) == {
-        "CPU_Mapped": {"model": 0.07},
+        "CPU": {"model": 0.07},
         "RPC0[127.0.0.1:50052]": {"model": 2.98, "KV": 2.25, "compute": 4.29},
     }
 

@@ -1,0 +1,321 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What llama.cpp caches for each layer of a model: keys and values, and the states of recurrent layers.
+
+Learnt from the sources of three builds, READ: load_arch_hparams of each architecture, create_memory of llama-model.cpp, and the
+constructors in llama-kv-cache*.cpp and llama-memory-recurrent.cpp.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+OLD, MIDDLE, NEW = READ = (6170, 8643, 11063)
+"""Builds whose sources were read: the trees of llama-cpp-python 0.3.16, 0.3.20 and 0.3.36."""
+
+CACHE_TYPES = {
+    "f32": 4.0,
+    "f16": 2.0,
+    "bf16": 2.0,
+    "q8_0": 34 / 32,
+    "q5_1": 24 / 32,
+    "q5_0": 22 / 32,
+    "q4_1": 20 / 32,
+    "q4_0": 18 / 32,
+    "iq4_nl": 18 / 32,
+}
+"""Type of the KV cache → bytes of one element."""
+
+BATCH, MICRO_BATCH = 2048, 512
+"""llama-server's defaults: tokens that are computed together, and on a device at once."""
+
+_PLAIN = """
+apertus arcee arctic baichuan bailingmoe bailingmoe2 bitnet bloom chameleon chatglm codeshell cogvlm command-r dbrx deci deepseek
+deepseek2 deepseek2-ocr dots1 ernie4_5 ernie4_5-moe exaone falcon gemma glm4 glm4moe gpt2 gptneox granite granitemoe grok grovemoe
+hunyuan-dense hunyuan-moe hunyuan_vl hy_v3 internlm2 jais jais2 llama maincoder minicpm minicpm3 minimax-m2 mistral3 mistral4 mpt
+nemotron olmo olmoe openelm orion paddleocr pangu-embedded phi2 phi3 phimoe plamo plm qwen qwen2 qwen2moe qwen2vl qwen3 qwen3moe
+qwen3vl qwen3vlmoe refact seed_oss smollm3 stablelm starcoder starcoder2 talkie xverse
+"""
+PLAIN = frozenset(_PLAIN.split())
+"""Architectures that attend to everything in every layer."""
+
+
+class Window(NamedTuple):
+    """Which layers of an architecture attend to a sliding window only."""
+
+    period: int | None
+    """One layer of so many attends to everything; None where the file lists the layers."""
+    dense_first: bool = False
+    """Whether that one is the first of them, not the last."""
+    size: int | None = None
+    """Of the window, where the file does not tell."""
+    fixed: bool = False
+    """Whether the file does not matter for the size."""
+    since: int = OLD
+    """Build of READ from which on there is a window."""
+
+
+WINDOWS = {
+    "afmoe": Window(4),
+    "cohere2": Window(4),
+    "cohere2moe": Window(4, dense_first=True),
+    "exaone-moe": Window(4, size=128),
+    "exaone4": Window(4, size=4096),
+    "gemma2": Window(2, size=4096),
+    "gemma3": Window(6),
+    "gemma3n": Window(5),
+    "gemma4": Window(None),
+    "gpt-oss": Window(2),
+    "granite_swa": Window(None),
+    "laguna": Window(4, dense_first=True),
+    "llama4": Window(4, size=8192, fixed=True),
+    "maple": Window(None),
+    "mellum": Window(4),
+    "mimo2": Window(None),
+    "muse-glimmer": Window(4),
+    "olmo2": Window(4, since=MIDDLE),
+    "plamo3": Window(8),
+    "smallthinker": Window(4, dense_first=True, size=4096, fixed=True),
+    "spark2_5": Window(None),
+    "step35": Window(None),
+}
+SIZE_NEEDED = frozenset(("smallthinker",))
+"""Architectures that have a window only where the file gives its size, though that number is not used."""
+EXAONE4_LAYERS = 64
+"""Only the model of so many layers has a window; the other one of that architecture has none."""
+GEMMA3N_LAYERS = 20
+"""Layers from this one on use the cache of an earlier one."""
+
+RECURRENT = frozenset(("mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"))
+"""Architectures of which every layer keeps a state and none a cache."""
+
+NO_HEADS = frozenset(
+    ("granitehybrid", "jamba", "kimi-linear", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "plamo2")
+)
+"""Architectures whose recurrent layers are those without KV heads."""
+INTERVAL = frozenset(("qwen3next", "qwen35", "qwen35moe"))
+"""Architectures of which one layer of so many attends, four unless the file tells it, and the others are recurrent."""
+BOTH = frozenset(("falcon-h1",))
+"""Architectures of which every layer has both."""
+HYBRID = NO_HEADS | INTERVAL | BOTH
+
+LATENT = frozenset(("deepseek2", "kimi-linear", "mistral4"))
+"""Architectures that cache one compressed vector a token (MLA) where the file tells the size of the heads made of it."""
+KEPT_NEXT = {"exaone-moe": (MIDDLE,)}
+"""Architectures that cache for the layers that predict further tokens, too, in these builds. Others leave them out."""
+
+
+class Layer(NamedTuple):
+    """What is kept for one layer."""
+
+    key: int = 0
+    """Elements of a token's keys."""
+    value: int = 0
+    windowed: bool = False
+    state: int = 0
+    """Bytes for each request that is served at the same time."""
+
+
+class Settings(NamedTuple):
+    """What llama-server is told of the cache."""
+
+    context: int
+    parallel: int = 1
+    type_k: str = "f16"
+    type_v: str = "f16"
+    flash_attention: str | None = None
+    """on, off or auto; None leaves it to llama-server."""
+    unified: bool = False
+    full_window: bool = False
+    micro_batch: int = MICRO_BATCH
+
+    def flash(self, build: int) -> bool:
+        """Whether values are stored for flash attention: auto means that until llama-server has tried it, and quantised ones need it."""
+        if self.type_v not in ("f32", "f16", "bf16"):
+            return True
+        return (self.flash_attention or ("off" if build == OLD else "auto")) != "off"
+
+
+def readings(generation: int) -> tuple[int, ...]:
+    """The builds of READ that tell what this one does: itself, or its neighbours, which it is like where both agree."""
+    if generation in READ or generation < OLD or generation > NEW:
+        return (min(max(generation, OLD), NEW),)
+    above = next(build for build in READ if build > generation)
+    return READ[READ.index(above) - 1], above
+
+
+def padded(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def _each(value: object, layers: int, default: int = 0) -> list[int]:
+    """A key that has one value, or one for each layer."""
+    if isinstance(value, list):
+        return [int(entry) for entry in value[:layers]] + [default] * (layers - len(value))
+    return [default if value is None else int(value)] * layers  # type: ignore[call-overload]
+
+
+def windowed(summary: dict, build: int) -> list[bool]:
+    """Of each layer whether it attends to a sliding window only."""
+    keys, layers, architecture = summary.get("keys", {}), summary["layers"], summary["architecture"]
+    if architecture in ("lfm2", "lfm2moe") and window_size(summary, build):
+        return [build != OLD and heads > 0 for heads in _kv_heads(summary)]
+    if not window_size(summary, build):
+        return [False] * layers
+    window, told = WINDOWS[architecture], keys.get("attention.sliding_window_pattern")
+    if isinstance(told, list) and (build == NEW or window.period is None):
+        return [bool(entry) for entry in _each(told, layers)]
+    period = window.period or 0
+    if build != OLD and isinstance(told, int):
+        period = int(told)
+    last = layers - next_layers(summary)
+    dense = 0 if window.dense_first else period - 1
+    return [index < last and (not period or index % period != dense) for index in range(layers)]
+
+
+def window_size(summary: dict, build: int) -> int:
+    """Tokens of the sliding window; 0 where there is none."""
+    told = summary.get("keys", {}).get("attention.sliding_window")
+    architecture = summary["architecture"]
+    if architecture in ("lfm2", "lfm2moe"):
+        return told or 0 if build != OLD and architecture == "lfm2" else 0
+    window = WINDOWS.get(architecture)
+    if window is None or build < window.since or (architecture == "exaone4" and summary["layers"] != EXAONE4_LAYERS):
+        return 0
+    if (architecture in SIZE_NEEDED and not told) or (told == 0 and build != OLD):
+        return 0
+    return window.size if window.size and (window.fixed or told is None) else told or 0
+
+
+def next_layers(summary: dict) -> int:
+    """Layers at the end that predict further tokens, which llama-server does not load unless asked to."""
+    return summary.get("keys", {}).get("nextn_predict_layers") or 0
+
+
+def _kv_heads(summary: dict) -> list[int]:
+    keys = summary.get("keys", {})
+    return _each(keys.get("attention.head_count_kv", summary["kv_heads"]), summary["layers"])
+
+
+def _state(summary: dict) -> int:
+    """Bytes of a recurrent layer's state: of its convolution, and its own. Both are 32-bit floats."""
+    keys, width = summary.get("keys", {}), summary["width"]
+    heads = _each(keys.get("attention.head_count", summary["heads"]), 1)[0]
+    convolution = keys.get("ssm.conv_kernel") or 0
+    if keys.get("wkv.head_size"):
+        return 4 * width * (keys.get("token_shift_count", 2) + keys["wkv.head_size"])
+    if keys.get("shortconv.l_cache"):
+        return 4 * width * (keys["shortconv.l_cache"] - 1)
+    if keys.get("kda.head_dim"):
+        size = keys["kda.head_dim"]
+        return 4 * heads * size * (3 * (convolution - 1 if convolution else 3) + size)
+    inner, state, groups = (keys.get(f"ssm.{key}") or 0 for key in ("inner_size", "state_size", "group_count"))
+    return 4 * (max(0, convolution - 1) * (inner + 2 * groups * state) + state * inner)
+
+
+def _recurrent(summary: dict) -> list[bool]:
+    keys, layers, architecture = summary.get("keys", {}), summary["layers"], summary["architecture"]
+    if architecture in RECURRENT or architecture in BOTH:
+        return [True] * layers
+    if architecture in NO_HEADS:
+        feeds = _each(keys.get("feed_forward_length"), layers)
+        free = architecture.startswith("nemotron_h")
+        return [not heads and not (free and feed) for heads, feed in zip(_kv_heads(summary), feeds)]
+    if architecture in INTERVAL:
+        told = keys.get("attention.recurrent_layers")
+        if isinstance(told, list):
+            return [bool(entry) for entry in _each(told, layers)]
+        interval = keys.get("full_attention_interval") or 4
+        return [(index + 1) % interval != 0 for index in range(layers)]
+    return [not known(summary)] * layers
+
+
+def _cached(summary: dict, build: int) -> list[bool]:
+    """Of each layer whether it has keys and values of its own."""
+    keys, layers, architecture = summary.get("keys", {}), summary["layers"], summary["architecture"]
+    last = layers if build in KEPT_NEXT.get(architecture, ()) else layers - next_layers(summary)
+    if architecture == "gemma3n":
+        last = min(last, GEMMA3N_LAYERS)
+    if architecture == "gemma4":
+        last -= keys.get("attention.shared_kv_layers") or 0
+    if architecture in RECURRENT:
+        return [False] * layers
+    free = architecture in NO_HEADS or architecture in INTERVAL
+    return [index < last and not (free and recurrent) for index, recurrent in enumerate(_recurrent(summary))]
+
+
+def layers_of(summary: dict, build: int, flash: bool) -> list[Layer]:
+    """What each layer keeps.
+
+    :param summary: of a model, gguf.summarize.
+    :param build: one of READ.
+    :param flash: whether values are stored for flash attention.
+    """
+    keys, architecture = summary.get("keys", {}), summary["architecture"]
+    heads, windows, recurrent = _kv_heads(summary), windowed(summary, build), _recurrent(summary)
+    cached, state = _cached(summary, build), _state(summary)
+    key, value = summary["key_dimension"], summary["value_dimension"]
+    key_of, value_of = {False: key, True: key}, {False: value, True: value}
+    if build != OLD:
+        key_of[True] = keys.get("attention.key_length_swa", key)
+        value_of[True] = keys.get("attention.value_length_swa", value)
+    values = [value_of[window] * count for window, count in zip(windows, heads)]
+    if not flash:
+        values = [max(values)] * len(values)
+    if architecture in LATENT and build != OLD and keys.get("attention.key_length_mla"):
+        values = [0] * len(values)
+    last = summary["layers"] - next_layers(summary)
+    return [
+        Layer(
+            key_of[windows[index]] * heads[index] if cached[index] else 0,
+            values[index] if cached[index] else 0,
+            windows[index],
+            state if recurrent[index] and index < last else 0,
+        )
+        for index in range(summary["layers"])
+    ]
+
+
+def cells(summary: dict, settings: Settings, build: int) -> tuple[int, int]:
+    """Tokens that a layer's cache has room for: of a layer that attends to everything, and of one with a window."""
+    context, parallel, streams = settings.context, settings.parallel, 1 if settings.unified else settings.parallel
+    micro = min(settings.micro_batch, BATCH, context)
+    seen = window_size(summary, build) * (parallel if settings.unified else 1) + micro
+    if build == OLD:
+        multiple = 256 if settings.flash(build) else 32
+        each = padded(-(-context // streams), multiple)
+        if summary["architecture"] in HYBRID:
+            each = padded(context, multiple)
+        short = min(each, padded(seen, multiple))
+    else:
+        each = padded(padded(context, 256) // streams, 256)
+        short = padded(min(each, seen), 256)
+    return each * streams, (each if settings.full_window else short) * streams
+
+
+def known(summary: dict) -> bool:
+    """Whether it is known what this architecture caches."""
+    return summary["architecture"] in PLAIN | set(WINDOWS) | RECURRENT | HYBRID
+
+
+def _sizes(summary: dict, settings: Settings, build: int) -> list[int]:
+    full, short = cells(summary, settings, build)
+    found = []
+    for layer in layers_of(summary, build, settings.flash(build)):
+        type_k, type_v = settings.type_k, settings.type_v
+        if layer.windowed and build == MIDDLE:
+            type_k = type_v = "f16"
+        a_token = layer.key * CACHE_TYPES[type_k] + layer.value * CACHE_TYPES[type_v]
+        found.append(int((short if layer.windowed else full) * a_token) + layer.state * settings.parallel)
+    return found
+
+
+def sizes(summary: dict, settings: Settings, generation: int) -> tuple[list[int], bool]:
+    """Bytes that are kept for each layer, and whether they are exact; an upper bound where not.
+
+    :param generation: build number of the release.
+    """
+    found = [_sizes(summary, settings, build) for build in readings(generation)]
+    most = [max(layer) for layer in zip(*found)]
+    return most, known(summary) and all(size == most for size in found)

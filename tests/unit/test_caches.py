@@ -1,0 +1,184 @@
+"""The cache of each layer; tests/integration/test_placement.py holds it against the log of the real server."""
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils import caches, known_answer
+
+MIB = 1024 * 1024
+
+
+def model(architecture, layers=6, **keys):
+    """Four KV heads of 64 in each layer: 256 elements for keys and as many for values."""
+    return {
+        "architecture": architecture,
+        "layers": layers,
+        "width": 512,
+        "heads": 8,
+        "kv_heads": 4,
+        "key_dimension": 64,
+        "value_dimension": 64,
+        "keys": {key.replace("__", "."): value for key, value in keys.items()},
+    }
+
+
+def sizes(summary, generation=caches.NEW, **settings):
+    return caches.sizes(summary, caches.Settings(**{"context": 4096, **settings}), generation)
+
+
+def cells(summary, generation=caches.NEW, **settings):
+    """Tokens for which each layer has room, by 16-bit floats."""
+    found, exact = sizes(summary, generation, **settings)
+    assert exact
+    return [size // (2 * 512) for size in found]
+
+
+def test_cache_of_a_layer_is_that_of_llama_cpp():
+    """16 layers of 128 at 512 tokens took 4 MiB in 16-bit floats, by llama-server's own log."""
+    summary = known_answer.summary(16, 128, "f32")
+    assert sum(sizes(summary, context=512)[0]) == 4 * MIB
+    assert sizes(summary, context=1) == sizes(summary, context=256)
+    assert sizes(summary, type_k="q8_0", type_v="q8_0")[0][0] / sizes(summary)[0][0] == 34 / 64
+
+
+@pytest.mark.parametrize(
+    "generation, settings, expected",
+    [
+        (caches.NEW, {"context": 1000}, 1024),
+        (caches.NEW, {"context": 1000, "parallel": 3}, 3 * 512),
+        (caches.NEW, {"context": 1000, "parallel": 3, "unified": True}, 1024),
+        (caches.OLD, {"context": 1000}, 1024),
+        (caches.OLD, {"context": 1000, "flash_attention": "on"}, 1024),
+        (caches.OLD, {"context": 990}, 992),
+        (caches.OLD, {"context": 1000, "parallel": 3}, 3 * 352),
+    ],
+)
+def test_the_context_is_rounded_up_for_each_request(generation, settings, expected):
+    assert cells(model("llama"), generation, **settings) == [expected] * 6
+
+
+WINDOW = {"attention__sliding_window": 512}
+
+
+def test_layers_with_a_sliding_window_hold_the_window_and_one_batch():
+    assert cells(model("gemma3", **WINDOW)) == [1024] * 5 + [4096]
+    assert cells(model("gemma3", **WINDOW), context=600) == [768] * 6
+    assert cells(model("gemma3", **WINDOW), parallel=2) == [2 * 1024] * 5 + [2 * 2048]
+    assert cells(model("gemma3", **WINDOW), parallel=2, unified=True) == [1536] * 5 + [4096]
+    assert cells(model("gemma3", **WINDOW), micro_batch=64) == [768] * 5 + [4096]
+    assert cells(model("gemma3", **WINDOW), full_window=True) == [4096] * 6
+    assert cells(model("gemma3", **WINDOW), caches.OLD, micro_batch=40) == [576] * 5 + [4096]
+
+
+@pytest.mark.parametrize(
+    "architecture, keys, windows",
+    [
+        ("gemma2", {}, "xoxoxo"),
+        ("gpt-oss", WINDOW, "xoxoxo"),
+        ("cohere2", WINDOW, "xxxoxx"),
+        ("laguna", WINDOW, "oxxxox"),
+        ("laguna", {}, "oooooo"),
+        ("smallthinker", WINDOW, "oxxxox"),
+        ("smallthinker", {}, "oooooo"),
+        ("llama4", {}, "xxxoxx"),
+        ("llama4", {"attention__sliding_window": 0}, "oooooo"),
+        ("exaone4", {}, "oooooo"),
+        ("phi3", WINDOW, "oooooo"),
+        ("mimo2", {**WINDOW, "attention__sliding_window_pattern": [0, 1, 1, 0, 1, 1]}, "oxxoxx"),
+        ("gemma3", {**WINDOW, "attention__sliding_window_pattern": 3}, "xxoxxo"),
+        ("gemma3", {**WINDOW, "attention__sliding_window_pattern": [1, 0, 0, 0, 0, 0]}, "xooooo"),
+        ("cohere2moe", {**WINDOW, "nextn_predict_layers": 1}, "oxxxoo"),
+        ("lfm2", {**WINDOW, "attention__head_count_kv": [0, 4, 0, 4, 0, 0]}, "oxoxoo"),
+    ],
+)
+def test_which_layers_have_a_window(architecture, keys, windows):
+    found = caches.windowed(model(architecture, **keys), caches.NEW)
+    assert "".join("x" if window else "o" for window in found) == windows
+
+
+def test_which_layers_have_a_window_differs_between_builds():
+    told = {**WINDOW, "attention__sliding_window_pattern": [1, 0, 0, 0, 0, 0]}
+    assert caches.windowed(model("gemma3", **told), caches.MIDDLE) == [True] * 5 + [False]
+    assert caches.windowed(model("gemma3", **WINDOW, attention__sliding_window_pattern=2), caches.OLD)[:2] == [
+        True,
+        True,
+    ]
+    assert not any(caches.windowed(model("olmo2", **WINDOW), caches.OLD))
+    assert all(caches.windowed(model("exaone4", 64), build)[:3] == [True] * 3 for build in caches.READ)
+
+
+def test_a_build_between_two_that_were_read_is_exact_where_they_agree():
+    between = (caches.MIDDLE + caches.NEW) // 2
+    assert sizes(model("llama"), between) == sizes(model("llama"), caches.NEW)
+    quantised = {"type_k": "q8_0", "type_v": "q8_0"}
+    found, exact = sizes(model("gemma3", **WINDOW), between, **quantised)
+    assert not exact
+    assert found == sizes(model("gemma3", **WINDOW), caches.MIDDLE, **quantised)[0]
+    assert caches.readings(1) == (caches.OLD,)
+    assert caches.readings(99999) == (caches.NEW,)
+
+
+def test_an_unknown_architecture_is_a_bound():
+    found, exact = sizes(model("unheard-of", ssm__state_size=16, ssm__inner_size=1024))
+    assert not exact
+    assert found == [size + 4 * 16 * 1024 for size in sizes(model("llama"))[0]]
+
+
+def test_latent_attention_caches_no_values():
+    keys = {"attention__key_length_mla": 192, "attention__value_length_mla": 128}
+    latent, plain = model("deepseek2", **keys), model("deepseek2")
+    assert cells(latent) == [2048] * 6
+    assert cells(plain) == cells(latent, caches.OLD) == [4096] * 6
+
+
+def test_without_flash_attention_values_are_as_wide_as_the_widest_layer():
+    uneven = model("deci", attention__head_count_kv=[4, 2, 4, 4, 4, 0])
+    assert cells(uneven) == [4096, 2048, 4096, 4096, 4096, 0]
+    assert cells(uneven, flash_attention="off") == [4096, 3072, 4096, 4096, 4096, 2048]
+    quantised = sizes(uneven, flash_attention="off", type_v="q8_0")
+    assert quantised == sizes(uneven, type_v="q8_0")
+
+
+def test_recurrent_layers_keep_a_state_for_each_request():
+    mamba = model("mamba", ssm__conv_kernel=4, ssm__inner_size=1024, ssm__state_size=16)
+    assert sizes(mamba) == ([4 * (3 * 1024 + 16 * 1024)] * 6, True)
+    assert sizes(mamba, parallel=3)[0][0] == 3 * sizes(mamba)[0][0]
+    rwkv = model("rwkv7", wkv__head_size=64)
+    assert sizes(rwkv)[0][0] == 4 * 512 * (2 + 64)
+
+
+def test_hybrids_keep_one_or_the_other_or_both():
+    cache, _exact = sizes(model("llama"))
+    state = 4 * 512 * 2
+    lfm = model("lfm2", shortconv__l_cache=3, attention__head_count_kv=[0, 4, 0, 0, 4, 0])
+    assert sizes(lfm)[0] == [state, cache[0], state, state, cache[0], state]
+    ssm = {"ssm__conv_kernel": 4, "ssm__inner_size": 1024, "ssm__state_size": 16, "ssm__group_count": 2}
+    mamba = 4 * (3 * (1024 + 2 * 2 * 16) + 16 * 1024)
+    assert sizes(model("falcon-h1", **ssm))[0] == [cache[0] + mamba] * 6
+    assert sizes(model("qwen3next", **ssm))[0] == [mamba, mamba, mamba, cache[0], mamba, mamba]
+    assert sizes(model("qwen3next", **ssm, full_attention_interval=2))[0] == [mamba, cache[0]] * 3
+    told = model("qwen3next", **ssm, attention__recurrent_layers=[0, 1, 1, 1, 1, 1])
+    assert sizes(told)[0] == [cache[0]] + [mamba] * 5
+    heads, feeds = [0, 0, 4, 0, 0, 4], [0, 64, 0, 64, 0, 0]
+    nemotron = model("nemotron_h", **ssm, attention__head_count_kv=heads, feed_forward_length=feeds)
+    assert sizes(nemotron)[0] == [mamba, 0, cache[0], 0, mamba, cache[0]]
+    kimi = model("kimi-linear", kda__head_dim=64, ssm__conv_kernel=4, attention__head_count_kv=[0, 4, 0, 0, 0, 4])
+    assert sizes(kimi)[0][0] == 4 * 8 * 64 * (3 * 3 + 64)
+
+
+def test_a_hybrid_in_an_old_build_holds_the_whole_context_for_each_request():
+    falcon = model("falcon-h1")
+    assert cells(falcon, caches.OLD, parallel=2) == [2 * 4096] * 6
+    assert cells(falcon, parallel=2) == [4096] * 6
+
+
+def test_layers_that_use_the_cache_of_others_have_none():
+    assert cells(model("gemma3n", 24, **WINDOW), context=512) == [512] * 20 + [0] * 4
+    pattern = {"attention__sliding_window_pattern": [1, 0, 1, 0, 1, 0], "attention__shared_kv_layers": 2}
+    assert cells(model("gemma4", **WINDOW, **pattern), context=512) == [512] * 4 + [0] * 2
+    sized = {"attention__key_length_swa": 32, "attention__value_length_swa": 32}
+    assert cells(model("gemma4", **WINDOW, **pattern, **sized), context=512) == [256, 512] * 2 + [0] * 2
+
+
+def test_layers_that_predict_further_tokens_have_none():
+    assert cells(model("glm4moe", nextn_predict_layers=1)) == [4096] * 5 + [0]
+    assert cells(model("exaone-moe", nextn_predict_layers=1, **WINDOW), caches.MIDDLE)[-1] == 4096
+    assert cells(model("exaone-moe", nextn_predict_layers=1, **WINDOW))[-1] == 0
