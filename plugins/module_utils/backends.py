@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils import capabilities
+
 COMMON_OPTIONS = {
     "CMAKE_BUILD_TYPE": "Release",
     "BUILD_SHARED_LIBS": "OFF",
@@ -28,6 +30,20 @@ unless it is set, and the prebuilt user interface is downloaded while building."
 
 OPTIONS_UNTIL = {"LLAMA_CURL": (8071, "OFF")}
 """Options that only older trees know: option → last build, value. Without libcurl's headers they do not configure unless it is off."""
+
+IK_LLAMA_OPTIONS = {
+    **COMMON_OPTIONS,
+    "GGML_SCHED_MAX_COPIES": "1",
+    "LLAMA_BUILD_EXAMPLES": "ON",
+    "LLAMA_CURL": "OFF",
+}
+"""Of ik_llama.cpp: its server and its worker are examples. Only the targets that are asked for are compiled, and of its flash attention
+for the processor, which takes longer than everything else, only what the KV cache needs."""
+
+IK_LLAMA_BACKENDS = ("cpu", "cuda", "vulkan", "metal")
+"""Its ROCm cannot be linked into programs that stand alone."""
+
+IK_LLAMA_MAINTAINED = ("cpu", "cuda")
 
 CUDA_OPTIONS_SINCE = {"GGML_CUDA_NCCL": (11063, "OFF")}
 """The same, of CUDA. NCCL too follows an installed library, which a host that gets the build from another one may not have."""
@@ -90,6 +106,10 @@ _DEVICE_FILES = {
 """Backend → what systemd must let a service open, as DeviceAllow takes it."""
 
 
+HIDDEN_BY = {"cuda": ("CUDA_VISIBLE_DEVICES", "-1"), "hip": ("HIP_VISIBLE_DEVICES", "-1")}
+"""Backend → variable and value that keep its programs from taking memory of devices that they do not use (518 MiB of each, with CUDA)."""
+
+
 class Form(NamedTuple):
     """How the architecture of a device is written, and what tells it where it is missing."""
 
@@ -131,8 +151,10 @@ def tools(backend: str) -> list[str]:
     return BUILD_TOOLS + [tool for tool in [_TOOLKIT.get(backend)] if tool]
 
 
-def libraries(backend: str, generation: int = 0) -> list[str]:
+def libraries(backend: str, generation: int = 0, fork: str = capabilities.MAINLINE) -> list[str]:
     """What else it needs, by the names of toolchains.libraries."""
+    if fork == capabilities.IK_LLAMA:
+        return _LIBRARIES.get(backend, [])
     newer = ["spirv-headers"] if backend == "vulkan" and generation >= SPIRV_HEADERS_SINCE else []
     return _LIBRARIES.get(backend, []) + newer
 
@@ -143,9 +165,10 @@ def cuda_architecture(capability: str) -> str:
     return capability.replace(".", "") + ("a" if capability.startswith("12.") else "") + "-real"
 
 
-def needs_all_quants(type_k: str, type_v: str) -> bool:
+def needs_all_quants(type_k: str, type_v: str, fork: str = capabilities.MAINLINE) -> bool:
     """Whether flash attention on these types of the KV cache needs kernels that are not compiled unless asked for."""
-    return type_k != type_v or type_k not in QUANTS_WITH_KERNELS
+    compiled = QUANTS_WITH_KERNELS - ({"q4_0"} if fork == capabilities.IK_LLAMA else set())
+    return type_k != type_v or type_k not in compiled
 
 
 def is_on(value: str) -> bool:
@@ -153,17 +176,28 @@ def is_on(value: str) -> bool:
     return value.upper() in ("1", "ON", "YES", "TRUE", "Y")
 
 
-def cmake_options(backend: str, architectures: list[str], generation: int, all_quants: bool = False) -> dict[str, str]:
+def cmake_options(
+    backend: str,
+    architectures: list[str],
+    generation: int,
+    all_quants: bool = False,
+    fork: str = capabilities.MAINLINE,
+) -> dict[str, str]:
     """Options for a build.
 
     :param architectures: of the host's devices for this backend: ``gfx1151``, or a compute capability like ``9.0``.
     :param generation: build number that tells which options the tree knows.
     :param all_quants: whether flash attention is compiled for every pair of types of the KV cache.
+    :param fork: whose tree it is; generation does not count for ik_llama.cpp.
     """
-    options = dict(COMMON_OPTIONS)
-    since = {**OPTIONS_SINCE, **(CUDA_OPTIONS_SINCE if backend == "cuda" else {})}
-    options.update({name: value for name, (first, value) in since.items() if generation >= first})
-    options.update({name: value for name, (last, value) in OPTIONS_UNTIL.items() if generation <= last})
+    if fork == capabilities.IK_LLAMA:
+        options = {**IK_LLAMA_OPTIONS, "GGML_IQK_FA_ALL_QUANTS": "ON" if all_quants else "OFF"}
+        options.update({"GGML_NCCL": "OFF"} if backend == "cuda" else {})
+    else:
+        options = dict(COMMON_OPTIONS)
+        since = {**OPTIONS_SINCE, **(CUDA_OPTIONS_SINCE if backend == "cuda" else {})}
+        options.update({name: value for name, (first, value) in since.items() if generation >= first})
+        options.update({name: value for name, (last, value) in OPTIONS_UNTIL.items() if generation <= last})
     if backend == "vulkan":
         options["GGML_VULKAN"] = "ON"
     elif backend == "hip":

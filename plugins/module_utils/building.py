@@ -383,6 +383,7 @@ class Builder(Installer):
         self._unpack()
         for patch in self.source["patches"]:
             self._patch(patch)
+        self._name()
         ready.write_text("\n".join(wanted) + "\n")
 
     def _unpack(self) -> None:
@@ -427,6 +428,14 @@ class Builder(Installer):
                 f"the patch {patch['name']} of llama_release does not apply: correct it for this tree, or take it out. Nothing that runs was "
                 f"touched. Log: {self.log}; patch says:\n" + "\n".join(said[:PATCH_LINES_SHOWN])
             )
+
+    def _name(self) -> None:
+        """Writes number and commit into a tree that asks git for them and takes no option: older llama.cpp, and ik_llama.cpp."""
+        marks = {"NUMBER": str(self.source["number"] or 0), "COMMIT": self.source["commit"][:COMMIT_DIGITS]}
+        scripts = [part for name, value in marks.items() for part in ("-e", f"s/@BUILD_{name}@/{value}/")]
+        template = "source/common/build-info.cpp.in"
+        if (self.work / template).is_file():
+            self._run("name", ["sed", "-i", *scripts, template])
 
     def _configure(self) -> None:
         options = {

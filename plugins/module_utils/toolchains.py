@@ -55,6 +55,9 @@ PRESENT = "present"
 """Stands for the version of a library that was found."""
 
 MINIMUM_ROCM = "6.1"
+ROCWMMA_SINCE = {"gfx1151": "7.2"}
+"""Architecture → first ROCm whose rocWMMA supports it, where the headers themselves cannot be read."""
+
 CUDA_SINCE = {
     "8.0": "11.0",
     "8.6": "11.1",
@@ -106,11 +109,12 @@ def _prefixes(root: Path, patterns: tuple[str, ...]) -> dict[Path, list[str]]:
 
 
 def rocwmma(include: Path) -> dict | None:
-    """Version of the headers, and the architectures that they compile for: they stop the compiler for any other."""
-    config = text_of(include / "rocwmma/internal/config.hpp")
-    if not config:
-        return None
+    """Version of the headers, and the architectures that they compile for: they stop the compiler for any other. None of them where the
+    internal headers are not there, as in Debian's librocwmma-dev 7.2.4-1~exp1."""
     text = text_of(include / "rocwmma/rocwmma-version.hpp") + text_of(include / "rocwmma/internal/rocwmma-version.hpp")
+    if not text:
+        return None
+    config = text_of(include / "rocwmma/internal/config.hpp")
     parts = [re.search(rf"#define\s+ROCWMMA_VERSION_{part}\s+(\d+)", text) for part in ("MAJOR", "MINOR", "PATCH")]
     return {
         "version": ".".join(part.group(1) for part in parts if part) or "unknown",
@@ -354,20 +358,39 @@ def _toolkit_environment(toolkit: dict | None) -> dict[str, str]:
     return {**compiler, **dict.fromkeys(variables, toolkit["prefix"])}
 
 
+def _check_declared_rocwmma(where: str, toolkit: dict | None, architectures: list[str]) -> None:
+    """Of a host that was not asked, the declared version of ROCm stands for that of the headers."""
+    if not toolkit or not toolkit["version"]:
+        return
+    for target in architectures:
+        since = ROCWMMA_SINCE.get(target.split(":", maxsplit=1)[0])
+        if since and numbers(toolkit["version"]) < numbers(since):
+            raise Refusal(
+                f"{where}, and rocWMMA supports {target} from ROCm {since} on, while ROCm {toolkit['version']} is declared there: install a "
+                "newer ROCm with rocWMMA and give its version in llama_hardware.toolchain, or leave it out"
+            )
+
+
 def check_rocwmma(name: str, toolkit: dict | None, generation: int, architectures: list[str]) -> None:
-    """Refuses rocWMMA where the tree, the headers or the architecture do not allow it. A host that was not asked is let through."""
+    """Refuses rocWMMA where the tree, the headers or the architecture do not allow it."""
     option = backends.ROCWMMA
     where = f"llama_build_cmake_options of {name} has {option}"
     first, last = backends.OPTION_BUILDS[option]
     if not first <= generation <= (last or generation):
         raise Refusal(f"{where}, which build {generation} does not know (builds {first} to {last} do): leave it out")
     if not toolkit or "links" not in toolkit:
+        _check_declared_rocwmma(where, toolkit, architectures)
         return
     headers = toolkit["rocwmma"]
     if not headers:
         raise Refusal(
             f"{where}, and there are no headers of rocWMMA in {toolkit['prefix']}/include: install rocWMMA's development package for "
             f"ROCm {toolkit['version']}, or leave it out"
+        )
+    if not headers["architectures"]:
+        raise Refusal(
+            f"{where}, and the headers of rocWMMA {headers['version']} in {toolkit['prefix']}/include are not whole, rocwmma/internal/config.hpp "
+            "is missing or names no architecture: install them from AMD's packages, or leave it out"
         )
     lacking = [target for target in architectures if target.split(":")[0] not in headers["architectures"]]
     if lacking:

@@ -21,7 +21,7 @@ add_executable(llama-server server.c)
 target_compile_definitions(llama-server PRIVATE COMMIT="${LLAMA_BUILD_COMMIT}")
 """
 WORKER = '#include <stdio.h>\nint main(void) { puts("usage:\\n  -d, --device D\\n  -c, --cache"); return 0; }\n'
-SERVER = '#include <stdio.h>\nint main(void) { puts("usage: --fit --load-mode " COMMIT); return 0; }\n'
+SERVER = '#include <stdio.h>\nint main(void) { puts("usage: --fit [on|off] --load-mode " COMMIT); return 0; }\n'
 
 
 @pytest.fixture
@@ -61,6 +61,21 @@ def builder(tmp_path, archive, patches=(), **build):
 
 def said(release):
     return subprocess.run([release / "bin" / "llama-server"], capture_output=True, text=True, check=True).stdout
+
+
+def test_a_tree_that_asks_git_is_told_its_number_and_commit(tmp_path, tree):
+    (tree / "common").mkdir()
+    (tree / "common" / "build-info.cpp.in").write_text(
+        "@BUILD_NUMBER@ @BUILD_COMMIT@ @LLAMA_BUILD_NUMBER@ @BUILD_TARGET@"
+    )
+    (tree / "CMakeLists.txt").write_text(
+        CMAKE.replace("${LLAMA_BUILD_COMMIT}", "${NAMED}").replace(
+            "add_exe", "file(READ common/build-info.cpp.in NAMED)\nadd_exe", 1
+        )
+    )
+    builder(tmp_path, pack(tree, tmp_path)).install()
+    printed = said(tmp_path / "prefix" / "releases" / "tiny")
+    assert printed.endswith("7 abc1234d @LLAMA_BUILD_NUMBER@ @BUILD_TARGET@\n")
 
 
 def test_a_build_is_installed_with_a_manifest(tmp_path, tree):
@@ -255,7 +270,7 @@ def test_members_of_a_packed_release_that_do_not_belong_there_are_left_out(tmp_p
 
 def test_programs_of_a_package_are_linked(tmp_path):
     program = tmp_path / "usr-bin-llama-server"
-    program.write_text("#!/bin/sh\necho usage: --fit --load-mode\n")
+    program.write_text("#!/bin/sh\necho 'usage: --fit [on|off] --load-mode'\n")
     program.chmod(0o755)
     build = {
         "id": "packaged",

@@ -12,12 +12,20 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils import capabiliti
             "0.3.20",
             "rpc-server",
             set("Hpctd"),
-            {"no-mmap", "direct-io", "fit"},
+            {"no-mmap", "direct-io", "fit", "flash-attn"},
             "3.6.1",
             "RPC0[{endpoint}]",
             "RPC{index}",
         ),
-        ("0.3.36", "ggml-rpc-server", set("Hpctd"), {"load-mode", "fit"}, "7.0.0", "RPC0[{endpoint}]", "RPC{index}"),
+        (
+            "0.3.36",
+            "ggml-rpc-server",
+            set("Hpctd"),
+            {"load-mode", "fit", "flash-attn"},
+            "7.0.0",
+            "RPC0[{endpoint}]",
+            "RPC{index}",
+        ),
     ],
 )
 def test_trees_of_the_package_index(version, binary, worker_flags, server_flags, protocol, buffer_name, device_name):
@@ -48,3 +56,15 @@ def test_help_of_a_worker_and_a_server():
         "worker_flags": ["H", "c", "p", "t"],
         "server_flags": ["fit", "load-mode"],
     }
+
+
+def test_help_of_older_programs():
+    worker = "  -h, --help      x\n  -t,      --threads   x\n  -d DEV,  --device    x\n  -m MEM,  --mem MEM   x\n  -c,      --cache     x\n"
+    able = capabilities.from_help("rpc-server", worker, "-fa,   --flash-attn     x\n--no-mmap\n")
+    assert able["worker_flags"] == ["c", "d", "m", "t"]
+    assert able["server_flags"] == ["no-mmap"]
+
+
+@pytest.mark.parametrize("build, value", [(6170, False), (6324, False), (6325, True), (7991, True), (8643, True)])
+def test_flash_attention_takes_a_value_from_one_build_on(build, value):
+    assert ("flash-attn" in capabilities.of_build(build)["server_flags"]) is value

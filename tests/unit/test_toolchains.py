@@ -441,6 +441,21 @@ def test_rocwmma_is_probed_where_it_is_asked_for(planned, machine, version, vari
             assert part in plan["reasons"][0]
 
 
+def test_rocwmma_without_its_internal_headers(tmp_path, planned, monkeypatch):
+    """As Debian's librocwmma-dev 7.2.4-1~exp1 leaves them."""
+    (tmp_path / "rocwmma").mkdir()
+    (tmp_path / "rocwmma" / "rocwmma-version.hpp").write_text(
+        "#define ROCWMMA_VERSION_MAJOR 2\n#define ROCWMMA_VERSION_MINOR 2\n"
+    )
+    headers = toolchains.rocwmma(tmp_path)
+    assert headers == {"version": "2.2", "architectures": []}
+    monkeypatch.setattr(toolchains, "rocwmma", lambda _include: headers)
+    reason = planned("constructed/rdna3", "0.3.20", llama_build_cmake_options={"GGML_HIP_ROCWMMA_FATTN": "ON"})[
+        "reasons"
+    ][0]
+    assert "rocWMMA 2.2 in /usr/include are not whole, rocwmma/internal/config.hpp is missing" in reason
+
+
 def test_rocwmma_that_is_not_asked_for_is_left_alone(planned):
     off = {"GGML_HIP_ROCWMMA_FATTN": "OFF"}
     assert not planned("constructed/rdna3", "0.3.20", llama_build_cmake_options=off)["refused"]
@@ -560,7 +575,7 @@ LLVMPIPE = {"backend": "vulkan", "name": "llvmpipe", "architecture": "", "memory
 def test_a_software_device_that_is_declared(planned):
     def declare(facts):
         facts["toolchain"]["glslc"] = "2025.2"
-        facts.update(workers.known(facts, {"accelerators": [LLVMPIPE]}))
+        facts.update(workers.known("here", facts, {"accelerators": [LLVMPIPE]}))
 
     plan = planned(
         "recorded/vm_without_devices",
@@ -577,20 +592,28 @@ STRIX = {"backend": "hip", "name": "declared", "architecture": "gfx1151", "memor
 
 
 def test_a_host_that_is_only_declared_builds_with_what_it_is_said_to_have():
-    facts = workers.known(None, {"memory_mib": 128200, "accelerators": [STRIX]})
+    facts = workers.known("here", None, {"memory_mib": 128200, "accelerators": [STRIX]})
     rocwmma = {"GGML_HIP_ROCWMMA_FATTN": "ON"}
     assert build_of(plan_of(facts, "0.3.20", llama_build_cmake_options=rocwmma))["environment"] == {}
     prefix = {"llama_build_toolchain": "/opt/rocm-7.2.0"}
     assert build_of(plan_of(facts, **prefix))["environment"] == ROCM
     old = workers.known(
-        None, {"accelerators": [STRIX], "toolchain": {**workers.DECLARED["toolchain"], "hipconfig": "5.7"}}
+        "here", None, {"accelerators": [STRIX], "toolchain": {**workers.DECLARED["toolchain"], "hipconfig": "5.7"}}
     )
     assert "here has ROCm 5.7" in plan_of(old)["reasons"][0]
 
 
+def test_rocwmma_of_a_host_that_is_only_declared_follows_the_version_of_rocm():
+    tools = {**workers.DECLARED["toolchain"], "hipconfig": "6.4.2"}
+    facts = workers.known("here", None, {"memory_mib": 128200, "accelerators": [STRIX], "toolchain": tools})
+    reason = plan_of(facts, "0.3.20", llama_build_cmake_options={"GGML_HIP_ROCWMMA_FATTN": "ON"})["reasons"][0]
+    for part in ("GGML_HIP_ROCWMMA_FATTN", "gfx1151 from ROCm 7.2 on", "6.4.2", "or leave it out"):
+        assert part in reason
+
+
 def test_a_cuda_of_a_host_that_is_only_declared_is_believed():
     cuda = {"backend": "cuda", "name": "declared", "architecture": "8.6", "memory_mib": 24564, "unified": False}
-    facts = workers.known(None, {"memory_mib": 64000, "accelerators": [cuda]})
+    facts = workers.known("here", None, {"memory_mib": 64000, "accelerators": [cuda]})
     build = build_of(plan_of(facts, llama_build_toolchain="/usr/local/cuda-12.9"))
     assert build["environment"] == {
         "CUDACXX": "/usr/local/cuda-12.9/bin/nvcc",
@@ -599,7 +622,7 @@ def test_a_cuda_of_a_host_that_is_only_declared_is_believed():
 
 
 def test_a_compiler_of_a_host_that_is_only_declared_is_believed():
-    facts = workers.known(None, {"memory_mib": 64000})
+    facts = workers.known("here", None, {"memory_mib": 64000})
     assert build_of(plan_of(facts, llama_build_toolchain="/opt/gcc-15"))["environment"] == {}
 
 
@@ -617,7 +640,7 @@ def test_facts_of_an_older_version_are_enough(planned):
 
 def test_a_declared_toolchain_stands_for_all(tmp_path, monkeypatch):
     facts = Machine("constructed/strix_halo", tmp_path).settle(monkeypatch).facts()
-    known = workers.known(facts, {"toolchain": {**facts["toolchain"], "hipconfig": "7.3"}})
+    known = workers.known("here", facts, {"toolchain": {**facts["toolchain"], "hipconfig": "7.3"}})
     build = build_of(plan_of(known))
     assert build["environment"] == {}
     named = build_of(plan_of(known, llama_build_toolchain="/opt/rocm-7.3.0"))

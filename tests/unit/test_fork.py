@@ -1,0 +1,278 @@
+"""Plans with ik_llama.cpp, whose names, flags and numbers are its own. What its real programs say is held against this in the
+integration tests."""
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils import capabilities, verification
+from conftest import Cluster, known_answer_of
+
+COMMIT = "8337e4cd3861406fc04e0854b1409cd1b027fbc9"
+RELEASE = {"source": "git", "fork": "ik_llama.cpp", "ref": COMMIT, "build": 4840}
+SUMMER = {**RELEASE, "ref": "a3e78038" + "0" * 32, "build": 3775}
+AUTUMN = {**RELEASE, "ref": "904e994b" + "0" * 32, "build": 3933}
+ACCEPTED = ["rpc-remote-code-execution"]
+GPU = {"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}
+CUDA = {"accelerators": [GPU, GPU], "toolchain": {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", "nvcc": "12.9"}}
+
+
+@pytest.fixture
+def fork(local):
+    local.hosts["here"]["variables"].update(llama_release=RELEASE, llama_accept_advisories=ACCEPTED)
+    return local
+
+
+def line_of(cluster, **variables):
+    next(iter(cluster.hosts.values()))["variables"].update(variables)
+    plan = cluster.plan()
+    assert not plan["refused"], plan["reasons"]
+    return " ".join(plan["head"]["argv"])
+
+
+def test_the_local_cluster(fork):
+    plan = fork.plan()
+    assert not plan["refused"], plan["reasons"]
+    here, release = plan["hosts"]["here"], plan["release"]
+    assert (release["fork"], release["build"], release["protocol"]) == ("ik_llama.cpp", 4840, "3.5.2")
+    assert release["repository"] == "https://github.com/ikawrakow/ik_llama.cpp"
+    assert here["workers"][0]["argv"][0].endswith("/bin/rpc-server")
+    assert here["workers"][0]["argv"][1:] == ["-H", "127.0.0.1", "-p", "50052", "-d", "CPU", "-cpu", "-t", "8"]
+    line = " ".join(plan["head"]["argv"])
+    assert "--rpc 127.0.0.1:50052,127.0.0.1:50053 --device RPC0[127.0.0.1:50052],RPC0[127.0.0.1:50053] " in line
+    assert "--tensor-split 8,9" in line
+    for absent in ("--fit", "--log-verbosity", "--load-mode"):
+        assert absent not in line
+    assert [entry["device"] for entry in plan["placement"]] == ["RPC0[127.0.0.1:50052]", "RPC0[127.0.0.1:50053]"]
+    options = here["builds"][0]["cmake_options"]
+    assert options["LLAMA_BUILD_EXAMPLES"] == "ON"
+    assert options["GGML_SCHED_MAX_COPIES"] == "1"
+    assert "GGML_RPC_RDMA" not in options
+    assert here["builds"][0]["targets"] == ["llama-server", "rpc-server"]
+
+
+@pytest.mark.parametrize(
+    "repository, told",
+    [
+        ("https://host/u/ik_llama.cpp.git", "ik_llama.cpp"),
+        ("/srv/git/ik_llama.cpp/", "ik_llama.cpp"),
+        ("git@host:ik_llama.cpp", "ik_llama.cpp"),
+        ("https://host/u/my_ik_llama.cpp", None),
+        ("https://host/ik_llama.cpp/copy", None),
+    ],
+)
+def test_the_repository_tells_the_fork_unless_it_is_said(local, repository, told):
+    release = {"source": "git", "repository": repository, "ref": COMMIT, "build": 9000}
+    local.hosts["here"]["variables"].update(llama_release=release, llama_accept_advisories=ACCEPTED)
+    assert local.plan()["release"].get("fork") == told
+    for said, expected in (("llama.cpp", None), ("ik_llama.cpp", "ik_llama.cpp")):
+        local.hosts["here"]["variables"]["llama_release"] = {**release, "fork": said}
+        assert local.plan()["release"].get("fork") == expected
+
+
+def test_the_fork_is_part_of_the_id(local):
+    ids = set()
+    for fork in ("llama.cpp", "ik_llama.cpp"):
+        local.hosts["here"]["variables"]["llama_release"] = {**RELEASE, "fork": fork}
+        ids.add(local.plan()["release"]["id"])
+    assert len(ids) == 2
+
+
+def test_an_archive_of_the_fork(local):
+    release = {"source": "archive", "path": "/tmp/x.tar.gz", "checksum": "sha256:" + "b" * 64, "build": 4840}
+    local.hosts["here"]["variables"]["llama_accept_advisories"] = ACCEPTED
+    assert "RPC0[127.0.0.1:50052]" in line_of(local, llama_release={**release, "fork": "ik_llama.cpp"})
+
+
+@pytest.mark.parametrize(
+    "release, wanted, expected",
+    [
+        (RELEASE, "on", "--flash-attn on"),
+        (RELEASE, "off", "--flash-attn off"),
+        (AUTUMN, "off", "--no-flash-attn"),
+        (AUTUMN, "on", None),
+        (SUMMER, "on", "--flash-attn --"),
+        (SUMMER, "off", None),
+    ],
+)
+def test_flash_attention_is_spelled_as_the_commit_knows_it(fork, release, wanted, expected):
+    line = line_of(fork, llama_release=release, llama_server_flash_attention=wanted, llama_server_warmup=False)
+    assert (expected in line) if expected else ("flash" not in line)
+
+
+@pytest.mark.parametrize("mode, expected", [("none", "--no-mmap"), ("mmap", None)])
+def test_load_mode(fork, mode, expected):
+    line = line_of(fork, llama_server_load_mode=mode)
+    assert (expected in line) if expected else ("mmap" not in line)
+
+
+@pytest.mark.parametrize(
+    "variables, said",
+    [
+        ({"llama_server_load_mode": "dio"}, ["llama_server_load_mode is dio", "git-8337e4cd", "use mmap or none"]),
+        (
+            {"llama_server_extra_args": ["-fmoe"]},
+            ["llama_server_extra_args has -fmoe", "by itself since its commit 3928", "take it out"],
+        ),
+        (
+            {"llama_server_extra_args": ["-lm", "dio", "-lv", "4"]},
+            [
+                "llama_server_extra_args has -lm, -lv",
+                "which llama.cpp alone knows",
+                "git-8337e4cd is one of ik_llama.cpp",
+            ],
+        ),
+        (
+            {"llama_release": {**RELEASE, "build": 3736}},
+            ["the build 3736 of ik_llama.cpp", "cannot be told", "use 3737", "or a newer one"],
+        ),
+        (
+            {"llama_accept_advisories": []},
+            [
+                "Commit 4840 of ik_llama.cpp lets whoever reaches a worker's port run code",
+                "add rpc-remote-code-execution",
+            ],
+        ),
+        (
+            {"llama_accept_advisories": [], "llama_release": {**RELEASE, "build": 5000}},
+            ["Commit 5000 of ik_llama.cpp is newer than 4840", "add rpc-remote-code-execution"],
+        ),
+    ],
+)
+def test_what_the_fork_lacks_is_refused(fork, variables, said):
+    fork.hosts["here"]["variables"].update(variables)
+    reason = fork.reason()
+    for part in said:
+        assert part in reason
+
+
+def test_its_own_options_are_passed_on(fork):
+    assert line_of(fork, llama_server_extra_args=["-mla", "3", "-amb", "512"]).endswith("-mla 3 -amb 512")
+    assert line_of(fork, llama_release=SUMMER, llama_server_extra_args=["-fmoe"]).endswith("-fmoe")
+
+
+def test_the_summer_of_2025(fork):
+    line = line_of(fork, llama_release=SUMMER)
+    plan = fork.plan()
+    assert plan["release"]["protocol"] == "2.0.1"
+    assert "--device" not in line
+    assert "--tensor-split 8,9" in line
+    assert [entry["device"] for entry in plan["placement"]] == ["RPC[127.0.0.1:50052]", "RPC[127.0.0.1:50053]"]
+    assert plan["hosts"]["here"]["workers"][0]["argv"][1:] == ["-H", "127.0.0.1", "-p", "50052", "-t", "8"]
+
+
+def gpu_head(release):
+    """A head with two devices of its own, which lends none of them, and a worker with one."""
+    variables = {"llama_release": release, "llama_accept_advisories": ACCEPTED}
+    return (
+        Cluster()
+        .add("head", "head", address="192.0.2.10", facts=CUDA, llama_model_known_answer=known_answer_of(), **variables)
+        .add("worker1", "worker", address="192.0.2.11", facts={**CUDA, "accelerators": [GPU]}, **variables)
+    )
+
+
+def test_devices_of_the_head_come_first_where_they_cannot_be_named():
+    planned = gpu_head(SUMMER).plan()
+    assert [entry["device"] for entry in planned["placement"]] == ["CUDA0", "CUDA1", "RPC[192.0.2.11:50052]"]
+    assert "--tensor-split 6,6,5" in " ".join(planned["head"]["argv"])
+    assert "--device" not in planned["head"]["argv"]
+    assert "--device RPC0[192.0.2.11:50052],CUDA0,CUDA1" in line_of(gpu_head(RELEASE))
+
+
+def test_a_split_is_in_the_order_of_devices_that_cannot_be_named():
+    cluster = gpu_head(SUMMER)
+    cluster.hosts["head"]["variables"]["llama_server_tensor_split"] = [3, 0, 1]
+    assert "--tensor-split 0,1,3" in line_of(cluster)
+
+
+def test_workers_that_take_no_device_see_one_each():
+    cluster = gpu_head(SUMMER)
+    cluster.hosts["worker1"]["facts"] = {**cluster.hosts["worker1"]["facts"], "accelerators": [GPU, GPU]}
+    found = [worker["environment"] for worker in cluster.plan()["hosts"]["worker1"]["workers"]]
+    assert found == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}]
+    cluster.hosts["worker1"]["variables"]["llama_worker_endpoints"] = [
+        {"device": "CUDA1", "environment": {"CUDA_VISIBLE_DEVICES": "GPU-1"}}
+    ]
+    (worker,) = cluster.plan()["hosts"]["worker1"]["workers"]
+    assert worker["environment"] == {"CUDA_VISIBLE_DEVICES": "GPU-1"}
+    assert "-d" not in worker["argv"]
+
+
+def test_a_worker_that_takes_no_device_lends_no_processor_beside_devices():
+    cluster = gpu_head(SUMMER)
+    cluster.hosts["worker1"]["variables"]["llama_worker_endpoints"] = [{"device": "CPU"}]
+    reason = cluster.reason()
+    for part in ("of worker1 lends CPU", "lends CUDA0 only", "llama_worker_endpoints"):
+        assert part in reason
+
+
+def test_options_of_a_cuda_build():
+    plan = gpu_head(RELEASE).plan()
+    options = plan["hosts"]["worker1"]["builds"][0]["cmake_options"]
+    assert (options["GGML_CUDA"], options["GGML_NCCL"]) == ("ON", "OFF")
+    assert "GGML_CUDA_NCCL" not in options
+    assert [advisory["id"] for advisory in plan["advisories"]] == ["rpc-remote-code-execution"]
+
+
+@pytest.mark.parametrize("kind, expected", [("f16", "OFF"), ("q8_0", "OFF"), ("q4_0", "ON")])
+def test_flash_attention_is_compiled_for_what_the_cache_needs(fork, kind, expected):
+    fork.hosts["here"]["variables"].update(llama_server_cache_type_k=kind, llama_server_cache_type_v=kind)
+    options = fork.plan()["hosts"]["here"]["builds"][0]["cmake_options"]
+    assert options["GGML_IQK_FA_ALL_QUANTS"] == expected
+
+
+def with_device(cluster, backend, tool, architecture):
+    """A host on paper with one device of this backend and the toolkit for it."""
+    facts = cluster.hosts["here"]["facts"]
+    facts["accelerators"] = [{**GPU, "backend": backend, "architecture": architecture}]
+    facts["toolchain"][tool] = "7.2"
+    cluster.hosts["here"]["variables"]["llama_worker_endpoints"] = []
+    return cluster
+
+
+def test_rocm_is_refused(fork):
+    reason = with_device(fork, "hip", "hipconfig", "gfx1151").reason()
+    for part in ("one of ik_llama.cpp", "cannot be linked for hip", "here builds for that", "set llama_backend"):
+        assert part in reason
+
+
+def test_a_backend_that_is_not_looked_after_is_told(fork):
+    plan = with_device(fork, "vulkan", "glslc", "").plan()
+    assert not plan["refused"], plan["reasons"]
+    assert [advisory["id"] for advisory in plan["advisories"]] == ["rpc-remote-code-execution", "backend-unmaintained"]
+    assert "here builds ik_llama.cpp for vulkan" in plan["advisories"][1]["message"]
+    assert "spirv-headers" not in plan["hosts"]["here"]["tools"]
+
+
+def test_options_of_cmake_are_not_judged_by_the_numbers_of_llama_cpp(fork):
+    fork.hosts["here"]["variables"]["llama_build_cmake_options"] = {"GGML_SCHED_NO_REALLOC": "ON"}
+    assert [advisory["id"] for advisory in fork.plan()["advisories"]] == ["rpc-remote-code-execution"]
+
+
+WORKER_HELP = {
+    4840: "  -h, --help   x\n  -t, --threads N   x\n  -d, -dev, --device <dev1,dev2,...>  x\n  -cpu   x\n"
+    "  -h, -H, --host, --Host HOST   x\n  -p, -P, --port, --Port PORT   x\n  -c, --cache   x\n",
+    3775: "  -h, --help   x\n  -t,      --threads   x\n  -H HOST, --host HOST   x\n  -p PORT, --port PORT   x\n"
+    "  -m MEM,  --mem MEM   x\n  -c,      --cache   x\n",
+}
+SERVER_HELP = {
+    4840: "-no-fa, --no-flash-attn   x\n-fa, --flash-attn (auto|on|off|0|1)   x\n       --no-mmap   x\n       --fit   x\n",
+    3775: "-fa,   --flash-attn   x\n       --no-mmap   x\n",
+}
+"""Options as the programs of these commits print them, without their explanations."""
+
+
+@pytest.mark.parametrize("commit", [4840, 3775])
+def test_capabilities_are_what_the_help_of_its_programs_says(commit):
+    found = capabilities.from_help("rpc-server", WORKER_HELP[commit], SERVER_HELP[commit])
+    assumed = capabilities.of_build(commit, fork="ik_llama.cpp")
+    assert found == {key: assumed[key] for key in found}
+
+
+def test_buffers_of_its_log():
+    log = (
+        "llm_load_tensors: RPC0[127.0.0.1:51052] buffer size =     4.03 MiB\n"
+        "llama_kv_cache_init: RPC0[127.0.0.1:51052] KV buffer size =    32.00 MiB\n"
+        "llama_init_from_model:        CPU  output buffer size =     0.00 MiB\n"
+        "llama_init_from_model: RPC0[127.0.0.1:51052] compute buffer size =    12.25 MiB\n"
+    )
+    found = verification.buffers(log)
+    assert found["RPC0[127.0.0.1:51052]"] == {"model": 4.03, "KV": 32.0, "compute": 12.25}
+    assert "CPU" not in found
