@@ -87,11 +87,14 @@ class ActionModule(ActionBase):
         if arguments["shown"]:
             return self._show(arguments["shown"], arguments["html"], task_vars["hostvars"])
         cluster, hosts = inventory.hosts(task_vars)
-        for host in hosts.values():
-            host["facts"] = workers.known(host["facts"], host["variables"]["llama_hardware"])
         digest = hashlib.sha256(b"".join(path.read_bytes() for path in RUNTIME_FILES)).hexdigest()[:12]
         staging = arguments["staging"]
         try:
+            for name, host in hosts.items():
+                variables = host["variables"]
+                host["facts"] = workers.known(
+                    name, host["facts"], variables["llama_hardware"], variables["llama_host_scope"]
+                )
             self._look_up_release(hosts, task_vars)
             plan = planning.make(cluster, hosts, arguments["model"] or {}, inventory.packages(), digest, staging)
         except Refusal as refusal:

@@ -28,6 +28,10 @@ CHUNKED_SENDS = 6141
 """First build that sends a tensor in pieces (#15188)."""
 LARGEST_SEND = 1 << 31
 """Bytes that macOS does not send or receive at once."""
+SENDING = "ggml/src/ggml-rpc/ggml-rpc.cpp"
+"""The file of llama.cpp that sends tensors."""
+WIDE_MODELS = ("qwen3moe", 4096)
+"""Architecture and least width of models that were seen to abort over RPC before that, on Linux too: Qwen3 235B and 480B."""
 STRIX_HALO = "gfx1151"
 STRIX_HALO_KERNEL = (6, 18, 4)
 FAULTY_FIRMWARE = "20251125"
@@ -73,11 +77,38 @@ Found = list[tuple]
 
 
 def _security_floor(seen: Seen) -> Found:
-    builds = sorted({release["generation"] for release in seen.plan["releases"].values()})
+    floor, known = capabilities.SECURITY_FLOOR, capabilities.IK_LLAMA_SEEN
+    found: Found = []
+    for build, fork in sorted(
+        {(release["generation"], release.get("fork")) for release in seen.plan["releases"].values()}, key=str
+    ):
+        if fork:
+            told = f"Commit {build} of {fork} lets"
+            if build > known:
+                told = f"Commit {build} of {fork} is newer than {known}, the last one that was looked at, which lets"
+            remedy = f"Set llama_release to build {floor} or newer of llama.cpp, or let nobody but the head reach the workers."
+            found.append((None, {"told": told, "remedy": remedy}))
+        elif build < floor:
+            found.append(
+                (None, {"told": f"Build {build} lets", "remedy": f"Set llama_release to build {floor} or newer."})
+            )
+    return found
+
+
+def _unmaintained_backends(seen: Seen) -> Found:
+    releases = seen.plan["releases"]
     return [
-        (None, {"build": build, "floor": capabilities.SECURITY_FLOOR})
-        for build in builds
-        if build < capabilities.SECURITY_FLOOR
+        (
+            name,
+            {
+                "fork": releases[build["release"]]["fork"],
+                "backend": build["backend"],
+                "maintained": " or ".join(backends.IK_LLAMA_MAINTAINED),
+            },
+        )
+        for name, host in seen.plan["hosts"].items()
+        for build in host["builds"]
+        if "fork" in releases[build["release"]] and build["backend"] not in backends.IK_LLAMA_MAINTAINED
     ]
 
 
@@ -111,6 +142,7 @@ def _unknown_options(seen: Seen) -> Found:
         set_for = {
             (option, seen.plan["releases"][build["release"]]["generation"])
             for build in host["builds"]
+            if "fork" not in seen.plan["releases"][build["release"]]
             for option in build["cmake_options"]
         }
         for option, generation in sorted(set_for):
@@ -175,14 +207,28 @@ def _vulkan_memory(seen: Seen) -> Found:
     ]
 
 
+def _sends_whole_tensors(seen: Seen) -> bool:
+    """Whether a tensor goes to a worker in one piece, and no patch changes how it is sent."""
+    patched = any(SENDING in patch["files"] for patch in seen.plan["release"].get("patches", []))
+    remote = any(device.endpoint for device in seen.used)
+    return seen.mainline and seen.generation < CHUNKED_SENDS and remote and not patched
+
+
 def _wide_tensor(seen: Seen) -> Found:
     largest = seen.summary.get("largest_tensor_bytes", 0)
-    remote = {device.host for device in seen.used if device.endpoint}
-    concerned = sorted(remote | ({seen.plan["head"]["host"]} if remote else set()))
-    mac = [name for name in concerned if seen.hosts[name]["facts"]["system"] == "Darwin"]
-    if not seen.mainline or seen.generation >= CHUNKED_SENDS or largest < LARGEST_SEND or not mac:
+    concerned = {seen.plan["head"]["host"], *(device.host for device in seen.used if device.endpoint)}
+    mac = [name for name in sorted(concerned) if seen.hosts[name]["facts"]["system"] == "Darwin"]
+    if not _sends_whole_tensors(seen) or largest < LARGEST_SEND or not mac:
         return []
     return [(mac[0], {"build": seen.generation, "mib": largest // MIB, "first": CHUNKED_SENDS})]
+
+
+def _wide_model(seen: Seen) -> Found:
+    architecture, width = WIDE_MODELS
+    is_one = seen.summary["architecture"] == architecture and seen.summary["width"] >= width
+    if not is_one or not _sends_whole_tensors(seen):
+        return []
+    return [(None, {"build": seen.generation, "model": seen.summary["name"], "first": CHUNKED_SENDS})]
 
 
 def _three_endpoints(seen: Seen) -> Found:
@@ -315,8 +361,8 @@ ADVISORIES = (
         "rpc-remote-code-execution",
         "error",
         _security_floor,
-        "Build {build} lets whoever reaches a worker's port run code on its host, without authentication.",
-        "Set llama_release to build {floor} or newer.",
+        "{told} whoever reaches a worker's port run code on its host, without authentication.",
+        "{remedy}",
         "CVE-2026-34159",
     ),
     Advisory(
@@ -376,7 +422,15 @@ ADVISORIES = (
         "error",
         _wide_tensor,
         "The model has a tensor of {mib} MiB, which build {build} sends at once: macOS refuses 2 GiB and more, and the head aborts while loading.",
-        "Set llama_release to build {first} or newer, or give the change of pull request 15188 in its patches and accept this advisory.",
+        "Set llama_release to build {first} or newer, or give the change of pull request 15188 in its patches.",
+        THREAD.format(15055),
+    ),
+    Advisory(
+        "wide-model-abort",
+        "error",
+        _wide_model,
+        "Builds like {build} were seen to abort over RPC with models like {model}: Qwen3 of 235 billion parameters and more.",
+        "Set llama_release to build {first} or newer, or give the change of pull request 15188 in its patches.",
         THREAD.format(15055),
     ),
     Advisory(
@@ -460,6 +514,14 @@ ADVISORIES = (
         "{host} has linux-firmware {version}, with which ROCm fails on its graphics (gfx1151).",
         "Install another version of linux-firmware on {host}.",
         "https://github.com/kyuz0/amd-strix-halo-toolboxes",
+    ),
+    Advisory(
+        "backend-unmaintained",
+        "warning",
+        _unmaintained_backends,
+        "{host} builds {fork} for {backend}, which its maintainers do not look after.",
+        "Set llama_backend to {maintained} there, or llama_release to llama.cpp.",
+        "https://github.com/ikawrakow/ik_llama.cpp#readme",
     ),
     Advisory(
         "accelerator-unused",

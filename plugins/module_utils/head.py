@@ -6,8 +6,17 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils import devices, gguf, known_answer, placement
+from ansible_collections.llamacpp.cluster.plugins.module_utils import (
+    caches,
+    capabilities,
+    devices,
+    gguf,
+    known_answer,
+    placement,
+    workers,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.refusal import Refusal
 
 PRIVATE_FOLDERS = ("/tmp/", "/var/tmp/")
@@ -20,12 +29,76 @@ CREDENTIALS = "/run/credentials/{service}.service/"
 """Where systemd puts what LoadCredential names, for the service alone."""
 
 
-def check(name: str, head: dict) -> None:
+FLAGS_OF_CACHE = {
+    "full_window": ("--swa-full",),
+    "unified": ("--kv-unified", "-kvu"),
+    "micro_batch": ("--ubatch-size", "-ub"),
+}
+"""Further arguments that planning takes into account, by what they are in caches.Settings."""
+_UNPLANNED = """
+-b --batch-size -c --ctx-size -cmoe --cpu-moe -ctk --cache-type-k -ctv --cache-type-v -dev --device -fa --flash-attn --gpu-layers -kvo
+--kv-offload --lora --lora-scaled -m --model -md --model-draft --mmproj -ncmoe --n-cpu-moe -ngl --n-gpu-layers -nkvo --no-kv-offload
+-np --parallel -ot --override-tensor -sm --split-mode --spec-type -ts --tensor-split
+"""
+FLAGS_UNPLANNED = frozenset(_UNPLANNED.split())
+"""Further arguments after which devices hold something else than is planned."""
+
+
+def settings_of(variables: dict, summary: dict) -> caches.Settings:
+    """What llama-server is told of its cache."""
+    extra = variables["llama_server_extra_args"]
+    given = {name: next((flag for flag in flags if flag in extra), None) for name, flags in FLAGS_OF_CACHE.items()}
+    tokens = caches.MICRO_BATCH
+    if given["micro_batch"]:
+        told = [*extra, ""][extra.index(given["micro_batch"]) + 1]
+        if not told.isdigit() or not int(told):
+            raise Refusal(f"llama_server_extra_args has {given['micro_batch']} {told!r}: give the number of tokens")
+        tokens = int(told)
+    return caches.Settings(
+        context_of(variables, summary),
+        variables["llama_server_parallel"],
+        variables["llama_server_cache_type_k"],
+        variables["llama_server_cache_type_v"],
+        variables["llama_server_flash_attention"],
+        bool(given["unified"]),
+        bool(given["full_window"]),
+        tokens,
+    )
+
+
+def overrides_of(variables: dict, devices: list[str]) -> list[tuple[str, str]]:
+    """Expressions for names of tensors and the device of each, from ``llama_server_override_tensor``.
+
+    :param devices: names that may stand there.
+    """
+    found = []
+    for entry in variables["llama_server_override_tensor"]:
+        pattern, _equals, device = entry.partition("=")
+        if not pattern or device not in devices or "," in pattern:
+            raise Refusal(
+                f"llama_server_override_tensor has {entry!r}: give an expression for names of tensors without , and =, then = and one of "
+                + ", ".join(devices)
+            )
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise Refusal(f"llama_server_override_tensor has {entry!r}, whose expression is wrong: {error}") from None
+        found.append((pattern, device))
+    return found
+
+
+def as_planned(variables: dict) -> bool:
+    """Whether no further argument changes what devices hold."""
+    return not FLAGS_UNPLANNED & {word.split("=", 1)[0] for word in variables["llama_server_extra_args"]}
+
+
+def check(name: str, head: dict, release: dict) -> None:
     """Refuses settings of the server that cannot be."""
     variables = head["variables"]
+    _check_extra_arguments(variables["llama_server_extra_args"], release)
     for variable in ("llama_server_cache_type_k", "llama_server_cache_type_v"):
-        if variables[variable] not in placement.CACHE_TYPES:
-            raise Refusal(f"{variable} is {variables[variable]!r}: use one of {', '.join(placement.CACHE_TYPES)}")
+        if variables[variable] not in caches.CACHE_TYPES:
+            raise Refusal(f"{variable} is {variables[variable]!r}: use one of {', '.join(caches.CACHE_TYPES)}")
     host, port = variables["llama_server_host"], variables["llama_server_port"]
     try:
         ipaddress.IPv4Address(host)
@@ -40,6 +113,28 @@ def check(name: str, head: dict) -> None:
     if port == staging_port:
         raise Refusal(
             f"llama_server_staging_port is {port}, which is llama_server_port too: give one of them another port"
+        )
+
+
+def _check_extra_arguments(arguments: list[str], release: dict) -> None:
+    """Refuses options that only the other one of llama.cpp and ik_llama.cpp has: llama-server would not start."""
+    fork = release.get("fork", capabilities.MAINLINE)
+    if fork == capabilities.MAINLINE:
+        strange = [word for word in arguments if word in capabilities.IK_LLAMA_FLAGS]
+        owner, remedy = capabilities.IK_LLAMA, f"set llama_release to a release of {capabilities.IK_LLAMA}"
+    else:
+        strange = [word for word in arguments if word in capabilities.MAINLINE_FLAGS]
+        owner, remedy = capabilities.MAINLINE, "say what they say with the variables llama_server_..."
+    if strange:
+        raise Refusal(
+            f"llama_server_extra_args has {', '.join(strange)}, which {owner} alone knows, and {release['ref']} is one of {fork}: "
+            f"take them out, or {remedy}"
+        )
+    dropped = [word for word in arguments if word in capabilities.FUSED]
+    if dropped and release["generation"] >= capabilities.IK_LLAMA_FUSED_BY_DEFAULT_SINCE:
+        raise Refusal(
+            f"llama_server_extra_args has {dropped[0]}, which {fork} does by itself since its commit "
+            f"{capabilities.IK_LLAMA_FUSED_BY_DEFAULT_SINCE}, and does not know any more: take it out"
         )
 
 
@@ -63,8 +158,7 @@ def planned(
     head: dict,
     release: dict,
     model: dict,
-    used: list[dict],
-    units: list[int],
+    placed: placement.Placed,
     runtime_id: str,
     state: str,
 ) -> dict:
@@ -76,9 +170,10 @@ def planned(
     address, port = variables["llama_server_host"], variables["llama_server_port"]
     url = f"http://{'127.0.0.1' if address == '0.0.0.0' else address}:{port}"
     runtime = f"{prefix}/runtime/{runtime_id}"
+    kept, own = placed.on_head(), placed.own()
     launcher = [head["facts"]["python"], runtime + "/runtime.py", "head", "--url", url, "--state", state]
     launcher += ["--protocol", release["protocol"]] if release["protocol"] else []
-    for worker in used:
+    for worker in placed.lent():
         launcher += ["--worker", worker["endpoint"]]
     return {
         "host": name,
@@ -86,13 +181,17 @@ def planned(
             head,
             release,
             model,
-            used,
-            units,
+            placed,
             f"{prefix}/releases/{head['builds'][head['serves']]['id']}/bin/llama-server",
         ),
         "launcher": launcher,
         "runtime": runtime,
-        "environment": {key: str(value) for key, value in variables["llama_server_environment"].items()},
+        "environment": {
+            **workers.environment_of_head(head, head["serves"], own, placed.lent()),
+            **{key: str(value) for key, value in variables["llama_server_environment"].items()},
+        },
+        "devices": [device["device"] for device in own],
+        "backends": sorted({device["backend"] for device in own}),
         "url": url,
         "address": address,
         "port": port,
@@ -100,19 +199,28 @@ def planned(
         "start_timeout": variables["llama_server_start_timeout"],
         "context": context_of(variables, model["summary"]),
         "load_mode": variables["llama_server_load_mode"],
+        "cpu": {
+            "layers": kept.layers,
+            "weights_mib": round(kept.weights / placement.MIB, 2),
+            "kv_mib": round(kept.kv / placement.MIB, 2),
+        },
     }
 
 
-def argv_of(head: dict, release: dict, model: dict, used: list[dict], units: list[int], binary: str) -> list[str]:
-    variables = head["variables"]
+def argv_of(head: dict, release: dict, model: dict, placed: placement.Placed, binary: str) -> list[str]:
+    variables, used = head["variables"], placed.devices
+    lent = placed.lent()
     able = release["capabilities"]
     argv = [binary]
-    if used:
-        argv += ["--rpc", ",".join(worker["endpoint"] for worker in used)]
+    if lent:
+        argv += ["--rpc", ",".join(worker["endpoint"] for worker in lent)]
+    if used and able["device_name"]:
         names = [
-            able["device_name"].format(index=index, endpoint=worker["endpoint"]) for index, worker in enumerate(used)
+            able["device_name"].format(index=index, endpoint=worker["endpoint"]) for index, worker in enumerate(lent)
         ]
-        argv += ["--device", ",".join(names)]
+        argv += ["--device", ",".join([*names, *(device["device"] for device in placed.own())])]
+    if used and variables["llama_server_override_tensor"]:
+        argv += ["--override-tensor", ",".join(variables["llama_server_override_tensor"])]
     argv += [
         "--model",
         model["path"],
@@ -121,9 +229,9 @@ def argv_of(head: dict, release: dict, model: dict, used: list[dict], units: lis
         "--port",
         str(variables["llama_server_port"]),
     ]
-    argv += ["--n-gpu-layers", str(model["summary"]["layers"] + 1 if used else 0)]
+    argv += ["--n-gpu-layers", str(placed.gpu_layers)]
     if len(used) > 1:
-        argv += ["--tensor-split", ",".join(map(str, units))]
+        argv += ["--tensor-split", ",".join(f"{share:.9g}" for share in placed.split)]
     argv += [
         "--ctx-size",
         str(context_of(variables, model["summary"])),
@@ -136,11 +244,10 @@ def argv_of(head: dict, release: dict, model: dict, used: list[dict], units: lis
     ):
         if variables[variable] != default:
             argv += [flag, variables[variable]]
-    if variables["llama_server_flash_attention"]:
-        argv += ["--flash-attn", variables["llama_server_flash_attention"]]
+    argv += flash_attention_arguments(variables["llama_server_flash_attention"], able)
     if variables["llama_server_threads"]:
         argv += ["--threads", str(variables["llama_server_threads"])]
-    argv += load_mode_arguments(variables["llama_server_load_mode"], able, release["ref"])
+    argv += load_mode_arguments(variables["llama_server_load_mode"], able, release)
     if not variables["llama_server_warmup"]:
         argv.append("--no-warmup")
     if variables["llama_server_api_key_file"]:
@@ -167,7 +274,18 @@ def load_mode_of(wanted: str | None, able: dict, used: list[devices.Device]) -> 
     return "dio" if {"direct-io", "load-mode"} & set(able["server_flags"]) else "none"
 
 
-def load_mode_arguments(wanted: str | None, able: dict, ref: str) -> list[str]:
+def flash_attention_arguments(wanted: str | None, able: dict) -> list[str]:
+    """Where the option is a switch, nothing stands for ``auto``, nor for ``off`` where that is the default."""
+    if wanted is None:
+        return []
+    if "flash-attn" in able["server_flags"]:
+        return ["--flash-attn", wanted]
+    if "no-flash-attn" in able["server_flags"]:
+        return ["--no-flash-attn"] * (wanted == "off")
+    return ["--flash-attn"] * (wanted == "on")
+
+
+def load_mode_arguments(wanted: str | None, able: dict, release: dict) -> list[str]:
     if wanted is None:
         return []
     if "load-mode" in able["server_flags"]:
@@ -178,9 +296,8 @@ def load_mode_arguments(wanted: str | None, able: dict, ref: str) -> list[str]:
         return ["--no-mmap"]
     if "direct-io" in able["server_flags"]:
         return ["-dio"]
-    raise Refusal(
-        f"llama_server_load_mode is dio, which {ref} does not know: use mmap or none, or a build from b7668 on"
-    )
+    other = "" if "fork" in release else ", or a build from b7668 on"
+    raise Refusal(f"llama_server_load_mode is dio, which {release['ref']} does not know: use mmap or none{other}")
 
 
 def context_of(variables: dict, summary: dict) -> int:

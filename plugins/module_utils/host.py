@@ -16,6 +16,7 @@ import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -134,18 +135,21 @@ def service_manager(scope: str) -> str:
     return "supervisor"
 
 
-def places(scope: str, manager: str) -> dict:
-    """Where things are installed: the installation, the cache that outlives it, and the service definitions."""
-    home = pwd.getpwuid(os.getuid()).pw_dir
-    home = os.environ.get("HOME", home)
+def places(scope: str, manager: str, environment: Mapping[str, str] | None = None) -> dict:
+    """Where things are installed: the installation, the cache that outlives it, and the service definitions.
+
+    :param environment: of the connecting user; this process's own where it is not given.
+    """
+    environment = os.environ if environment is None else environment
+    home = environment.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir
     if scope == "system":
         prefix, cache = "/opt/llamacpp", "/var/cache/llamacpp"
     else:
-        prefix = os.path.join(os.environ.get("XDG_DATA_HOME") or home + "/.local/share", "llamacpp")
-        cache = os.path.join(os.environ.get("XDG_CACHE_HOME") or home + "/.cache", "llamacpp")
+        prefix = os.path.join(environment.get("XDG_DATA_HOME") or home + "/.local/share", "llamacpp")
+        cache = os.path.join(environment.get("XDG_CACHE_HOME") or home + "/.cache", "llamacpp")
     units = {
         "systemd": "/etc/systemd/system",
-        "systemd_user": os.path.join(os.environ.get("XDG_CONFIG_HOME") or home + "/.config", "systemd/user"),
+        "systemd_user": os.path.join(environment.get("XDG_CONFIG_HOME") or home + "/.config", "systemd/user"),
         "launchd": "/Library/LaunchDaemons" if scope == "system" else home + "/Library/LaunchAgents",
         "supervisor": prefix + "/supervisor/services",
     }[manager]

@@ -92,13 +92,15 @@ def _make(cluster: str, hosts: dict, model_found: dict, catalogue: dict, runtime
     hosts = _with_backends(variables, hosts, catalogue)
     wanted = releases.of_backends(variables, hosts, _used_backends(hosts))
     hosts = {name: _equipped(name, host, head_name, catalogue, wanted) for name, host in hosts.items()}
-    if advisories.VULKAN_MEMORY not in variables["llama_accept_advisories"]:
-        for host in hosts.values():
-            _lend_what_is_visible(host)
     for backend, release in wanted.items():
-        releases.one_architecture(backend, release, hosts)
+        releases.possible(backend, release, hosts)
     head = hosts[head_name]
     head["serves"] = heads.backend_of(hosts, head_name)
+    head["own"] = workers.own_devices(head_name, head, head["serves"])
+    if advisories.VULKAN_MEMORY not in variables["llama_accept_advisories"]:
+        for host in hosts.values():
+            _lend_what_is_visible(host["facts"], host["workers"])
+        _lend_what_is_visible(head["facts"], head["own"], variables["llama_server_environment"])
     release = wanted[head["serves"]]
     chosen = variables["llama_server_backend"] or head["serves"]
     for host in hosts.values():
@@ -107,16 +109,17 @@ def _make(cluster: str, hosts: dict, model_found: dict, catalogue: dict, runtime
             host["workers"] = serving = [workers.on_its_staging_port(worker) for worker in serving]
         host["serving"] = serving
     _no_endpoint_twice(hosts)
+    _no_second_name_of_the_head(hosts, head_name)
     releases.builds(hosts, wanted, catalogue["llama"])
     model = heads.model_of(variables, model_found, head["facts"])
-    heads.check(head_name, head)
-    used, load, units, reasons = _placed(hosts, head_name, model)
+    heads.check(head_name, head, release)
+    placed = _placed(hosts, head_name, model, release)
     plan: dict = {
         "schema": SCHEMA,
         "cluster": cluster,
         "staging": staging,
         "refused": False,
-        "reasons": reasons,
+        "reasons": placed.reasons,
         "release": _shown(release),
         "releases": {
             wanted[backend]["id"]: _shown(wanted[backend]) for host in hosts.values() for backend in host["backends"]
@@ -128,14 +131,16 @@ def _make(cluster: str, hosts: dict, model_found: dict, catalogue: dict, runtime
         },
         "hosts": {
             name: {
-                **_planned_host(name, host, hosts, head_name, wanted, used, runtime_id),
+                **_planned_host(name, host, hosts, head_name, wanted, placed.lent(), runtime_id),
                 "state": _state_folder(host["facts"], staging),
             }
             for name, host in hosts.items()
         },
         "head": {},
-        "placement": _placement(used, load, units, release["capabilities"]["buffer_name"]),
-        "fits": not reasons,
+        "placement": _placement(
+            placed, heads.as_planned(variables) and "fork" not in release, variables["llama_server_load_mode"]
+        ),
+        "fits": not placed.reasons,
         "links": [
             name
             for name, host in hosts.items()
@@ -147,7 +152,7 @@ def _make(cluster: str, hosts: dict, model_found: dict, catalogue: dict, runtime
     mode = heads.load_mode_of(variables["llama_server_load_mode"], release["capabilities"], holding)
     head["variables"] = {**variables, "llama_server_load_mode": mode}
     plan["head"] = heads.planned(
-        head_name, head, release, model, used, units, runtime_id, _state_folder(head["facts"], staging)
+        head_name, head, release, model, placed, runtime_id, _state_folder(head["facts"], staging)
     )
     plan["estimate"] = estimate.network(release, holding, hosts, head["facts"].get("measured") or {})
     plan["advisories"] = advisories.evaluate(plan, hosts, model["summary"], holding)
@@ -172,6 +177,9 @@ def _for_staging(variables: dict) -> dict:
         "llama_server_staging_port": variables["llama_server_port"],
         "llama_server_api_key_file": None,
         "llama_server_extra_args": [],
+        "llama_server_gpu_layers": None,
+        "llama_server_tensor_split": [],
+        "llama_server_override_tensor": [],
     }
 
 
@@ -217,6 +225,8 @@ def _lacking_room(plan: dict, free: dict[str, dict[str, int]]) -> list[str]:
             size = next(total for device, total in sizes.items() if f"[{worker['endpoint']}]" in device)
             device = "CPU" if worker["shared"] else worker["device"]
             needed[device] = needed.get(device, 0) + size + STAGING_ROOM_MIB
+        for device in plan["head"]["devices"] if name == plan["head"]["host"] else []:
+            needed[device] = needed.get(device, 0) + sizes[device] + STAGING_ROOM_MIB
         if name == plan["head"]["host"]:
             needed["CPU"] = needed.get("CPU", 0) + STAGING_ROOM_MIB
         found += [
@@ -281,17 +291,29 @@ def _equipped(name: str, host: dict, head_name: str, catalogue: dict, wanted: di
     }
     own = {wanted[backend]["source"] for backend in equipped["backends"]}
     equipped["optional_tools"] = workers.optional_tools_of(equipped, catalogue, own)
-    equipped["workers"] = workers.workers_of(name, equipped, head_name) if "worker" in host["groups"] else []
+    equipped["workers"] = [
+        workers.seeing_one_device(
+            worker,
+            wanted[worker["build"]]["capabilities"],
+            sum(accelerator["backend"] == worker["backend"] for accelerator in facts["accelerators"]),
+        )
+        for worker in (workers.workers_of(name, equipped, head_name) if "worker" in host["groups"] else [])
+    ]
     return equipped
 
 
-def _lend_what_is_visible(host: dict) -> None:
-    """Bounds the capacity of workers by what the driver shows as the device's own."""
-    for worker in host["workers"]:
-        accelerator = devices.accelerator_of(host["facts"], worker["device"])
+def _lend_what_is_visible(facts: dict, lent: list[dict], environment: dict[str, str] | None = None) -> None:
+    """Bounds the capacity of devices by what their driver shows as their own.
+
+    :param environment: of llama-server, for devices that it drives itself.
+    """
+    for device in lent:
+        accelerator = devices.accelerator_of(facts, device["device"])
         if accelerator:
-            visible = devices.visible_mib(worker["backend"], accelerator, worker["environment"])
-            worker["capacity_mib"] = min(worker["capacity_mib"], visible)
+            own = device["environment"] if environment is None else environment
+            device["capacity_mib"] = min(
+                device["capacity_mib"], devices.visible_mib(device["backend"], accelerator, own)
+            )
 
 
 def _no_endpoint_twice(hosts: dict) -> None:
@@ -306,70 +328,157 @@ def _no_endpoint_twice(hosts: dict) -> None:
                 )
 
 
-def _placed(hosts: dict, head_name: str, model: dict) -> tuple[list[dict], placement.Load, list[int], list[str]]:
-    """The workers that get layers, what the model costs, the units of each worker, and why it does not fit if so."""
+def _no_second_name_of_the_head(hosts: dict, head_name: str) -> None:
+    """Its devices would be used twice: by itself, and through the workers of what is taken for another host."""
+    for name, host in hosts.items():
+        if name == head_name or not host["workers"]:
+            continue
+        address = workers.address_of(head_name, hosts[head_name], name)
+        if host["workers"][0]["address"] == address:
+            raise Refusal(
+                f"{name} has the address {address}, which is that of the head {head_name}: put {head_name} itself into llama_workers where it "
+                f"is to lend its devices, and take {name} out"
+            )
+
+
+def _placed(hosts: dict, head_name: str, model: dict, release: dict) -> placement.Placed:
+    """Which devices hold which part of the model, and why it does not fit if so."""
     variables, facts = hosts[head_name]["variables"], hosts[head_name]["facts"]
-    load = placement.Load(
-        model["summary"],
-        heads.context_of(variables, model["summary"]),
-        variables["llama_server_cache_type_k"],
-        variables["llama_server_cache_type_v"],
-    )
-    declared = [worker for host in hosts.values() for worker in host["serving"]]
-    if not declared and any(host["workers"] for host in hosts.values()):
+    lent = [worker for host in hosts.values() for worker in host["serving"]]
+    own = hosts[head_name]["own"]
+    if not lent and any(host["workers"] for host in hosts.values()):
         raise Refusal(
             f"the head serves with {hosts[head_name]['serves']}, and no worker has a build of the same release: give their backend in "
             "llama_server_backend, or the same llama_release to both backends"
         )
-    if not declared:
+    names = release["capabilities"]
+    for worker in lent:
+        worker["buffer"] = names["buffer_name"].format(endpoint=worker["endpoint"])
+    overrides = heads.overrides_of(variables, [placement.CPU, *(device["buffer"] for device in (*lent, *own))])
+    if overrides and "tensors" not in model["summary"]:
+        raise Refusal(
+            "llama_server_override_tensor is set, and the summary of the model does not tell the names of its tensors: make it again with gguf_info"
+        )
+    settings = heads.settings_of(variables, model["summary"])
+    load = placement.Load(model["summary"], settings, release["generation"], overrides)
+    wanted = variables["llama_server_gpu_layers"]
+    gpu_layers = load.units if wanted is None else min(wanted, load.units)
+    if not (lent or own) or not gpu_layers:
         room = facts["memory_mib"] - workers.reserve_mib(facts["memory_mib"], shared=True)
         lacking = -(-sum(load.of(0, load.units)) // MIB) - room
-        if lacking <= 0:
-            return [], load, [], []
-        return (
-            [],
-            load,
-            [],
-            [f"the model does not fit into the memory of {head_name}: {lacking} MiB are missing; add a worker"],
-        )
-    mode = variables["llama_placement"] or ("all" if model["known_answer"] else "fewest")
-    used = declared
-    if mode == "fewest":
-        chosen = placement.fewest(load, [worker["capacity_mib"] * MIB for worker in declared])
-        used = [declared[index] for index in chosen]
-    if len(used) > MAX_ENDPOINTS:
+        reason = f"the model does not fit into the memory of {head_name}: {lacking} MiB are missing; add a worker"
+        return placement.Placed([], [], load, 0, [] if lacking <= 0 else [reason])
+    first = load.units - gpu_layers
+    reasons = _over_on_head(head_name, facts, load, first) if first or overrides else []
+    used, split = _chosen(variables, model, lent, own, load, first)
+    if names["device_name"] is None:
+        used, split = _own_first(used, split, own)
+    connections = sum("endpoint" in device for device in used)
+    if connections > MAX_ENDPOINTS:
         raise Refusal(
-            f"the plan needs {len(used)} workers, and llama.cpp connects to {MAX_ENDPOINTS} at most: use fewer, larger ones"
+            f"the plan needs {connections} workers, and llama.cpp connects to {MAX_ENDPOINTS} at most: use fewer, larger ones"
         )
-    capacities = [worker["capacity_mib"] * MIB for worker in used]
-    units = placement.distribute(load, capacities)
-    if units is not None:
-        return used, load, units, []
-    lacking = -(-placement.missing_bytes(load, capacities) // MIB)
-    reason = (
-        f"the model does not fit: {lacking} MiB are missing on {used[-1]['endpoint']} ({used[-1]['host']}), "
-        f"with {len(used)} workers that hold {sum(capacities) // MIB} MiB in all: "
-        "add a worker, lower llama_server_context, or choose a smaller model"
+    capacities = [_left(load, device) for device in used]
+    units = split or placement.distribute(load, capacities, first)
+    if units is None:
+        lacking = -(-placement.missing_bytes(load, capacities, first) // MIB)
+        reason = (
+            f"the model does not fit: {lacking} MiB are missing on {_called(used[-1])}, "
+            f"with {len(used)} {'workers' if len(used) == connections else 'devices'} that hold {sum(capacities) // MIB} MiB in all: "
+            "add a worker, lower llama_server_context, or choose a smaller model"
+        )
+        return placement.Placed(used, [], load, gpu_layers, [*reasons, reason])
+    placed = placement.Placed(used, units, load, gpu_layers, reasons)
+    return placed._replace(reasons=[*reasons, *_over(placed)])
+
+
+def _over_on_head(name: str, facts: dict, load: placement.Load, first: int) -> list[str]:
+    """A sentence if the layers before ``first`` do not fit into the head's memory."""
+    room = facts["memory_mib"] - workers.reserve_mib(facts["memory_mib"], shared=True)
+    weights, kv = load.on_head(range(first)), sum(load.kv[:first])
+    lacking = -(-(weights + kv) // MIB) - room
+    if lacking <= 0:
+        return []
+    return [
+        f"llama_server_gpu_layers and llama_server_override_tensor leave {first} layers and {weights // MIB} MiB of weights on the head, and "
+        f"{lacking} MiB are missing in the memory of {name}: leave less there"
+    ]
+
+
+def _called(device: dict) -> str:
+    return f"{device.get('endpoint', device['device'])} ({device['host']})"
+
+
+def _chosen(
+    variables: dict, model: dict, lent: list[dict], own: list[dict], load: placement.Load, first: int
+) -> tuple[list[dict], list[float]]:
+    """The devices that get units, and the operator's split between them if there is one.
+
+    :param first: the first unit that is not on the head's processor.
+    """
+    split, devices = variables["llama_server_tensor_split"], [*lent, *own]
+    if split:
+        if len(split) != len(devices) or min(split) < 0 or not any(split):
+            raise Refusal(
+                f"llama_server_tensor_split is {split}: give a share, 0 or more, for each of the {len(devices)} devices in their order: "
+                + ", ".join(_called(device) for device in devices)
+            )
+        kept = [(device, share) for device, share in zip(devices, split) if share or load.fixed(device["buffer"])]
+        return [device for device, _share in kept], [share for _device, share in kept]
+    mode = variables["llama_placement"] or ("all" if model["known_answer"] else "fewest")
+    if mode == "all":
+        return devices, []
+    others, mine = placement.fewest(
+        load, [_left(load, device) for device in lent], [_left(load, device) for device in own], first
     )
-    return used, load, [], [reason]
+    chosen = [*(lent[index] for index in others), *(own[index] for index in mine)]
+    return [device for device in devices if device in chosen or load.fixed(device["buffer"])], []
 
 
-def _placement(used: list[dict], load: placement.Load, units: list[int], buffer_name: str) -> list[dict]:
-    found, start = [], 0
-    for worker, count in zip(used, units):
-        weights, kv = load.of(start, count)
-        sizes = {"weights": weights, "kv": kv, "compute": load.compute, "total": weights + kv + load.compute}
+def _left(load: placement.Load, device: dict) -> int:
+    """Bytes that a device has for units."""
+    return max(0, device["capacity_mib"] * MIB - load.fixed(device["buffer"]))
+
+
+def _own_first(used: list[dict], split: list[float], own: list[dict]) -> tuple[list[dict], list[float]]:
+    """Devices and their shares for a llama-server that cannot be told which to use: it puts all of the head's own before the workers,
+    those with nothing have a share of 0."""
+    shares = {device["buffer"]: share for device, share in zip(used, split)}
+    ordered = [*own, *(device for device in used if "endpoint" in device)]
+    return ordered, [shares.get(device["buffer"], 0) for device in ordered] if split else []
+
+
+def _over(placed: placement.Placed) -> list[str]:
+    """A sentence for each device that a split of the operator's own asks too much of."""
+    found = []
+    for device, share in zip(placed.devices, placed.shares()):
+        lacking = -(-(share.weights + share.kv) // MIB) - device["capacity_mib"]
+        if lacking > 0:
+            found.append(
+                f"llama_server_tensor_split or llama_server_override_tensor asks too much of {_called(device)}: {lacking} MiB are missing "
+                f"there, which holds {device['capacity_mib']} MiB; give it a smaller share"
+            )
+    return found
+
+
+def _placement(placed: placement.Placed, as_planned: bool, load_mode: str | None) -> list[dict]:
+    found, load = [], placed.load
+    for device, share in zip(placed.devices, placed.shares()):
+        sizes = {"weights": share.weights, "kv": share.kv, "compute": load.compute}
+        sizes["total"] = sum(sizes.values())
+        mapped = device["backend"] == "metal" and "endpoint" not in device and load_mode != "none"
+        exact = {"weights_mib": load.weights_exact and not mapped, "kv_mib": load.kv_exact}
         found.append(
             {
-                "device": buffer_name.format(endpoint=worker["endpoint"]),
-                "host": worker["host"],
-                "layers": max(0, min(start + count, load.layers) - start),
-                "output": start + count == load.units,
+                "device": device["buffer"],
+                "host": device["host"],
+                "layers": share.layers,
+                "output": share.output,
                 **{f"{kind}_mib": round(size / MIB, 2) for kind, size in sizes.items()},
-                "capacity_mib": worker["capacity_mib"],
+                "capacity_mib": device["capacity_mib"],
+                "exact": [size for size, sure in exact.items() if sure and as_planned],
             }
         )
-        start += count
     return found
 
 
@@ -534,7 +643,7 @@ def services(plan: dict, host: str) -> list[dict]:
                 "listens": f"{head['address']}:{head['port']}",
                 "reads": [plan["model"]["path"], *([head["api_key_file"]] if head["api_key_file"] else [])],
                 "after": [service["name"] for service in found],
-                "devices": [],
+                "devices": sorted({path for backend in head["backends"] for path in backends.device_files(backend)}),
                 "credentials": {heads.KEYS: head["api_key_file"]} if head["api_key_file"] else {},
                 "allow": [],
             }

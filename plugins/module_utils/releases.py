@@ -19,14 +19,13 @@ def _sha(data: Any, digits: int = 12) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:digits]
 
 
-UPSTREAM = "https://github.com/ggml-org/llama.cpp"
 COMPILED = ("git", "pypi", "archive")
 """Sources that are compiled on the hosts."""
 SOURCES = {
-    "git": {"source", "repository", "ref", "commit", "build", "patches"},
+    "git": {"source", "repository", "fork", "ref", "commit", "build", "patches"},
     "pypi": {"source", "version", "checksum", "build", "commit", "patches"},
-    "archive": {"source", "path", "url", "checksum", "build", "commit", "patches"},
-    "binary": {"source", "path", "url", "checksum", "build", "commit"},
+    "archive": {"source", "path", "url", "checksum", "fork", "build", "commit", "patches"},
+    "binary": {"source", "path", "url", "checksum", "fork", "build", "commit"},
     "package": {"source", "build"},
 }
 """Source of a release → what ``llama_release`` may say of it."""
@@ -38,7 +37,7 @@ def request_of(value: Any) -> dict:
     """What ``llama_release`` asks for, as a mapping, with everything checked that can be said without looking anything up.
 
     The controller looks up what is missing (plugin_utils/sources.py): ``commit`` and ``build`` of a branch or commit, and for each
-    of the ``patches`` its path and sha256.
+    of the ``patches`` path, sha256 and files.
     """
     _no_secret_in(value)
     form = f"use a build like b8600, or a mapping with source: {', '.join(SOURCES)}"
@@ -59,6 +58,11 @@ def request_of(value: Any) -> dict:
         or not all(isinstance(patch, (str, dict)) for patch in patches)
     ):
         raise Refusal(f"llama_release has the patches {patches!r}: give a list of paths of files on the controller")
+    if value.get("fork", capabilities.MAINLINE) not in capabilities.FORKS:
+        raise Refusal(
+            f"llama_release has the fork {value['fork']!r}: use one of {', '.join(capabilities.FORKS)}; any other runs as llama.cpp where it "
+            "kept its options"
+        )
     if value["source"] == "git":
         return _git_request(value)
     if value["source"] != "package" and not re.fullmatch(r"sha256:[0-9a-f]{64}", str(value.get("checksum"))):
@@ -87,8 +91,9 @@ def _no_secret_in(value: Any) -> None:
 
 
 def _git_request(value: dict) -> dict:
-    """With the repository, and what the form of the ref tells: a whole commit is one, and b8600 is the tag of build 8600."""
-    request = {"repository": UPSTREAM, **value}
+    """With the repository, what its name tells (the fork), and what the form of the ref does: a whole commit is one, and b8600 is the tag
+    of build 8600."""
+    request = {"repository": capabilities.FORKS[value.get("fork", capabilities.MAINLINE)], **value}
     repository, ref, commit = (request.get(key) for key in ("repository", "ref", "commit"))
     if (
         not isinstance(repository, str)
@@ -98,11 +103,8 @@ def _git_request(value: dict) -> dict:
         raise Refusal(
             f"llama_release has the repository {repository!r}: give a URL that git knows, or the path of a repository on the controller"
         )
-    if re.search(r"\bik_llama\.cpp(\.git)?/*$", repository):
-        raise Refusal(
-            f"llama_release has the repository {repository!r}, and ik_llama.cpp cannot be run yet: its build numbers are its own, and how its "
-            "llama-server takes devices, splits and options was not tried. Use llama.cpp, or a fork that kept its options"
-        )
+    if re.search(r"(^|[/:])ik_llama\.cpp(\.git)?/*$", repository):
+        request.setdefault("fork", capabilities.IK_LLAMA)
     if not isinstance(ref, str) or not re.fullmatch(r"\w[\w./+=@#-]*", ref, re.ASCII) or ".." in ref:
         raise Refusal(
             f"llama_release has the ref {ref!r}: give a tag like b8600, a branch, or a commit by all its digits, in quotes"
@@ -123,8 +125,10 @@ def release_of(value: Any, packaged: dict[str, str | None]) -> dict:
     :param packaged: host → version of llama.cpp that its distribution packages, or None.
     """
     value = request_of(value)
-    patches = [{key: patch[key] for key in ("path", "sha256")} for patch in value.get("patches", [])]
+    patches = [{key: patch[key] for key in ("path", "sha256", "files")} for patch in value.get("patches", [])]
     tree = {key: value[key] for key in ("build", "commit") if key in value}
+    if value.get("fork", capabilities.MAINLINE) != capabilities.MAINLINE:
+        tree["fork"] = value["fork"]
     if value["source"] == "package":
         return _identified({"source": "package"}, *_packaged_tree(value, packaged))
     if value["source"] == "git":
@@ -204,9 +208,15 @@ def of_backends(variables: dict, hosts: dict, used: Iterable[str]) -> dict[str, 
     return found
 
 
-def one_architecture(backend: str, release: dict, hosts: dict) -> None:
-    """Refuses programs that are compiled already where hosts of this backend differ in their processors."""
+def possible(backend: str, release: dict, hosts: dict) -> None:
+    """Refuses a backend that the fork does not have, and programs that are compiled already where hosts of the backend differ in their
+    processors."""
     kinds = {name: host["facts"]["architecture"] for name, host in hosts.items() if backend in host["backends"]}
+    if kinds and release.get("fork") == capabilities.IK_LLAMA and backend not in backends.IK_LLAMA_BACKENDS:
+        raise Refusal(
+            f"llama_release is one of {capabilities.IK_LLAMA}, which cannot be linked for {backend} as this collection installs it, and "
+            f"{', '.join(kinds)} builds for that: set llama_backend there to cpu or vulkan, or llama_release to llama.cpp"
+        )
     if release["source"] == "binary" and len(set(kinds.values())) > 1:
         told = ", ".join(f"{name} {kind}" for name, kind in sorted(kinds.items()))
         raise Refusal(
@@ -248,8 +258,15 @@ def _identified(release: dict, origin: dict, tree: dict, patches: list[dict] | N
         "build": tree.get("build"),
         "commit": tree.get("commit", "unknown"),
         "generation": generation,
+        **{key: tree[key] for key in ("fork",) if key in tree},
     }
-    able = capabilities.of_build(generation, tree.get("protocol"))
+    fork = tree.get("fork", capabilities.MAINLINE)
+    able = capabilities.of_build(generation, tree.get("protocol"), fork)
+    if fork != capabilities.MAINLINE and able["protocol"] is None:
+        raise Refusal(
+            f"llama_release has the build {generation} of {fork}, whose RPC cannot be told from what it answers: use "
+            f"{capabilities.IK_LLAMA_PROTOCOLS[1][0]}, its commit of 8 June 2025, or a newer one"
+        )
     places = {"path", "url"} if tree.get("commit", "unknown") == "unknown" else {"path", "url", "repository"}
     identity: dict[str, Any] = {key: value for key, value in release.items() if key not in places}
     if patches:
@@ -300,9 +317,11 @@ def builds(hosts: dict, releases: dict[str, dict], packaged: dict) -> None:
                 wanted.add("llama-server")
             host["builds"][backend] = {"backend": backend, "kind": kind, "tools": tools, "programs": wanted}
     server = next(host["variables"] for host in hosts.values() if "head" in host["groups"])
-    all_quants = backends.needs_all_quants(server["llama_server_cache_type_k"], server["llama_server_cache_type_v"])
+    types = server["llama_server_cache_type_k"], server["llama_server_cache_type_v"]
     for name, host in hosts.items():
         for backend, begun in host["builds"].items():
+            fork = releases[backend].get("fork", capabilities.MAINLINE)
+            all_quants = backends.needs_all_quants(*types, fork)
             host["builds"][backend] = _build(name, host, begun, releases[backend], all_quants, packaged)
 
 
@@ -315,7 +334,7 @@ def _build(name: str, host: dict, begun: dict, release: dict, all_quants: bool, 
     options: dict[str, str] = {}
     paths: dict[str, str] = {}
     if tools:
-        options = _options(name, host, backend, release["generation"], all_quants, tools["toolkit"])
+        options = _options(name, host, backend, release, all_quants, tools["toolkit"])
     elif release["source"] == "package":
         offered = packaged[host["facts"]["distribution"]["family"]]["programs"]
         paths = {
@@ -357,12 +376,13 @@ def _architectures(host: dict, backend: str) -> list[str]:
 
 
 def _options(
-    name: str, host: dict, backend: str, generation: int, all_quants: bool, toolkit: dict | None
+    name: str, host: dict, backend: str, release: dict, all_quants: bool, toolkit: dict | None
 ) -> dict[str, str]:
     """Options for the build of a host, the operator's over ours."""
     architectures = _architectures(host, backend)
-    options = backends.cmake_options(backend, architectures, generation, all_quants)
+    fork = release.get("fork", capabilities.MAINLINE)
+    options = backends.cmake_options(backend, architectures, release["generation"], all_quants, fork)
     options.update({option: str(value) for option, value in host["variables"]["llama_build_cmake_options"].items()})
     if backend == "hip" and backends.is_on(options.get(backends.ROCWMMA, "")):
-        toolchains.check_rocwmma(name, toolkit, generation, architectures)
+        toolchains.check_rocwmma(name, toolkit, release["generation"], architectures)
     return options

@@ -52,7 +52,7 @@ def plan_table(plan: dict) -> str:
     return "\n".join(lines) + table(rows) + "\n"
 
 
-def bar(entry: dict, width: int = BAR) -> str:
+def memory_bar(entry: dict, width: int = BAR) -> str:
     """A device's memory: weights, KV cache and compute buffers, of what it can hold. Whatever is there gets a column at least."""
     whole = max(entry["capacity_mib"], entry["total_mib"], 1)
     sizes = {part: entry[f"{part}_mib"] for part in PARTS}
@@ -119,7 +119,7 @@ def _memory(plan: dict) -> list[str]:
         rows.append(
             [
                 entry["device"],
-                bar(entry),
+                memory_bar(entry),
                 f"{entry['weights_mib']:.0f}",
                 f"{entry['kv_mib']:.0f}",
                 f"≤ {entry['compute_mib']:.0f}",

@@ -11,12 +11,15 @@ from collections.abc import Collection
 from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils import backends, capabilities, releases, toolchains
+from ansible_collections.llamacpp.cluster.plugins.module_utils import host as hosts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.refusal import Refusal
 
 FIRST_PORT = 50052
 STAGING_DISTANCE = 100
 CUDA_IN_BUS_ORDER = ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 """Has CUDA count devices as nvidia-smi lists them. Its own order puts the fastest first."""
+VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "hip": "HIP_VISIBLE_DEVICES", "vulkan": "GGML_VK_VISIBLE_DEVICES"}
+"""Variables that name the devices which a program is to see at all."""
 VENDORS = {
     "nvcc": "NVIDIA's repository of CUDA",
     "cublas": "NVIDIA's repository of CUDA",
@@ -27,7 +30,7 @@ VENDORS = {
 }
 """Where tools come from that a distribution may not have."""
 
-DECLARED = {
+DECLARED: dict[str, Any] = {
     "system": "Linux",
     "architecture": "x86_64",
     "distribution": {"id": "debian", "version": "13", "family": "debian"},
@@ -58,14 +61,65 @@ PLANNED_FROM = {*DECLARED, "device_groups", "firewall", "kernel", "firmware", "t
 """Facts that a plan depends on."""
 
 
-def known(facts: dict | None, hardware: dict | None) -> dict | None:
-    """Facts of a host, with what ``llama_hardware`` declares in place of what was found. A declared toolchain stands for all."""
+STANDS_IN = {"system", "architecture", "distribution", "service_manager", "home", "cores"}
+"""What ``llama_hardware`` may say of a host that is not contacted. Where there are facts, an apply needs those."""
+
+SERVICE_MANAGERS = {
+    ("Linux", "system"): ("systemd", "supervisor"),
+    ("Linux", "user"): ("systemd_user", "supervisor"),
+    ("Darwin", "system"): ("launchd",),
+    ("Darwin", "user"): ("launchd",),
+}
+"""System and scope of a declared host → the service managers that it may have, the usual one first."""
+
+
+def known(name: str, facts: dict | None, hardware: dict | None, scope: str = "auto") -> dict | None:
+    """Facts of a host, with what ``llama_hardware`` declares in place of what was found. A declared toolchain stands for all.
+
+    :param facts: what was found; None where the host was not contacted.
+    :param scope: ``llama_host_scope``; ``auto`` of a host that is not contacted is ``system``.
+    """
     if hardware is None:
         return facts
     declared = {key: value for key, value in hardware.items() if value is not None}
-    if facts and "toolchain" in declared:
-        declared["toolchains"] = None
-    return {**(facts or DECLARED), **declared}
+    if not facts:
+        facts = _declared(name, declared, "user" if scope == "user" else "system")
+    elif "toolchain" in declared:
+        facts = {**facts, "toolchains": None}
+    return {**facts, **{key: value for key, value in declared.items() if key not in STANDS_IN}}
+
+
+def _declared(name: str, hardware: dict, scope: str) -> dict:
+    """Facts of a host of which nothing but ``llama_hardware`` is known."""
+    system = hardware.get("system", "Linux")
+    possible = SERVICE_MANAGERS[system, scope]
+    manager = hardware.get("service_manager", possible[0])
+    if manager not in possible:
+        raise Refusal(
+            f"llama_hardware of {name} has the service_manager {manager}, which a host with {system} and llama_host_scope {scope} does not "
+            f"have: use {' or '.join(possible)}, or leave it out"
+        )
+    if scope == "user" and not hardware.get("home"):
+        raise Refusal(
+            f"llama_host_scope of {name} is user, and where that user's home lies is not known without contacting it: give llama_hardware.home"
+        )
+    facts = {
+        **DECLARED,
+        "system": system,
+        "architecture": hardware.get("architecture", "arm64" if system == "Darwin" else DECLARED["architecture"]),
+        "cpu": {**DECLARED["cpu"], "cores": hardware.get("cores", DECLARED["cpu"]["cores"])},
+        "scope": scope,
+        "service_manager": manager,
+        **hosts.places(scope, manager, {"HOME": hardware.get("home", "/root")}),
+    }
+    if system == "Darwin":
+        facts.update(distribution={"id": "darwin", "version": "", "family": "darwin"}, packaged=None)
+    elif "distribution" in hardware:
+        identity, _space, version = hardware["distribution"].partition(" ")
+        facts["distribution"] = hosts.distribution(f"ID={identity}\nVERSION_ID={version}\n")
+        if facts["distribution"]["family"] != DECLARED["distribution"]["family"]:
+            facts["packaged"] = None
+    return facts
 
 
 def _accelerators(facts: dict, backend: str) -> list[dict]:
@@ -112,7 +166,7 @@ def _backend_of(name: str, wanted: Any, facts: dict, sources: dict[str, str], pa
     if wanted != "auto":
         if wanted not in backends.BACKENDS:
             raise Refusal(f"llama_backend of {name} is {wanted!r}: use auto, {', '.join(backends.BACKENDS)}")
-        if sources[wanted] == "package" and wanted not in packaged:
+        if sources[wanted] == "package" and packaged and wanted not in packaged:
             raise Refusal(
                 f"llama_backend of {name} is {wanted}, of which {facts['distribution']['id']} has no package: use {', '.join(packaged)}, or source: pypi"
             )
@@ -131,13 +185,15 @@ def _backend_of(name: str, wanted: Any, facts: dict, sources: dict[str, str], pa
     return "cpu"
 
 
-def _lacking_libraries(facts: dict, backend: str, generation: int = 0) -> list[str]:
+def _lacking_libraries(facts: dict, backend: str, generation: int = 0, fork: str = capabilities.MAINLINE) -> list[str]:
     """Libraries that were looked for and are not there, of the toolkit that has most of them where there are several. Of a host that is
     declared, or was last seen by an older version, none are."""
     toolkits = [toolkit for toolkit in facts.get("toolchains") or [] if toolkit["backend"] == backend]
     if backend in toolchains.TOOLKITS and any("libraries" in toolkit for toolkit in toolkits):
         return min((toolchains.lacking(toolkit) for toolkit in toolkits), key=len)
-    return [name for name in backends.libraries(backend, generation) if facts["toolchain"].get(name, True) is None]
+    return [
+        name for name in backends.libraries(backend, generation, fork) if facts["toolchain"].get(name, True) is None
+    ]
 
 
 def unused_accelerators(host: dict) -> list[str]:
@@ -280,6 +336,7 @@ def workers_of(name: str, host: dict, head: str) -> list[dict]:
                 "backend": device["backend"],
                 "build": device["build"],
                 "device": device_name,
+                "alone": False,
                 "threads": endpoint.get("threads"),
                 "cache": bool(endpoint.get("cache")),
                 "cache_mib": endpoint.get("cache_mib") or 0,
@@ -306,6 +363,40 @@ def workers_of(name: str, host: dict, head: str) -> list[dict]:
     return found
 
 
+def own_devices(name: str, host: dict, backend: str) -> list[dict]:
+    """Accelerators that llama-server itself uses on the head: those of its backend, unless the host lends them as workers. Those
+    that share the host's memory only where there is no other, as llama.cpp does it; one whose memory is not known is left out."""
+    if "worker" in host["groups"] or backend == "cpu":
+        return []
+    found = [
+        {
+            "host": name,
+            "backend": backend,
+            "device": backends.device_name(backend, index),
+            "buffer": backends.device_name(backend, index),
+            "capacity_mib": max(
+                0, accelerator["memory_mib"] - reserve_mib(accelerator["memory_mib"], accelerator["unified"])
+            ),
+            "shared": accelerator["unified"],
+        }
+        for index, accelerator in enumerate(_accelerators(host["facts"], backend))
+        if accelerator["memory_mib"]
+    ]
+    return [device for device in found if not device["shared"]] or found[:1]
+
+
+def environment_of_head(host: dict, backend: str, own: Collection[dict], lent: Collection[dict]) -> dict[str, str]:
+    """What makes llama-server count devices as planned, and take no memory of those that it does not use.
+
+    :param own: the devices of its own that it uses.
+    :param lent: the workers that it uses.
+    """
+    names = {accelerator["name"] for accelerator in _accelerators(host["facts"], backend)}
+    if names and lent and not own and backend in backends.HIDDEN_BY:
+        return dict([backends.HIDDEN_BY[backend]])
+    return dict([CUDA_IN_BUS_ORDER]) if own and backend == "cuda" and len(names) > 1 else {}
+
+
 def serving(host: dict, backend: str, fitting: Collection[str]) -> list[dict]:
     """The workers of a host that a head may use: those of one build, since devices are lent once by each.
 
@@ -322,13 +413,40 @@ def on_its_staging_port(worker: dict) -> dict:
     return {**worker, "endpoint": f"{worker['address']}:{port}", "port": port, "staging_port": staging_port}
 
 
+def seeing_one_device(worker: dict, able: dict, devices: int) -> dict:
+    """The worker, and where its program cannot be told which device to lend, an environment in which there is no other one.
+
+    :param able: capabilities of its build.
+    :param devices: how many of its kind the host has.
+    """
+    variable = VISIBLE.get(worker["backend"])
+    if "d" in able["worker_flags"] or variable is None:
+        return worker
+    if variable not in worker["environment"] and devices > 1:
+        index = re.sub(r"\D", "", worker["device"])
+        worker = {**worker, "environment": {**worker["environment"], variable: index}}
+    return {**worker, "alone": variable in worker["environment"]}
+
+
 def argv_of(worker: dict, build: dict, able: dict, releases: str) -> list[str]:
     argv = [f"{releases}/{build['id']}/bin/{able['worker_binary']}", "-H", worker["address"], "-p", str(worker["port"])]
     if "d" in able["worker_flags"]:
         argv += ["-d", worker["device"]]
+    elif worker["device"] != backends.device_name(build["backend"], 0) and not worker["alone"]:
+        raise Refusal(
+            f"the worker {worker['name']} of {worker['host']} lends {worker['device']}, and rpc-server of {build['release']} lends "
+            f"{backends.device_name(build['backend'], 0)} only: declare that one alone in llama_worker_endpoints, or set llama_release to a newer build"
+        )
+    if "cpu" in able["worker_flags"] and worker["device"] == "CPU":
+        argv.append("-cpu")
     if "t" in able["worker_flags"] and worker["threads"]:
         argv += ["-t", str(worker["threads"])]
     if worker["cache"]:
+        if "c" not in able["worker_flags"]:
+            raise Refusal(
+                f"the worker {worker['name']} of {worker['host']} is to have a cache, which {able['worker_binary']} of {build['release']} does "
+                "not know: leave cache out of llama_worker_endpoints, or set llama_release to b4981 or newer"
+            )
         argv.append("-c")
     return argv
 
@@ -353,9 +471,10 @@ def tools_of(name: str, host: dict, backend: str, catalogue: dict, release: dict
         names = {**names, **{package: package for package in needed if package not in names}}
         found |= set(facts["packaged"]["installed"])
     elif release["source"] != "binary":
-        libraries = backends.libraries(backend, release["generation"])
+        tree = release["generation"], release.get("fork", capabilities.MAINLINE)
+        libraries = backends.libraries(backend, *tree)
         toolkit = _toolkit(name, host, backend)
-        lacking = toolchains.lacking(toolkit) if toolkit else _lacking_libraries(facts, backend, release["generation"])
+        lacking = toolchains.lacking(toolkit) if toolkit else _lacking_libraries(facts, backend, *tree)
         found = (found | set(libraries)) - set(lacking)
         # A library that another toolkit has counts as a tool of the host: to be installed for this one, its package does.
         elsewhere = {tool: names[tool] for tool in lacking if tool in names and facts["toolchain"].get(tool)}

@@ -132,7 +132,8 @@ def _folder() -> Path:
 
 
 def resolved(value: Any, find: Callable[[str], str]) -> dict:
-    """``llama_release`` with what has to be looked up: the commit of a branch or tag, its build number, and the sha256 of patches.
+    """``llama_release`` with what has to be looked up: the commit of a branch or tag, its build number, and of patches
+    the sha256 and the files that they change.
 
     :param find: from the path of a patch as the operator gives it to where it is.
     :raises Refusal: something is not there.
@@ -153,7 +154,8 @@ def _read(patch: Any, find: Callable[[str], str]) -> dict:
         raise Refusal(f"llama_release has the patch {patch!r}: give the path of a file on the controller")
     try:
         path = find(patch)
-        return {"path": path, "sha256": sha256(Path(path))}
+        text = Path(path).read_text(errors="replace")
+        return {"path": path, "sha256": sha256(Path(path)), "files": re.findall(r"^\+\+\+ b/(\S+)", text, re.MULTILINE)}
     except (AnsibleError, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it was not found"
         raise Refusal(

@@ -93,10 +93,19 @@ def pair():
 @pytest.fixture
 def big_model():
     """A summary of 80 layers with 1 GiB of weights each."""
+    summary = known_answer.summary(80, 128, "f32")
+    layer = {
+        "name": "blk.*.all.weight",
+        "type": "F32",
+        "shape": [1 << 14, 1 << 14],
+        "bytes": 1 << 30,
+        "layers": list(range(80)),
+    }
     return {
-        **known_answer.summary(80, 128, "f32"),
+        **summary,
         "name": "big",
         "layer_bytes": [1 << 30] * 80,
+        "tensors": [layer, *(row for row in summary["tensors"] if row["layers"] is None)],
         "context": 32768,
     }
 

@@ -8,6 +8,7 @@ from conftest import Cluster, known_answer_of
 
 GIB = 1 << 30
 TREE = {"source": "archive", "path": "/tmp/x.tar.gz", "checksum": "sha256:" + "b" * 64}
+FORK = {**TREE, "fork": "ik_llama.cpp", "build": 4840}
 TOOLS = {
     "cmake": "3.31",
     "ninja": "1.12",
@@ -159,6 +160,12 @@ def few_mib(memory):
     return facts
 
 
+def of_the_fork():
+    cluster = cluster_of(1, strix_halo(), llama_backend="vulkan", llama_server_backend="vulkan", llama_release=FORK)
+    cluster.hosts["head"]["variables"]["llama_backend"] = "cpu"
+    return accepting(cluster, "rpc-remote-code-execution")
+
+
 CASES = [
     (
         "rpc-remote-code-execution",
@@ -207,6 +214,16 @@ CASES = [
         lambda: mac(with_model(cluster_of(build=6110), largest_tensor_bytes=3082813808)),
         released(**TREE, build=6141),
         ["a tensor of 2940 MiB", "build 6141"],
+    ),
+    (
+        "wide-model-abort",
+        lambda: with_model(
+            accepting(cluster_of(build=6110), "rpc-remote-code-execution"), architecture="qwen3moe", width=6144
+        ),
+        released(
+            **TREE, build=6110, patches=[{"path": "/srv/send.patch", "sha256": "c" * 64, "files": [advisories.SENDING]}]
+        ),
+        ["build 6141", "15188"],
     ),
     (
         "three-endpoints-hang",
@@ -267,6 +284,12 @@ CASES = [
         lambda: with_model(cluster_of(1, {**strix_halo(), "firmware": "20251125-1"})),
         being("worker1", firmware=None),
         ["20251125-1", "linux-firmware"],
+    ),
+    (
+        "backend-unmaintained",
+        of_the_fork,
+        released(**TREE, build=8600),
+        ["ik_llama.cpp for vulkan", "llama_backend"],
     ),
     (
         "accelerator-unused",
@@ -355,6 +378,9 @@ HEALTHY = {
     "a mac and no wide tensor": lambda: mac(with_model(cluster_of(build=6110), largest_tensor_bytes=1 << 30)),
     "a router without workers": lambda: cluster_of(0, llama_server_extra_args=["--models-preset", "/srv/models.ini"]),
     "Thunderbolt that somebody else sets up": lambda: by_thunderbolt(manage=False),
+    "three workers of a fork whose number is one of llama.cpp's faulty builds": lambda: accepting(
+        cluster_of(3, llama_release={**FORK, "build": 10700}), "rpc-remote-code-execution"
+    ),
     "a slow dock where Thunderbolt is no link": lambda: cluster_of(1, {"thunderbolt": [wire(1, 10.0)]}),
     "a kernel of which nothing is known": lambda: with_model(cluster_of(1, {**strix_halo(), "kernel": None})),
 }

@@ -5,9 +5,10 @@ import json
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_action
-from ansible_collections.llamacpp.cluster.plugins.module_utils import planning, releases, workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils import placement, planning, releases, workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import sources
-from conftest import Cluster, known_answer_of
+from conftest import FACTS, Cluster, known_answer_of
 
 GPU = {"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}
 CUDA = {"accelerators": [GPU, GPU], "toolchain": {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", "nvcc": "12.9"}}
@@ -126,6 +127,252 @@ def test_fewest_uses_no_more_workers_than_needed(pair, big_model):
     assert [entry["host"] for entry in pair.plan()["placement"]] == ["worker1", "worker2"]
 
 
+def test_a_split_of_the_operators_is_placed_as_llama_cpp_does_it(pair):
+    pair.hosts["head"]["variables"]["llama_server_tensor_split"] = [3, 1.5]
+    plan = pair.plan()
+    assert [entry["layers"] for entry in plan["placement"]] == [12, 4]
+    argv = plan["head"]["argv"]
+    assert argv[argv.index("--tensor-split") + 1] == "3,1.5"
+
+
+def test_a_device_with_a_share_of_nothing_is_not_used(pair):
+    pair.hosts["head"]["variables"]["llama_server_tensor_split"] = [0, 1]
+    plan = pair.plan()
+    assert [entry["host"] for entry in plan["placement"]] == ["worker2"]
+    assert not plan["hosts"]["worker1"]["workers"][0]["used"]
+    assert plan["head"]["argv"][plan["head"]["argv"].index("--rpc") + 1] == "192.0.2.12:50052"
+
+
+@pytest.mark.parametrize("split", [[1], [1, 1, 1], [1, -1], [0, 0]])
+def test_a_split_needs_a_share_for_each_device(pair, split):
+    pair.hosts["head"]["variables"]["llama_server_tensor_split"] = split
+    assert "each of the 2 devices in their order: 192.0.2.11:50052 (worker1)" in pair.reason()
+
+
+def test_a_split_that_asks_too_much_of_a_device(pair, big_model):
+    for worker in ("worker1", "worker2"):
+        pair.hosts[worker]["variables"]["llama_worker_endpoints"] = [{"memory_mib": 60 * 1024}]
+    pair.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_path="/models/big.gguf")
+    pair.hosts["head"]["variables"]["llama_server_tensor_split"] = [7, 1]
+    pair.model = {"summary": big_model}
+    assert "too much of 192.0.2.11:50052 (worker1): " in pair.reason()
+    pair.hosts["head"]["variables"]["llama_server_tensor_split"] = [1, 1]
+    assert not pair.plan()["refused"]
+
+
+def test_the_first_layers_stay_on_the_head_if_asked_for(pair):
+    pair.hosts["head"]["variables"]["llama_server_gpu_layers"] = 7
+    plan = pair.plan()
+    assert [(entry["layers"], entry["output"]) for entry in plan["placement"]] == [(4, False), (2, True)]
+    assert plan["head"]["cpu"]["layers"] == 10
+    assert plan["head"]["argv"][plan["head"]["argv"].index("--n-gpu-layers") + 1] == "7"
+    pair.hosts["head"]["variables"]["llama_server_gpu_layers"] = 0
+    plan = pair.plan()
+    assert plan["placement"] == []
+    assert plan["head"]["cpu"]["layers"] == 16
+
+
+def test_layers_on_the_head_need_room_there(pair, big_model):
+    pair.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_path="/models/big.gguf")
+    pair.model = {"summary": big_model}
+    for worker in ("worker1", "worker2"):
+        pair.hosts[worker]["variables"]["llama_worker_endpoints"] = [{"memory_mib": 60 * 1024}]
+    pair.hosts["head"]["variables"]["llama_server_gpu_layers"] = 11
+    assert "MiB are missing in the memory of head" in pair.reason()
+    pair.hosts["head"]["variables"]["llama_server_gpu_layers"] = 61
+    assert not pair.plan()["refused"]
+
+
+def test_tensors_go_where_the_operator_wants_them(pair):
+    pair.hosts["head"]["variables"]["llama_server_tensor_split"] = [9, 8]
+    before = pair.plan()
+    device = "RPC0[192.0.2.12:50052]"
+    overrides = ["blk.0.ffn_[gud]=CPU", f"ffn_down={device}"]
+    pair.hosts["head"]["variables"]["llama_server_override_tensor"] = overrides
+    plan = pair.plan()
+    matrix = 128 * 128 * 4 / placement.MIB
+    for entry, old, more in zip(plan["placement"], before["placement"], (-11, 8)):
+        assert entry["weights_mib"] == pytest.approx(old["weights_mib"] + more * matrix, abs=0.011)
+        assert entry["kv_mib"] == old["kv_mib"]
+    kept = [found["head"]["cpu"]["weights_mib"] for found in (before, plan)]
+    assert kept[1] == pytest.approx(kept[0] + 3 * matrix, abs=0.011)
+    argv = plan["head"]["argv"]
+    assert argv[argv.index("--override-tensor") + 1] == ",".join(overrides)
+    assert argv.index("--rpc") < argv.index("--override-tensor")
+
+
+@pytest.mark.parametrize(
+    "entry, told",
+    [
+        ("ffn", "then = and one of CPU, RPC0[192.0.2.11:50052], RPC0[192.0.2.12:50052]"),
+        ("=CPU", "'=CPU'"),
+        ("a,b=CPU", "without , and ="),
+        ("ffn=CUDA0", "one of CPU"),
+        ("(=CPU", "whose expression is wrong: missing )"),
+    ],
+)
+def test_an_override_that_cannot_be(pair, entry, told):
+    pair.hosts["head"]["variables"]["llama_server_override_tensor"] = [entry]
+    assert told in pair.reason()
+
+
+def test_an_override_needs_the_names_of_tensors(pair, big_model):
+    del big_model["tensors"]
+    pair.hosts["head"]["variables"]["llama_server_override_tensor"] = ["ffn=CPU"]
+    serve(pair, big_model)
+    assert "does not tell the names of its tensors: make it again with gguf_info" in pair.reason()
+
+
+def test_a_device_that_an_override_names_is_used(pair, big_model):
+    big_model["tensors"][1:1] = [{**big_model["tensors"][0], "name": "blk.*.b.weight", "layers": [3, 4]}]
+    device = "RPC0[192.0.2.12:50052]"
+    plan = serve(pair, sized(big_model, 20), llama_server_override_tensor=[f"b.weight={device}"])
+    assert [entry["device"] for entry in plan["placement"]] == ["RPC0[192.0.2.11:50052]", device]
+    assert plan["placement"][1]["weights_mib"] >= 2048
+
+
+def test_overrides_leave_no_more_on_the_head_than_it_holds(pair, big_model):
+    plan = serve(pair, big_model, llama_server_override_tensor=["blk=CPU"])
+    assert "81920 MiB of weights on the head, and 22938 MiB are missing in the memory of head" in plan["reasons"][0]
+
+
+def test_what_is_kept_for_the_cache_follows_the_settings(pair):
+    def kv(**settings):
+        pair.hosts["head"]["variables"].update(settings)
+        return sum(entry["kv_mib"] for entry in pair.plan()["placement"])
+
+    whole = kv(llama_server_context=2048)
+    assert kv(llama_server_parallel=3) == whole * 2304 / 2048
+    assert kv(llama_server_extra_args=["--kv-unified"]) == whole
+    assert pair.plan()["placement"][0]["exact"] == ["weights_mib", "kv_mib"]
+
+
+def test_further_arguments_that_change_what_devices_hold_are_not_planned(pair):
+    pair.hosts["head"]["variables"]["llama_server_extra_args"] = ["--ctx-size=512"]
+    assert [entry["exact"] for entry in pair.plan()["placement"]] == [[], []]
+
+
+def test_a_part_of_the_file_that_a_device_uses_where_it_is_mapped_is_not_exact(pair):
+    facts = pair.hosts["head"]["facts"]
+    facts["accelerators"] = [{**GPU, "backend": "metal", "architecture": "apple", "unified": True}]
+    pair.hosts["head"]["variables"]["llama_backend"] = "metal"
+    assert [entry["exact"] for entry in pair.plan()["placement"]][1:] == [["weights_mib", "kv_mib"], ["kv_mib"]]
+    pair.hosts["head"]["variables"]["llama_server_load_mode"] = "none"
+    assert pair.plan()["placement"][-1]["exact"] == ["weights_mib", "kv_mib"]
+
+
+def test_a_micro_batch_without_a_number(pair):
+    pair.hosts["head"]["variables"]["llama_server_extra_args"] = ["-ub"]
+    assert "llama_server_extra_args has -ub '': give the number of tokens" in pair.reason()
+
+
+@pytest.fixture
+def own(pair):
+    """A head with two accelerators of 24 GiB, which it does not lend."""
+    pair.hosts["head"]["facts"].update(copy.deepcopy(CUDA))
+    return pair
+
+
+def serve(cluster, model, **variables):
+    (head,) = (host for host in cluster.hosts.values() if "head" in host["groups"])
+    head["variables"].update(llama_model_known_answer=None, llama_model_path="/models/big.gguf", **variables)
+    cluster.model = {"summary": model}
+    return cluster.plan()
+
+
+def sized(big_model, layers):
+    """The big model with so many layers, of 1 GiB each."""
+    rows = [{**row, "layers": list(range(layers))} if row["layers"] else row for row in big_model["tensors"]]
+    return {**big_model, "layers": layers, "layer_bytes": [1 << 30] * layers, "tensors": rows}
+
+
+@pytest.mark.parametrize(
+    "layers, devices",
+    [
+        (20, ["CUDA0"]),
+        (40, ["CUDA0", "CUDA1"]),
+        (80, ["RPC0[192.0.2.11:50052]", "CUDA0", "CUDA1"]),
+        (120, ["RPC0[192.0.2.11:50052]", "RPC0[192.0.2.12:50052]", "CUDA0", "CUDA1"]),
+    ],
+)
+def test_workers_are_used_only_where_the_heads_own_devices_are_too_small(own, big_model, layers, devices):
+    plan = serve(own, sized(big_model, layers))
+    assert not plan["refused"], plan["reasons"]
+    assert [entry["device"] for entry in plan["placement"]] == devices
+    assert sum(entry["layers"] for entry in plan["placement"]) == layers
+    assert plan["placement"][-1]["output"]
+    assert plan["head"]["devices"] == [device for device in devices if "CUDA" in device]
+    connected = [device[5:-1] for device in devices if "RPC" in device]
+    assert [
+        worker["endpoint"] for host in plan["hosts"].values() for worker in host["workers"] if worker["used"]
+    ] == connected
+    argv = plan["head"]["argv"]
+    assert ("--rpc" in argv) == bool(connected)
+    assert argv[argv.index("--device") + 1] == ",".join(
+        [*(f"RPC{index}" for index, _endpoint in enumerate(connected)), *plan["head"]["devices"]]
+    )
+
+
+def test_all_means_the_heads_own_devices_too(own):
+    plan = own.plan()
+    assert [entry["host"] for entry in plan["placement"]] == ["worker1", "worker2", "head", "head"]
+    (server,) = plan["hosts"]["head"]["services"]
+    assert server["devices"] == ["char-nvidia*"]
+    assert plan["head"]["environment"] == {}
+
+
+def test_a_head_that_lends_its_devices_uses_them_through_its_workers(own):
+    own.hosts["head"]["groups"].append("worker")
+    plan = own.plan()
+    devices = [entry["device"] for entry in plan["placement"]]
+    assert devices[:2] == ["RPC0[127.0.0.1:50052]", "RPC0[127.0.0.1:50053]"]
+    assert not any("CUDA" in device for device in devices)
+    assert plan["hosts"]["head"]["services"][-1]["devices"] == []
+    assert plan["head"]["environment"] == {"CUDA_VISIBLE_DEVICES": "-1"}
+
+
+def test_devices_that_the_head_does_not_use_are_hidden_from_it_unless_the_operator_sets_that(own, big_model):
+    plan = serve(own, sized(big_model, 20), llama_server_tensor_split=[1, 0, 0, 0])
+    assert plan["head"]["environment"] == {"CUDA_VISIBLE_DEVICES": "-1"}
+    plan = serve(own, sized(big_model, 20), llama_server_environment={"CUDA_VISIBLE_DEVICES": 1})
+    assert plan["head"]["environment"] == {"CUDA_VISIBLE_DEVICES": "1"}
+
+
+def test_devices_of_several_kinds_are_counted_as_they_were_found(own):
+    own.hosts["head"]["facts"]["accelerators"][1] = {**GPU, "name": "another GPU"}
+    assert own.plan()["head"]["environment"] == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def test_integrated_graphics_are_used_where_there_is_nothing_else(pair):
+    shared = {"backend": "hip", "name": "AMD", "architecture": "gfx1151", "memory_mib": 60000, "unified": True}
+    own_memory = {**shared, "memory_mib": 16384, "unified": False}
+    facts = pair.hosts["head"]["facts"]
+    facts["toolchain"] = {**FACTS["toolchain"], "hipconfig": "7.2"}
+    facts["accelerators"] = [shared, own_memory]
+    assert pair.plan()["head"]["devices"] == ["ROCm1"]
+    facts["accelerators"] = [shared]
+    plan = pair.plan()
+    assert plan["head"]["devices"] == ["ROCm0"]
+    assert plan["placement"][-1]["capacity_mib"] == 54000
+    facts["accelerators"] = [{**own_memory, "memory_mib": 0}]
+    assert pair.plan()["head"]["devices"] == []
+
+
+def test_a_model_that_does_not_fit_on_own_devices_says_where(big_model):
+    cluster = Cluster().add("alone", "head", facts=copy.deepcopy(CUDA))
+    plan = serve(cluster, big_model)
+    assert "MiB are missing on CUDA1 (alone), with 2 devices that hold 46696 MiB in all" in plan["reasons"][0]
+
+
+def test_a_release_is_proven_on_the_heads_own_devices_too(own):
+    plan = own.plan(staging=True)
+    found = {name: {"drift": {"missing_builds": [], "changed_files": []}, "free_mib": {}} for name in own.hosts}
+    assert [entry["host"] for entry in plan["placement"]][-2:] == ["head", "head"]
+    assert planning.obstacles(plan, found) == []
+    found["head"]["free_mib"] = {"CUDA0": 90000, "CUDA1": 1024}
+    assert "head has 1024 MiB free on CUDA1" in planning.obstacles(plan, found)[0]
+
+
 def test_a_head_without_workers():
     plan = Cluster().add("alone", "head", llama_model_known_answer=known_answer_of()).plan()
     assert not plan["refused"]
@@ -177,6 +424,22 @@ def test_load_mode_is_spelled_as_the_build_knows_it(local, build, mode, expected
     assert (expected in line) if expected else ("mmap" not in line)
 
 
+@pytest.mark.parametrize(
+    "build, wanted, expected",
+    [(6170, "on", "--flash-attn --no-warmup"), (6170, "off", None), (8643, "off", "--flash-attn off")],
+)
+def test_flash_attention_is_a_switch_in_older_builds(local, build, wanted, expected):
+    release = {"source": "archive", "path": "/tmp/x.tar.gz", "checksum": "sha256:" + "b" * 64, "build": build}
+    local.hosts["here"]["variables"].update(
+        llama_release=release,
+        llama_server_flash_attention=wanted,
+        llama_server_warmup=False,
+        llama_accept_advisories=["rpc-remote-code-execution"],
+    )
+    line = " ".join(local.plan()["head"]["argv"])
+    assert (expected in line) if expected else ("flash" not in line)
+
+
 def test_context_is_never_more_than_the_model_was_trained_for(local):
     assert local.plan()["head"]["context"] == 4096
 
@@ -211,8 +474,13 @@ PYPI = {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "a" * 64}
             ["URL holds a password", "credential store"],
         ),
         (
-            {"llama_release": {"source": "git", "ref": "main", "repository": "https://host/u/ik_llama.cpp.git"}},
-            ["ik_llama.cpp cannot be run yet", "Use llama.cpp"],
+            {"llama_release": {"source": "git", "ref": "b8600", "fork": "other.cpp"}},
+            ["the fork 'other.cpp'", "use one of llama.cpp, ik_llama.cpp"],
+        ),
+        ({"llama_release": {**PYPI, "fork": "ik_llama.cpp"}}, ["fork", "source: pypi does not know"]),
+        (
+            {"llama_server_extra_args": ["-mla", "3", "-amb", "512"]},
+            ["llama_server_extra_args has -mla, -amb", "ik_llama.cpp alone knows", "take them out"],
         ),
         (
             {"llama_release": {"source": "git", "ref": "main"}},
@@ -403,8 +671,48 @@ def test_seventeen_workers_are_too_many():
     ],
 )
 def test_declared_hardware_wins_over_facts(facts, hardware, memory):
-    known = workers.known(facts, hardware)
+    known = workers.known("here", facts, hardware)
     assert (known or {}).get("memory_mib") == memory
+
+
+def test_a_declared_mac_of_an_ordinary_user():
+    facts = workers.known(
+        "here", None, {"system": "Darwin", "home": "/Users/u", "cores": 16, "memory_mib": 65536}, "user"
+    )
+    assert facts["units"] == "/Users/u/Library/LaunchAgents"
+    assert facts["prefix"] == "/Users/u/.local/share/llamacpp"
+    assert (facts["service_manager"], facts["architecture"], facts["cpu"]["cores"]) == ("launchd", "arm64", 16)
+    assert facts["distribution"]["family"] == "darwin"
+    assert facts["packaged"] is None
+
+
+def test_a_declared_distribution_and_scope():
+    facts = workers.known("here", None, {"distribution": "fedora 43", "home": "/home/u"}, "user")
+    assert facts["distribution"] == {"id": "fedora", "version": "43", "family": "redhat"}
+    assert (facts["service_manager"], facts["units"]) == ("systemd_user", "/home/u/.config/systemd/user")
+    assert facts["packaged"] is None
+    assert workers.known("here", None, {"distribution": "ubuntu 26.04"})["packaged"]
+
+
+def test_what_stands_in_for_facts_never_replaces_them():
+    found = {"memory_mib": 1, "system": "Linux", "distribution": {"id": "debian"}, "scope": "system"}
+    hardware = {"memory_mib": 2, "system": "Darwin", "distribution": "fedora 43", "home": "/x", "cores": 3}
+    assert workers.known("here", found, hardware, "user") == {**found, "memory_mib": 2}
+
+
+@pytest.mark.parametrize(
+    "hardware, scope, said",
+    [
+        ({"service_manager": "launchd"}, "auto", ["service_manager launchd", "use systemd or supervisor"]),
+        ({"service_manager": "systemd", "home": "/h"}, "user", ["llama_host_scope user", "use systemd_user"]),
+        ({}, "user", ["llama_host_scope of here is user", "give llama_hardware.home"]),
+    ],
+)
+def test_declared_hardware_that_cannot_be(hardware, scope, said):
+    with pytest.raises(Refusal) as raised:
+        workers.known("here", None, hardware, scope)
+    for part in ("here", *said):
+        assert part in str(raised.value)
 
 
 def drifts(plan, **states):
@@ -623,6 +931,13 @@ def test_a_summary_of_the_inventory_stands_in_for_the_file_until_it_is_read(loca
         ({"layer_bytes": [1] * 79}, "which are not the sizes of 80 layers"),
         ({"layer_bytes": [-1] * 80}, "which are not the sizes of 80 layers"),
         ({"layer_bytes": 80}, "has 80 as layer_bytes"),
+        ({"keys": 7}, "has 7 as keys"),
+        ({"keys": {"attention.sliding_window": "all"}}, "'all'} as keys"),
+        ({"keys": {"made.up": 1}}, "has {'made.up': 1} as keys"),
+        ({"tensors": 7}, "has 7 among its tensors"),
+        ({"tensors": [{"name": "a"}]}, "has {'name': 'a'} among its tensors"),
+        ({"tensors": [{"name": "a", "type": "F32", "shape": [1], "bytes": 4, "layers": [80]}]}, "among its tensors"),
+        ({"tensors": [{"name": "a", "type": "F32", "shape": 1, "bytes": 4, "layers": None}]}, "among its tensors"),
     ],
 )
 def test_a_summary_that_cannot_be_right(local, big_model, change, said):
@@ -907,7 +1222,7 @@ def test_a_build_of_upstream_by_its_tag_alone(local):
 
 def test_patches_are_part_of_the_release_and_need_a_tool(local):
     before = local.plan()
-    patches = [{"path": "/patches/a.patch", "sha256": "c" * 64}]
+    patches = [{"path": "/patches/a.patch", "sha256": "c" * 64, "files": []}]
     local.hosts["here"]["variables"]["llama_release"] = {**PYPI, "patches": patches}
     plan = local.plan()
     assert plan["release"]["patches"] == patches
@@ -993,7 +1308,8 @@ def test_backends_run_side_by_side_and_the_head_uses_one(both, backend, device, 
     ]
     assert all(f"-{entry['backend']}-" in entry["argv"][0] for entry in worker["workers"])
     assert f"-{backend}-" in plan["head"]["argv"][0]
-    assert [entry["host"] for entry in plan["placement"]] == ["worker1"]
+    assert [entry["host"] for entry in plan["placement"]] == ["worker1", "head"]
+    assert plan["head"]["devices"] == [device]
     assert plan["placement"][0]["capacity_mib"] == {"Vulkan0": 65536 * 2 // 3, "ROCm0": 65536 - 6553}[device]
     targets = {build["backend"]: build["targets"] for build in plan["hosts"]["head"]["builds"]}
     assert targets[backend] == ["llama-server", "rpc-server"]
@@ -1155,4 +1471,4 @@ def test_a_branch_of_a_backend_that_no_host_has_is_no_part_of_the_plan(pair):
 
 def test_devices_are_named_as_their_generation_does(both):
     argv = both.plan()["head"]["argv"]
-    assert argv[argv.index("--device") + 1] == "RPC[192.0.2.11:50053]"
+    assert argv[argv.index("--device") + 1] == "RPC[192.0.2.11:50053],Vulkan0"

@@ -28,11 +28,11 @@ def device(weights, kv, compute, capacity):
     ],
 )
 def test_a_bar_shows_what_a_device_holds(entry, drawn):
-    assert report.bar(entry, 10) == drawn
+    assert report.memory_bar(entry, 10) == drawn
 
 
 def test_a_bar_never_leaves_its_columns():
-    assert {len(report.bar(device(weights, 1, 1, 10), 8)) for weights in range(30)} == {8}
+    assert {len(report.memory_bar(device(weights, 1, 1, 10), 8)) for weights in range(30)} == {8}
 
 
 def test_a_command_can_be_pasted_into_a_shell():
@@ -109,7 +109,8 @@ def test_who_closes_a_port(pair, facts, said):
 
 def test_a_plan_that_does_not_fit_has_a_page(pair, big_model):
     pair.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_path="/models/big.gguf")
-    pair.model = {"summary": {**big_model, "layer_bytes": [1 << 33] * 80}}
+    rows = [{**row, "bytes": row["bytes"] * 8} for row in big_model["tensors"]]
+    pair.model = {"summary": {**big_model, "tensors": rows}}
     plan = pair.plan()
     assert not plan["fits"]
     assert "big" in report.plan_page(plan)
@@ -161,9 +162,9 @@ class Tags(HTMLParser):
         self.opened, self.references = [], []
         self.feed(text)
 
-    def handle_starttag(self, tag, attributes):
+    def handle_starttag(self, tag, attrs):
         self.opened.append(tag)
-        self.references += [value for name, value in attributes if name in ("src", "href")]
+        self.references += [value for name, value in attrs if name in ("src", "href")]
 
 
 def test_the_page_as_html(pair):
