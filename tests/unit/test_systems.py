@@ -1,0 +1,590 @@
+"""The inventories of inventories/, planned as playbooks/plan.yml plans them: read by Ansible, with no host contacted."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+from ansible.inventory.manager import InventoryManager
+from ansible.parsing.dataloader import DataLoader
+from ansible.vars.hostvars import HostVars
+from ansible.vars.manager import VariableManager
+from ansible_collections.llamacpp.cluster.plugins.action import plan as action
+from ansible_collections.llamacpp.cluster.plugins.module_utils import advisories, planning, workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+
+FOLDER = Path(__file__).resolve().parents[2] / "inventories"
+GIB = 1 << 30
+
+GENERATIONS = {
+    "0.3.16": {"source": "pypi", "version": "0.3.16", "checksum": "sha256:" + "a" * 64},
+    "0.3.20": {"source": "pypi", "version": "0.3.20", "checksum": "sha256:" + "b" * 64},
+    "0.3.36": {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "c" * 64},
+    "package": {"source": "package"},
+}
+"""The releases that can be had without upstream's repository, oldest first."""
+
+
+def of_file(name):
+    """What ``-e @inventories/NAME`` sets."""
+    return DataLoader().load_from_file(str(FOLDER / name), trusted_as_template=True)
+
+
+def plan(source, **extra):
+    """The plan of an inventory, a folder of inventories/ or the path of a file, with extra variables."""
+    loader = DataLoader()
+    manager = InventoryManager(loader, sources=[str(FOLDER / source)])
+    variables = VariableManager(loader, manager)
+    variables._extra_vars = extra
+    told = {
+        **variables.get_vars(),
+        "groups": manager.get_groups_dict(),
+        "hostvars": HostVars(manager, variables, loader),
+        "inventory_dir": str(FOLDER / source),
+    }
+    cluster, hosts = inventory.hosts(told)
+    try:
+        for name, host in hosts.items():
+            own = host["variables"]
+            host["facts"] = workers.known(name, host["facts"], own["llama_hardware"], own["llama_host_scope"])
+        action.ActionModule._look_up_release(None, hosts, told)
+        return planning.make(cluster, hosts, {}, inventory.packages(), "runtime-id")
+    except Refusal as refusal:
+        return planning.refused(cluster, refusal)
+
+
+def line(planned):
+    return " ".join(planned["head"]["argv"])
+
+
+def workers_of(planned):
+    """Endpoint → the words of a worker's command line after the program."""
+    return {
+        worker["endpoint"]: " ".join(worker["argv"][1:])
+        for host in planned["hosts"].values()
+        for worker in host["workers"]
+    }
+
+
+def programs(planned):
+    return {worker["argv"][0].rsplit("/", 1)[1] for host in planned["hosts"].values() for worker in host["workers"]}
+
+
+def accepted(planned):
+    """Ids of the errors of a plan that is not refused for them."""
+    return [advisory["id"] for advisory in planned["advisories"] if advisory["severity"] == "error"]
+
+
+def reason(planned):
+    assert planned["refused"]
+    return " ".join(planned["reasons"])
+
+
+@pytest.mark.parametrize(
+    "name, gib",
+    [
+        ("models/gpt_oss_20b.yml", 12.83),
+        ("models/gpt_oss_120b.yml", 60.87),
+        ("models/tulu3_405b.yml", 226.37),
+        ("strix_halo_quad/group_vars/llama_cluster/model.yml", 211.03),
+        ("models/deepseek_r1_q4_k_m.yml", 376.65),
+        ("models/qwen3_coder_480b.yml", 380.01),
+        ("strix_halo_pair/group_vars/llama_cluster/model.yml", 137.78),
+        ("models/qwen3_5_397b.yml", 205),
+        ("models/qwen3_coder_next.yml", 46),
+        ("mac_loopback/group_vars/llama_cluster/model.yml", 16.97),
+        ("models/qwen3_coder_30b.yml", 17.28),
+    ],
+)
+def test_a_constructed_model_has_the_size_of_the_real_one(name, gib):
+    """Sizes as llama-bench and the documents print them."""
+    summary = of_file(name)["llama_model_gguf_summary"]
+    size = sum(summary["layer_bytes"]) + summary["input_bytes"] + summary["output_bytes"]
+    assert size / GIB == pytest.approx(gib, abs=0.006)
+
+
+@pytest.mark.parametrize(
+    "name, shares, units",
+    [
+        ("models/tulu3_405b.yml", [64445.50, 60767.75, 62259.25, 43202.07], [35, 34, 35, 23]),
+        (
+            "strix_halo_quad/group_vars/llama_cluster/model.yml",
+            [49825.57, 58684.95, 58684.95, 48406.50],
+            [16] * 3 + [14],
+        ),
+        ("models/deepseek_r1_q4_k_m.yml", [87857.67, 103503.00, 103503.00, 90328.85], [16] * 3 + [14]),
+        ("models/qwen3_coder_480b.yml", [103327.52, 96933.77, 98677.52, 89250.46], [16] * 3 + [15]),
+    ],
+)
+def test_a_constructed_model_has_the_buffers_that_were_seen(name, shares, units):
+    """llama-server's buffer sizes in the notes on four Strix Halo hosts, in MiB."""
+    summary = of_file(name)["llama_model_gguf_summary"]
+    sizes = [*summary["layer_bytes"], summary["output_bytes"]]
+    for share, count in zip(shares, units):
+        part, sizes = sizes[:count], sizes[count:]
+        assert sum(part) / (1 << 20) == pytest.approx(share, abs=0.011)
+    assert not sizes
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Plans an inventory that is given as data."""
+
+    def run(data, **extra):
+        path = tmp_path / "hosts.yml"
+        path.write_text(json.dumps(data))
+        return plan(path, **extra)
+
+    return run
+
+
+# mac_loopback
+
+
+def test_mac_loopback():
+    planned = plan("mac_loopback")
+    assert not planned["refused"]
+    assert workers_of(planned) == {
+        "127.0.0.1:50052": "-H 127.0.0.1 -p 50052 -d MTL0",
+        "127.0.0.1:50053": "-H 127.0.0.1 -p 50053 -d CPU -t 16",
+    }
+    assert line(planned) == (
+        f"/Users/me/.local/share/llamacpp/releases/{planned['hosts']['mac']['builds'][0]['id']}/bin/llama-server "
+        "--rpc 127.0.0.1:50052,127.0.0.1:50053 --device RPC0,RPC1 --model /Users/me/.models/GLM-4.7-Flash-Q4_K_M.gguf "
+        "--host 127.0.0.1 --port 8080 --n-gpu-layers 48 --tensor-split 21,27 --ctx-size 8192 --parallel 1"
+    )
+    mac = planned["hosts"]["mac"]
+    assert (mac["service_manager"], mac["units"]) == ("launchd", "/Users/me/Library/LaunchAgents")
+    options = mac["builds"][0]["cmake_options"]
+    assert {key: options[key] for key in ("GGML_METAL", "GGML_RPC", "GGML_BLAS")} == {
+        "GGML_METAL": "ON",
+        "GGML_RPC": "ON",
+        "GGML_BLAS": "OFF",
+    }
+    assert mac["tools"] == {"cmake": "cmake", "ninja": "ninja"}
+    assert accepted(planned) == ["rpc-remote-code-execution"]
+
+
+def test_mac_loopback_with_five_nodes():
+    planned = plan("mac_loopback", **of_file("variants/mac_five_nodes.yml"))
+    assert not planned["refused"]
+    assert list(workers_of(planned).values()) == [
+        "-H 127.0.0.1 -p 50052 -d MTL0",
+        *[f"-H 127.0.0.1 -p {port} -d CPU -t 4" for port in range(50053, 50057)],
+    ]
+    assert [entry["layers"] > 0 for entry in planned["placement"]] == [True] * 5
+    assert f"--rpc {','.join(workers_of(planned))}" in line(planned)
+
+
+def test_mac_loopback_with_another_model():
+    planned = plan("mac_loopback", **of_file("models/qwen3_coder_30b.yml"))
+    assert not planned["refused"]
+    assert "/Users/me/.models/Qwen3-Coder-30B-A3B-Instruct-Q4_K_M.gguf" in line(planned)
+
+
+@pytest.mark.parametrize(
+    "generation, program, devices",
+    [
+        ("0.3.16", "rpc-server", "RPC[127.0.0.1:50052],RPC[127.0.0.1:50053]"),
+        ("0.3.20", "rpc-server", "RPC0,RPC1"),
+        ("0.3.36", "ggml-rpc-server", "RPC0,RPC1"),
+    ],
+)
+def test_mac_loopback_with_each_generation(generation, program, devices):
+    planned = plan("mac_loopback", llama_release=GENERATIONS[generation])
+    assert not planned["refused"]
+    assert programs(planned) == {program}
+    assert f" --device {devices} " in line(planned)
+    assert ("--fit off" in line(planned)) is (generation != "0.3.16")
+
+
+# strix_halo_quad
+
+
+def endpoints(*hosts, port):
+    return ",".join(f"192.168.128.{host}:{port}" for host in hosts)
+
+
+def layers_of(planned):
+    return {entry["device"]: entry["layers"] for entry in planned["placement"]}
+
+
+def test_strix_halo_quad():
+    planned = plan("strix_halo_quad")
+    assert not planned["refused"]
+    assert planned["hosts"]["cluster1"]["workers"] == []
+    for host, number in (("cluster2", 12), ("cluster3", 13), ("cluster4", 14)):
+        words = [worker["argv"] for worker in planned["hosts"][host]["workers"]]
+        assert ["b6097-vulkan" in words[0][0], "b6110-hip" in words[1][0]] == [True, True]
+        assert [" ".join(word[1:]) for word in words] == [
+            f"-H 192.168.128.{number} -p 50053 -d Vulkan0 -c",
+            f"-H 192.168.128.{number} -p 50054 -d ROCm0 -c",
+        ]
+        opened = {(rule["port"], *rule["sources"]) for rule in planned["hosts"][host]["firewall"]}
+        assert opened == {(port, "192.168.128.11") for port in (50053, 50054, 50153, 50154)}
+    assert line(planned).split("bin/", 1)[1] == (
+        f"llama-server --rpc {endpoints(12, 13, port=50054)} --device RPC[192.168.128.12:50054],RPC[192.168.128.13:50054],ROCm0 "
+        "--model /models/gguf/DeepSeek-R1-UD-Q2_K_XL/DeepSeek-R1-UD-Q2_K_XL-00001-of-00005.gguf --host 127.0.0.1 --port 8080 "
+        "--n-gpu-layers 62 --tensor-split 21,20,21 --ctx-size 8192 --parallel 1 --no-mmap"
+    )
+    assert accepted(planned) == ["rpc-remote-code-execution"] * 2
+
+
+@pytest.mark.parametrize("backend, device, build", [("vulkan", "Vulkan0", "b6097"), ("hip", "ROCm0", "b6110")])
+@pytest.mark.parametrize("model", ["gpt_oss_20b", "gpt_oss_120b"])
+def test_a_small_model_is_on_the_head_alone(backend, device, build, model):
+    planned = plan("strix_halo_quad", **of_file(f"models/{model}.yml"), llama_server_backend=backend)
+    assert not planned["refused"]
+    assert list(layers_of(planned)) == [device]
+    assert f"/{build}-{backend}-" in planned["head"]["argv"][0]
+    assert "--rpc" not in planned["head"]["argv"]
+    assert "-c" in next(iter(workers_of(planned).values())).split()
+
+
+def test_a_large_model_is_on_all_four_hosts_by_hip_without_mmap():
+    planned = plan("strix_halo_quad", **of_file("models/deepseek_r1_q4_k_m.yml"))
+    assert not planned["refused"]
+    assert f"--rpc {endpoints(12, 13, 14, port=50054)}" in line(planned)
+    assert "--tensor-split 15,16,15,16" in line(planned)
+    assert "--no-mmap" in planned["head"]["argv"]
+    assert all(layers >= 15 for layers in layers_of(planned).values())
+
+
+def test_a_large_model_does_not_fit_with_a_long_context():
+    said = reason(
+        plan("strix_halo_quad", **{**of_file("models/deepseek_r1_q4_k_m.yml"), "llama_server_context": 32768})
+    )
+    assert "the model does not fit" in said
+    assert "MiB are missing on" in said
+
+
+def test_strix_halo_quad_with_vulkan():
+    planned = plan("strix_halo_quad", **of_file("models/tulu3_405b.yml"), llama_server_backend="vulkan")
+    assert "b6097-vulkan" in planned["head"]["argv"][0]
+    assert f"--rpc {endpoints(12, 13, port=50053)}" in line(planned)
+    assert "--no-mmap" not in line(planned)
+
+
+@pytest.mark.parametrize(
+    "generation, program, device, mode",
+    [
+        ("0.3.16", "rpc-server", "RPC[192.168.128.12:50054]", "--no-mmap"),
+        ("0.3.20", "rpc-server", "RPC0", "--no-mmap --fit off"),
+        ("0.3.36", "ggml-rpc-server", "RPC0", "--load-mode none --fit off --log-verbosity 4"),
+    ],
+)
+def test_strix_halo_quad_with_each_generation(generation, program, device, mode):
+    release = GENERATIONS[generation]
+    planned = plan("strix_halo_quad", llama_release=release, llama_release_vulkan=release)
+    assert not planned["refused"]
+    assert programs(planned) == {program}
+    assert f" --device {device}," in line(planned)
+    assert line(planned).endswith(mode)
+    assert all(words.endswith("-c") for words in workers_of(planned).values())
+
+
+@pytest.mark.parametrize(
+    "model, backend, told",
+    [
+        ("gpt_oss_20b", "hip", ["ROCm0"]),
+        ("gpt_oss_20b", "vulkan", ["Vulkan0"]),
+        ("deepseek_r1_q4_k_m", "hip", [*(f"RPC[192.168.128.{end}:50054]" for end in (12, 13, 14)), "ROCm0"]),
+        ("deepseek_r1_q4_k_m", "vulkan", "add vulkan-shared-memory to llama_accept_advisories"),
+        ("qwen3_coder_480b", "hip", "add wide-model-abort to llama_accept_advisories"),
+    ],
+)
+def test_the_traps_of_the_notes(model, backend, told):
+    planned = plan("strix_halo_quad", **of_file(f"models/{model}.yml"), llama_server_backend=backend)
+    if isinstance(told, str):
+        assert told in reason(planned)
+    else:
+        assert [entry["device"] for entry in planned["placement"]] == told
+        assert ("--no-mmap" in planned["head"]["argv"]) == (backend == "hip")
+
+
+def test_wide_models_are_served_with_the_patch_or_a_newer_build(monkeypatch):
+    monkeypatch.setattr(
+        action.sources, "_read", lambda patch, _find: {"path": patch, "sha256": "0" * 64, "files": [advisories.SENDING]}
+    )
+    wide = of_file("models/qwen3_coder_480b.yml")
+    git = {"source": "git", "ref": "b6110"}
+    assert "wide-model-abort" in reason(plan("strix_halo_quad", **wide, llama_release=git))
+    assert not plan("strix_halo_quad", **wide, llama_release={**git, "patches": ["send.patch"]})["refused"]
+    assert not plan("strix_halo_quad", **wide, llama_release="b6141")["refused"]
+
+
+# strix_halo_pair
+
+
+def test_strix_halo_pair():
+    planned = plan("strix_halo_pair")
+    assert not planned["refused"]
+    assert workers_of(planned) == {"10.99.0.2:50052": "-H 10.99.0.2 -p 50052 -d ROCm0"}
+    assert line(planned).split("bin/", 1)[1] == (
+        "llama-server --rpc 10.99.0.2:50052 --device RPC0,ROCm0 --model /models/MiniMax-M2.5-REAP-139B-A10B-Q8_0.gguf "
+        "--host 127.0.0.1 --port 8081 --n-gpu-layers 63 --tensor-split 32,31 --ctx-size 4096 --parallel 1 --flash-attn on -dio --no-warmup"
+    )
+    assert planned["head"]["environment"]["ROCBLAS_USE_HIPBLASLT"] == "1"
+    for host in planned["hosts"].values():
+        assert (host["scope"], host["service_manager"], host["account"]) == ("user", "systemd_user", None)
+        assert host["units"] == "/home/me/.config/systemd/user"
+        (build,) = host["builds"]
+        assert build["cmake_options"]["GPU_TARGETS"] == "gfx1151"
+        assert "GGML_HIP_ROCWMMA_FATTN" not in build["cmake_options"]
+    assert accepted(planned) == ["unprotected-worker"]
+
+
+def test_strix_halo_pair_splits_the_model_as_it_was_seen():
+    """«local (~68 GB) and remote (~72 GB)» of the guide."""
+    shares = {entry["host"]: entry["weights_mib"] for entry in plan("strix_halo_pair")["placement"]}
+    assert shares["halo2"] == pytest.approx(72000, abs=500)
+    assert shares["halo1"] == pytest.approx(68000, abs=500)
+
+
+@pytest.mark.parametrize("model", ["qwen3_5_397b", "qwen3_coder_next"])
+def test_strix_halo_pair_with_another_model(model):
+    planned = plan("strix_halo_pair", **of_file(f"models/{model}.yml"))
+    assert not planned["refused"]
+    first, second = layers_of(planned).values()
+    assert abs(first - second) <= 1
+
+
+def test_rocwmma_needs_newer_headers():
+    variant = of_file("variants/strix_halo_rocwmma.yml")
+    hardware = of_file("strix_halo_pair/hosts.yml")["llama_cluster"]["vars"]["llama_hardware"]
+    said = reason(plan("strix_halo_pair", **variant))
+    assert "rocWMMA supports gfx1151 from ROCm 7.2 on, while ROCm 6.4.2 is declared there" in said
+    hardware["toolchain"]["hipconfig"] = "7.2.0"
+    planned = plan("strix_halo_pair", **variant, llama_hardware=hardware)
+    assert not planned["refused"]
+    assert planned["hosts"]["halo1"]["builds"][0]["cmake_options"]["GGML_HIP_ROCWMMA_FATTN"] == "ON"
+
+
+@pytest.mark.parametrize(
+    "release, mode",
+    [
+        ("b8492", "-dio"),
+        (GENERATIONS["0.3.20"], "-dio"),
+        ("b10104", "-dio"),
+        (GENERATIONS["0.3.36"], "--load-mode dio"),
+    ],
+)
+def test_direct_io_is_spelled_as_each_release_knows_it(release, mode):
+    planned = plan(
+        "strix_halo_pair", llama_release=release, llama_accept_advisories=["unprotected-worker", "hip-garbage"]
+    )
+    assert not planned["refused"]
+    assert f" --flash-attn on {mode} --no-warmup" in line(planned)
+
+
+def test_a_generation_without_direct_io():
+    said = reason(plan("strix_halo_pair", llama_release=GENERATIONS["0.3.16"]))
+    assert "llama_server_load_mode is dio, which pypi-0.3.16 does not know" in said
+    assert "b7668" in said
+    planned = plan(
+        "strix_halo_pair",
+        llama_release=GENERATIONS["0.3.16"],
+        llama_server_load_mode="none",
+        llama_accept_advisories=["unprotected-worker", "rpc-remote-code-execution"],
+    )
+    assert " --flash-attn --no-mmap --no-warmup" in line(planned)
+
+
+# cuda_triple
+
+
+def test_cuda_triple():
+    planned = plan("cuda_triple")
+    assert not planned["refused"]
+    cards = [f"10.0.0.{host}:{port}" for host in (28, 40) for port in range(50052, 50056)]
+    assert workers_of(planned) == {card: f"-H {card.split(':')[0]} -p {card.split(':')[1]}" for card in cards}
+    for host in ("gpu2", "gpu3"):
+        seen = [worker["environment"] for worker in planned["hosts"][host]["workers"]]
+        assert seen == [{"CUDA_VISIBLE_DEVICES": str(index)} for index in range(4)]
+    head = line(planned).split("bin/", 1)[1]
+    assert head.startswith(f"llama-server --rpc {','.join(cards)} --override-tensor ")
+    assert (
+        " --model /models/ubergarm/DeepSeek-R1-0528-GGUF/IQ2_K_R4/DeepSeek-R1-0528-IQ2_K_R4-00001-of-00005.gguf "
+        in head
+    )
+    for words in (
+        "--n-gpu-layers 62",
+        "--ctx-size 16384 --parallel 1",
+        "--cache-type-k q8_0",
+        "--flash-attn --threads 48",
+        "-mla 3 -amb 512 -fmoe",
+    ):
+        assert f" {words}" in head
+    overrides = planned["head"]["argv"][planned["head"]["argv"].index("--override-tensor") + 1].split(",")
+    assert overrides[0] == r"blk\.(1|2|3|4|5|6)\.ffn_.*=CUDA0"
+    assert overrides[4] == r"blk\.(19|20|21|22)\.ffn_.*=RPC[10.0.0.28:50052]"
+    assert overrides[-2:] == [r"blk\.(47|48|49|50)\.ffn_.*=RPC[10.0.0.40:50055]", "exps=CPU"]
+    assert all(14000 < entry["weights_mib"] < 17000 for entry in planned["placement"])
+    assert list(layers_of(planned)) == [f"CUDA{index}" for index in range(4)] + [f"RPC[{card}]" for card in cards]
+    options = planned["hosts"]["gpu1"]["builds"][0]["cmake_options"]
+    assert {key: options[key] for key in ("GGML_CUDA", "GGML_BLAS", "GGML_RPC", "GGML_SCHED_MAX_COPIES")} == {
+        "GGML_CUDA": "ON",
+        "GGML_BLAS": "OFF",
+        "GGML_RPC": "ON",
+        "GGML_SCHED_MAX_COPIES": "1",
+    }
+
+
+def test_cuda_triple_with_workers_on_processors():
+    planned = plan("cuda_triple", **of_file("variants/cuda_cpu_workers.yml"))
+    assert not planned["refused"]
+    assert workers_of(planned) == {f"10.0.0.{host}:50052": f"-H 10.0.0.{host} -p 50052 -t 48 -c" for host in (28, 40)}
+    assert planned["hosts"]["gpu2"]["builds"][0]["backend"] == "cpu"
+    assert "--rpc 10.0.0.28:50052,10.0.0.40:50052 --override-tensor " in line(planned)
+    assert "--tensor-split 1,1,1,1,0,0" in line(planned)
+    held = {entry["device"]: (entry["layers"] > 0, entry["weights_mib"] > 100000) for entry in planned["placement"]}
+    assert held == {
+        **{f"CUDA{index}": (True, False) for index in range(4)},
+        **{f"RPC[10.0.0.{host}:50052]": (False, True) for host in (28, 40)},
+    }
+
+
+@pytest.mark.parametrize("release", ["b8600", *GENERATIONS.values()])
+def test_cuda_triple_with_llama_cpp_names_the_options_of_the_fork(release):
+    said = reason(plan("cuda_triple", llama_release=release))
+    if release == GENERATIONS["package"]:
+        assert "of which ubuntu has no package" in said
+    else:
+        assert "llama_server_extra_args has -mla, -amb, -fmoe, which ik_llama.cpp alone knows" in said
+
+
+# What every system has in common
+
+
+@pytest.mark.parametrize("name", ["strix_halo_quad", "strix_halo_pair", "mac_loopback"])
+def test_no_system_runs_a_package_that_its_distribution_does_not_have(name):
+    assert "is offered no package of llama.cpp with RPC" in reason(plan(name, llama_release=GENERATIONS["package"]))
+
+
+@pytest.mark.parametrize("name", ["strix_halo_quad", "mac_loopback"])
+def test_a_release_below_the_security_floor_is_accepted_by_name_only(name):
+    said = reason(plan(name, llama_accept_advisories=[]))
+    assert "run code on its host" in said
+    assert "add rpc-remote-code-execution to llama_accept_advisories" in said
+
+
+# Inventories that nobody has seen before
+
+KNOWN_ANSWER = {"layers": 16, "width": 128, "type": "f32"}
+CPU_HOST = {"memory_mib": 65536}
+GPU = {"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24564}
+
+
+def cluster_of(head, found, group="llama_cluster", **common):
+    """An inventory as data: hosts by name with their variables; the first one is the head, and a worker if ``head`` says so."""
+    names = list(found)
+    return {
+        group: {"hosts": copy.deepcopy(found), "vars": {"llama_hardware": CPU_HOST, **common}},
+        "llama_head": {"hosts": {names[0]: None}},
+        "llama_workers": {"hosts": dict.fromkeys(names if head else names[1:])},
+    }
+
+
+def small_cluster(**common):
+    return cluster_of(
+        False,
+        {
+            "head": {"ansible_host": "192.0.2.1"},
+            "one": {"ansible_host": "192.0.2.2"},
+            "two": {"ansible_host": "192.0.2.3"},
+        },
+        **{"llama_model_known_answer": KNOWN_ANSWER, **common},
+    )
+
+
+def big(layers=40):
+    """A model with 1 GiB a layer."""
+    summary = of_file("models/gpt_oss_20b.yml")["llama_model_gguf_summary"]
+    return {
+        "llama_model_known_answer": None,
+        "llama_model_path": "/models/big.gguf",
+        "llama_model_gguf_summary": {
+            **summary,
+            "architecture": "llama",
+            "keys": {},
+            "layers": layers,
+            "layer_bytes": [GIB] * layers,
+        },
+    }
+
+
+def test_a_worker_that_is_too_small_gets_less_or_nothing(written):
+    data = small_cluster(**big(60), llama_placement="all")
+    data["llama_cluster"]["hosts"]["two"]["llama_hardware"] = {"memory_mib": 8192}
+    planned = written(data)
+    layers = {entry["host"]: entry["layers"] for entry in planned["placement"]}
+    assert not planned["refused"]
+    assert layers["two"] < layers["one"]
+    assert all(entry["weights_mib"] + entry["kv_mib"] <= entry["capacity_mib"] for entry in planned["placement"])
+    data["llama_cluster"]["vars"].update(big(90))
+    said = reason(written(data))
+    assert "MiB are missing" in said
+    assert "two" in said
+
+
+def test_a_head_without_an_accelerator(written):
+    data = small_cluster(**big(30))
+    for name in ("one", "two"):
+        data["llama_cluster"]["hosts"][name]["llama_hardware"] = {"memory_mib": 65536, "accelerators": [GPU]}
+    planned = written(data)
+    assert not planned["refused"]
+    assert planned["hosts"]["head"]["builds"][0]["backend"] == "cpu"
+    assert {worker["backend"] for name in ("one", "two") for worker in planned["hosts"][name]["workers"]} == {"cuda"}
+    assert sorted(workers_of(planned)) == ["192.0.2.2:50052", "192.0.2.3:50052"]
+
+
+def test_seventeen_endpoints(written):
+    found = {f"host{number}": {"ansible_host": f"192.0.2.{number + 1}"} for number in range(18)}
+    data = cluster_of(False, found, llama_model_known_answer={**KNOWN_ANSWER, "layers": 40})
+    said = reason(written(data))
+    assert "needs 17 workers" in said
+    assert "connects to 16 at most" in said
+    assert not written(data, llama_placement="fewest")["refused"]
+
+
+def test_two_clusters_in_one_inventory(written):
+    first, second = small_cluster(), small_cluster()
+    second["llama_cluster"]["hosts"] = {
+        f"{name}-b": {"ansible_host": host["ansible_host"].replace(".2.", ".113.")}
+        for name, host in second["llama_cluster"]["hosts"].items()
+    }
+    data = {
+        "llama_cluster": first["llama_cluster"],
+        "other": second["llama_cluster"],
+        "llama_head": {"hosts": {"head": None, "head-b": None}},
+        "llama_workers": {"hosts": dict.fromkeys(("one", "two", "one-b", "two-b"))},
+    }
+    assert sorted(written(data)["hosts"]) == ["head", "one", "two"]
+    other = written(data, llama_cluster_group="other")
+    assert (other["cluster"], other["head"]["host"], other["refused"]) == ("other", "head-b", False)
+    assert sorted(workers_of(other)) == ["192.0.113.2:50052", "192.0.113.3:50052"]
+
+
+def test_a_host_name_as_address_of_a_link(written):
+    data = small_cluster()
+    data["llama_cluster"]["hosts"]["one"]["llama_links"] = [{"interface": "eth1", "address": "one.direct"}]
+    said = reason(written(data))
+    assert "llama_links[0].address of one is 'one.direct'" in said
+    assert "numeric IPv4 address" in said
+
+
+def test_a_worker_that_is_the_head_under_another_name(written):
+    data = small_cluster()
+    data["llama_cluster"]["hosts"]["one"]["ansible_host"] = "192.0.2.1"
+    said = reason(written(data))
+    assert "one has the address 192.0.2.1, which is that of the head head" in said
+    assert "put head itself into llama_workers" in said
+
+
+def test_a_cache_that_a_release_does_not_know(written):
+    release = {"source": "archive", "path": "/x.tar.gz", "checksum": "sha256:" + "d" * 64, "build": 4900}
+    data = small_cluster(llama_release=release, llama_worker_endpoints=[{"cache": True}])
+    said = reason(written(data, llama_accept_advisories=["rpc-remote-code-execution"]))
+    assert "is to have a cache, which rpc-server of archive-dddddddd" in said
+    assert "b4981 or newer" in said
