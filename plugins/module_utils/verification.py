@@ -114,7 +114,7 @@ def buffers(log: str) -> dict[str, dict[str, float]]:
     """Device → kind (model; KV, with the states of recurrent layers; compute) → MiB, as the log of one start tells them. ik_llama.cpp does
     not name the kind model."""
     found: dict[str, dict[str, float]] = {}
-    for device, kind, size in re.findall(r"(\S+)(?: +(model|KV|RS|compute))? buffer size =\s*([\d.]+) MiB", log):
+    for device, kind, size in re.findall(r": +(\S+)(?: +(model|KV|RS|compute))? buffer size =\s*([\d.]+) MiB", log):
         sizes = found.setdefault(device.removesuffix("_Mapped"), {})
         kind = "KV" if kind == "RS" else kind or "model"
         sizes[kind] = round(sizes.get(kind, 0) + float(size), 2)

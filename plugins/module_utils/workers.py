@@ -99,10 +99,6 @@ def _declared(name: str, hardware: dict, scope: str) -> dict:
             f"llama_hardware of {name} has the service_manager {manager}, which a host with {system} and llama_host_scope {scope} does not "
             f"have: use {' or '.join(possible)}, or leave it out"
         )
-    if scope == "user" and not hardware.get("home"):
-        raise Refusal(
-            f"llama_host_scope of {name} is user, and where that user's home lies is not known without contacting it: give llama_hardware.home"
-        )
     facts = {
         **DECLARED,
         "system": system,
@@ -110,7 +106,7 @@ def _declared(name: str, hardware: dict, scope: str) -> dict:
         "cpu": {**DECLARED["cpu"], "cores": hardware.get("cores", DECLARED["cpu"]["cores"])},
         "scope": scope,
         "service_manager": manager,
-        **hosts.places(scope, manager, {"HOME": hardware.get("home", "/root")}),
+        **hosts.places(scope, manager, {"HOME": hardware.get("home", "~")}),
     }
     if system == "Darwin":
         facts.update(distribution={"id": "darwin", "version": "", "family": "darwin"}, packaged=None)

@@ -76,7 +76,9 @@ def test_a_backend_without_a_device(bare):
 def test_a_port_that_something_else_uses(bare):
     with socket.create_server(("127.0.0.1", PORTS[1])):
         refuses(
-            bare, f"127.0.0.1:{PORTS[1]}, on which llamacpp-worker-two is to listen", "stop it, or give another port"
+            bare,
+            f"127.0.0.1:{PORTS[1]}, on which llamacpp-worker-two is to listen",
+            "give another one as port in llama_worker_endpoints",
         )
 
 

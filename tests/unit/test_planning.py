@@ -700,12 +700,16 @@ def test_what_stands_in_for_facts_never_replaces_them():
     assert workers.known("here", found, hardware, "user") == {**found, "memory_mib": 2}
 
 
+def test_the_home_of_a_user_that_nobody_told_is_not_guessed():
+    assert workers.known("here", None, {}, "user")["prefix"] == "~/.local/share/llamacpp"
+    assert workers.known("here", None, {"home": "/home/me"}, "user")["prefix"] == "/home/me/.local/share/llamacpp"
+
+
 @pytest.mark.parametrize(
     "hardware, scope, said",
     [
         ({"service_manager": "launchd"}, "auto", ["service_manager launchd", "use systemd or supervisor"]),
         ({"service_manager": "systemd", "home": "/h"}, "user", ["llama_host_scope user", "use systemd_user"]),
-        ({}, "user", ["llama_host_scope of here is user", "give llama_hardware.home"]),
     ],
 )
 def test_declared_hardware_that_cannot_be(hardware, scope, said):

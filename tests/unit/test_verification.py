@@ -327,6 +327,7 @@ def test_buffers_of_a_log():
         "0.00 I load_tensors:   CPU_Mapped model buffer size =     0.07 MiB\n"
         "0.00 I load_tensors: RPC0[127.0.0.1:50052] model buffer size =     1.98 MiB\n"
         "0.00 I load_tensors: RPC0[127.0.0.1:50052] model buffer size =     1.00 MiB\n"
+        "0.02 I llama_context:        CPU  output buffer size =     0.01 MiB\n"
         "0.03 I llama_kv_cache: RPC0[127.0.0.1:50052] KV buffer size =     2.25 MiB\n"
         "0.03 I sched_reserve: RPC0[127.0.0.1:50052] compute buffer size =     4.29 MiB\n"
     )
