@@ -49,10 +49,7 @@ def complete(plan: dict) -> None:
 
 def keep_facts(plan: dict, hosts: dict) -> str:
     """The facts that are left on the head for a run in which a host does not answer, as text; it becomes a file of the plan."""
-    facts = {
-        name: {key: value for key, value in host["facts"].items() if key in workers.PLANNED_FROM}
-        for name, host in hosts.items()
-    }
+    facts = {name: workers.planned_from(host["facts"]) for name, host in hosts.items()}
     text = json.dumps(facts, indent=1, sort_keys=True) + "\n"
     content = text.encode()
     head = plan["hosts"][plan["head"]["host"]]

@@ -73,6 +73,12 @@ SERVICE_MANAGERS = {
 """System and scope of a declared host → the service managers that it may have, the usual one first."""
 
 
+def planned_from(facts: dict) -> dict:
+    """The part of a host's facts that a plan depends on. Tools that only make builds faster come and go without changing it."""
+    toolchain = {tool: version for tool, version in facts["toolchain"].items() if tool not in backends.OPTIONAL_TOOLS}
+    return {**{key: value for key, value in facts.items() if key in PLANNED_FROM}, "toolchain": toolchain}
+
+
 def known(name: str, facts: dict | None, hardware: dict | None, scope: str = "auto") -> dict | None:
     """Facts of a host, with what ``llama_hardware`` declares in place of what was found. A declared toolchain stands for all.
 

@@ -75,6 +75,15 @@ def test_while_the_model_is_loaded(facts):
     assert json.dumps(run(loaded)[0]) == json.dumps(first)
 
 
+def test_what_the_first_build_installed_to_be_faster(facts):
+    first, kept = run(facts)
+    for found in facts.values():
+        found["toolchain"]["ccache"] = "4.11"
+    again, kept_again = run(facts)
+    assert json.dumps(again) == json.dumps(first)
+    assert kept_again == kept
+
+
 def test_no_fact_of_a_host_is_about_its_load():
     known = {"accounts", "defined", "kept", "lingering", "measured", "supervisor", "tools", "uid", "user"}
     assert set(host.facts("user")) == (workers.PLANNED_FROM | known)
