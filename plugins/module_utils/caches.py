@@ -149,11 +149,11 @@ def padded(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def _each(value: object, layers: int, default: int = 0) -> list[int]:
+def _each(value: int | list[int] | None, layers: int, default: int = 0) -> list[int]:
     """A key that has one value, or one for each layer."""
     if isinstance(value, list):
         return [int(entry) for entry in value[:layers]] + [default] * (layers - len(value))
-    return [default if value is None else int(value)] * layers  # type: ignore[call-overload]
+    return [default if value is None else int(value)] * layers
 
 
 def windowed(summary: dict, build: int) -> list[bool]:

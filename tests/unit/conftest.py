@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from ansible.module_utils.testing import patch_module_args
 from ansible_collections.llamacpp.cluster.plugins.module_utils import known_answer, planning
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 
@@ -108,6 +109,18 @@ def big_model():
         "tensors": [layer, *(row for row in summary["tensors"] if row["layers"] is None)],
         "context": 32768,
     }
+
+
+@pytest.fixture
+def call(request, capsys):
+    """Runs the MODULE that a file of tests is about, as Ansible does; returns what it reports."""
+
+    def run(check=False, **arguments):
+        with patch_module_args({**arguments, "_ansible_check_mode": check}), pytest.raises(SystemExit):
+            request.module.MODULE.main()
+        return json.loads(capsys.readouterr().out)
+
+    return run
 
 
 @pytest.fixture

@@ -8,12 +8,13 @@ import gguf as gguf_package
 import gguf_files as files
 import numpy
 import pytest
-from ansible.module_utils.testing import patch_module_args
 from ansible_collections.llamacpp.cluster.plugins.module_utils import gguf
 from ansible_collections.llamacpp.cluster.plugins.modules import gguf_info
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import known_answer_file
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+MODULE = gguf_info
 
 MEMORY = 20 * gguf.MIB
 """What no header may need more of, where the limits are an eighth of the real ones or less: counting memory is slow."""
@@ -47,16 +48,6 @@ def a_model(tmp_path):
     path = tmp_path / "model.gguf"
     known_answer_file.write(path, 2, 64, "f16")
     return path
-
-
-@pytest.fixture
-def call(capsys):
-    def run(**arguments):
-        with patch_module_args(arguments), pytest.raises(SystemExit):
-            gguf_info.main()
-        return json.loads(capsys.readouterr().out)
-
-    return run
 
 
 # What the gguf package says

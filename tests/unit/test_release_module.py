@@ -1,29 +1,18 @@
 """The module as Ansible calls it: what it reports, and a disk that is really full."""
 
 import fcntl
-import json
 import os
 import shutil
 import subprocess
 import tarfile
 
 import pytest
-from ansible.module_utils.testing import patch_module_args
 from ansible_collections.llamacpp.cluster.plugins.module_utils import building
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import DEFINITION_MARK as MARK
 from ansible_collections.llamacpp.cluster.plugins.modules import release
 
+MODULE = release
 PROGRAM = "#!/bin/sh\necho usage: --rpc --fit\n"
-
-
-@pytest.fixture
-def call(capsys):
-    def run(check=False, **arguments):
-        with patch_module_args({**arguments, "_ansible_check_mode": check}), pytest.raises(SystemExit):
-            release.main()
-        return json.loads(capsys.readouterr().out)
-
-    return run
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Headers of models on a web server, against real servers on this machine: right ones, wrong ones, and hostile ones."""
 
-import json
 import re
 import socket
 import ssl
@@ -11,9 +10,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import gguf_files as files
 import pytest
-from ansible.module_utils.testing import patch_module_args
 from ansible_collections.llamacpp.cluster.plugins.module_utils import gguf, remote
 from ansible_collections.llamacpp.cluster.plugins.modules import gguf_info
+
+MODULE = gguf_info
 
 
 class Server:
@@ -76,16 +76,6 @@ def server(monkeypatch):
     made = Server()
     yield made
     made.stop()
-
-
-@pytest.fixture
-def call(capsys):
-    def run(**arguments):
-        with patch_module_args(arguments), pytest.raises(SystemExit):
-            gguf_info.main()
-        return json.loads(capsys.readouterr().out)
-
-    return run
 
 
 def test_only_the_header_is_read(server, tmp_path):
