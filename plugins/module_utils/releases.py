@@ -294,63 +294,61 @@ def backend_of(identity: str) -> str | None:
 
 
 def builds(hosts: dict, releases: dict[str, dict], packaged: dict) -> None:
-    """Adds to every host its builds, one for each of its backends; hosts of one kind get the same, with all programs that one of
-    them needs.
+    """Adds to every host its builds, one for each of its backends; hosts of one kind with the same options get the same, with all
+    programs that one of them needs.
 
     :param releases: backend → release.
     :param packaged: distribution family → what its packages of llama.cpp are called, from packages.yml.
     """
+    server = next(host["variables"] for host in hosts.values() if "head" in host["groups"])
+    cache_types = server["llama_server_cache_type_k"], server["llama_server_cache_type_v"]
     programs: dict[str, set[str]] = {}
     for name, host in hosts.items():
         host["builds"] = {}
         for backend in host["backends"]:
-            tools = None
-            if releases[backend]["source"] in COMPILED:
+            release = releases[backend]
+            tools, options = None, {}
+            if release["source"] in COMPILED:
                 prefix = host["variables"]["llama_build_toolchain"]
                 beside = [other for other in host["backends"] if other != backend]
                 tools = toolchains.chosen(name, backend, host["facts"], prefix, _architectures(host, backend), beside)
+                options = _options(name, host, backend, release, cache_types, tools["toolkit"])
             kind = _sha(_kind(host, backend, tools))
-            wanted = programs.setdefault(kind + releases[backend]["id"], set())
+            wanted = programs.setdefault(_sha([kind, release["id"], options]), set())
             if "worker" in host["groups"]:
-                wanted.add(releases[backend]["capabilities"]["worker_binary"])
+                wanted.add(release["capabilities"]["worker_binary"])
             if host.get("serves") == backend:
                 wanted.add("llama-server")
-            host["builds"][backend] = {"backend": backend, "kind": kind, "tools": tools, "programs": wanted}
-    server = next(host["variables"] for host in hosts.values() if "head" in host["groups"])
-    types = server["llama_server_cache_type_k"], server["llama_server_cache_type_v"]
-    for name, host in hosts.items():
-        for backend, begun in host["builds"].items():
-            fork = releases[backend].get("fork", capabilities.MAINLINE)
-            all_quants = backends.needs_all_quants(*types, fork)
-            host["builds"][backend] = _build(name, host, begun, releases[backend], all_quants, packaged)
+            host["builds"][backend] = {
+                "release": release["id"],
+                "backend": backend,
+                "kind": kind,
+                "cmake_options": options,
+                "environment": tools["environment"] if tools else {},
+                "targets": wanted,
+            }
+    for host in hosts.values():
+        host["builds"] = {
+            backend: _build(host, begun, releases[backend], packaged) for backend, begun in host["builds"].items()
+        }
 
 
-def _build(name: str, host: dict, begun: dict, release: dict, all_quants: bool, packaged: dict) -> dict:
-    """One build of a host.
+def _build(host: dict, begun: dict, release: dict, packaged: dict) -> dict:
+    """One build of a host, whole.
 
-    :param begun: ``backend``, ``kind``, ``tools`` (what toolchains.chosen says, or None) and ``programs``.
+    :param begun: the build as far as it does not depend on other hosts, and all its ``targets``.
     """
-    backend, tools, targets = begun["backend"], begun["tools"], sorted(begun["programs"])
-    options: dict[str, str] = {}
+    targets = sorted(begun["targets"])
     paths: dict[str, str] = {}
-    if tools:
-        options = _options(name, host, backend, release, all_quants, tools["toolkit"])
-    elif release["source"] == "package":
+    if release["source"] == "package":
         offered = packaged[host["facts"]["distribution"]["family"]]["programs"]
         paths = {
             target: offered[target]["path"].format(architecture=host["facts"]["architecture"]) for target in targets
         }
-    identity = _sha({"release": release["id"], "options": options, "kind": begun["kind"], "targets": targets}, 8)
-    return {
-        "id": f"{release['ref']}-{backend}-{identity}",
-        "release": release["id"],
-        "backend": backend,
-        "kind": begun["kind"],
-        "cmake_options": options,
-        "environment": tools["environment"] if tools else {},
-        "targets": targets,
-        "packaged": paths,
-    }
+    identity = _sha(
+        {"release": release["id"], "options": begun["cmake_options"], "kind": begun["kind"], "targets": targets}, 8
+    )
+    return {"id": f"{release['ref']}-{begun['backend']}-{identity}", **begun, "targets": targets, "packaged": paths}
 
 
 def _kind(host: dict, backend: str, tools: dict | None) -> dict:
@@ -376,11 +374,12 @@ def _architectures(host: dict, backend: str) -> list[str]:
 
 
 def _options(
-    name: str, host: dict, backend: str, release: dict, all_quants: bool, toolkit: dict | None
+    name: str, host: dict, backend: str, release: dict, cache_types: tuple[str, str], toolkit: dict | None
 ) -> dict[str, str]:
     """Options for the build of a host, the operator's over ours."""
     architectures = _architectures(host, backend)
     fork = release.get("fork", capabilities.MAINLINE)
+    all_quants = backends.needs_all_quants(*cache_types, fork)
     options = backends.cmake_options(backend, architectures, release["generation"], all_quants, fork)
     options.update({option: str(value) for option, value in host["variables"]["llama_build_cmake_options"].items()})
     if backend == "hip" and backends.is_on(options.get(backends.ROCWMMA, "")):

@@ -80,6 +80,7 @@ def test_another_flag_on_one_host_rebuilds_that_one():
     assert [name for name in PLAN["hosts"] if build_of(plan, name) != build_of(PLAN, name)] == ["host8"]
     assert [name for name in PLAN["hosts"] if log_of(build_of(plan, "host8"), name).exists] == ["host8"]
     assert log_of(build_of(PLAN, BUILDER), BUILDER).mtime == before
+    assert plan["hosts"]["host8"]["builds"][0]["targets"] == ["ggml-rpc-server"]
 
 
 def test_a_build_that_was_killed_goes_on():
