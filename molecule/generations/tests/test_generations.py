@@ -9,6 +9,8 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils import capabilities
 from conftest import INVENTORY, PLAN, WORK, on
 
+pytestmark = pytest.mark.timeout(1800)
+
 PYPI = {
     "0.3.16": "sha256:34ed0f9bd9431af045bb63d9324ae620ad0536653740e9bb163a2e1fcb973be6",
     "0.3.20": "sha256:70f01b7d915d31c617dc66610a332cb2d51cde84c8b152d09a352206323616f5",
