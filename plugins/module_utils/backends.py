@@ -106,10 +106,6 @@ _DEVICE_FILES = {
 """Backend → what systemd must let a service open, as DeviceAllow takes it."""
 
 
-HIDDEN_BY = {"cuda": ("CUDA_VISIBLE_DEVICES", "-1"), "hip": ("HIP_VISIBLE_DEVICES", "-1")}
-"""Backend → variable and value that keep its programs from taking memory of devices that they do not use (518 MiB of each, with CUDA)."""
-
-
 class Form(NamedTuple):
     """How the architecture of a device is written, and what tells it where it is missing."""
 

@@ -20,6 +20,8 @@ CUDA_IN_BUS_ORDER = ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 """Has CUDA count devices as nvidia-smi lists them. Its own order puts the fastest first."""
 VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "hip": "HIP_VISIBLE_DEVICES", "vulkan": "GGML_VK_VISIBLE_DEVICES"}
 """Variables that name the devices which a program is to see at all."""
+HIDDEN = ("cuda", "hip")
+"""Backends whose programs take memory of devices that they do not use (518 MiB of each, with CUDA), and count those that they see as we do."""
 VENDORS = {
     "nvcc": "NVIDIA's repository of CUDA",
     "cublas": "NVIDIA's repository of CUDA",
@@ -365,11 +367,23 @@ def workers_of(name: str, host: dict, head: str) -> list[dict]:
     return found
 
 
-def own_devices(name: str, host: dict, backend: str) -> list[dict]:
-    """Accelerators that llama-server itself uses on the head: those of its backend, unless the host lends them as workers. Those
-    that share the host's memory only where there is no other, as llama.cpp does it; one whose memory is not known is left out."""
-    if "worker" in host["groups"] or backend == "cpu":
+def _kept(host: dict, backend: str) -> list[dict]:
+    """Accelerators of the backend that a host does not lend: those before the first one that it lends, so that the others can be hidden.
+    None where it lends some by another backend, which may be the same ones."""
+    accelerators = _accelerators(host["facts"], backend)
+    lent = {worker["device"] for worker in host["workers"] if worker["backend"] != "cpu"}
+    if not lent:
+        return accelerators
+    names = [backends.device_name(backend, index) for index, _accelerator in enumerate(accelerators)]
+    if backend not in HIDDEN or not lent <= set(names):
         return []
+    return accelerators[: min(map(names.index, lent))]
+
+
+def own_devices(name: str, host: dict, backend: str) -> list[dict]:
+    """Accelerators that llama-server itself uses on the head: those of its backend that the host does not lend. Those that share the
+    host's memory only where there is no other, as llama.cpp does it, and where the host lends nothing of that memory. One whose memory is
+    not known is left out."""
     found = [
         {
             "host": name,
@@ -381,10 +395,10 @@ def own_devices(name: str, host: dict, backend: str) -> list[dict]:
             ),
             "shared": accelerator["unified"],
         }
-        for index, accelerator in enumerate(_accelerators(host["facts"], backend))
+        for index, accelerator in enumerate(_kept(host, backend))
         if accelerator["memory_mib"]
     ]
-    return [device for device in found if not device["shared"]] or found[:1]
+    return [device for device in found if not device["shared"]] or ([] if host["workers"] else found[:1])
 
 
 def environment_of_head(host: dict, backend: str, own: Collection[dict], lent: Collection[dict]) -> dict[str, str]:
@@ -393,10 +407,15 @@ def environment_of_head(host: dict, backend: str, own: Collection[dict], lent: C
     :param own: the devices of its own that it uses.
     :param lent: the workers that it uses.
     """
-    names = {accelerator["name"] for accelerator in _accelerators(host["facts"], backend)}
-    if names and lent and not own and backend in backends.HIDDEN_BY:
-        return dict([backends.HIDDEN_BY[backend]])
-    return dict([CUDA_IN_BUS_ORDER]) if own and backend == "cuda" and len(names) > 1 else {}
+    accelerators, kept = _accelerators(host["facts"], backend), _kept(host, backend)
+    found = {}
+    if own and backend == "cuda" and len({accelerator["name"] for accelerator in accelerators}) > 1:
+        found.update([CUDA_IN_BUS_ORDER])
+    if backend in HIDDEN and own and len(kept) < len(accelerators):
+        found[VISIBLE[backend]] = ",".join(map(str, range(len(kept))))
+    elif backend in HIDDEN and accelerators and lent and not own:
+        found[VISIBLE[backend]] = "-1"
+    return found
 
 
 def serving(host: dict, backend: str, fitting: Collection[str]) -> list[dict]:

@@ -1,4 +1,4 @@
-"""Tokens per second with two accelerators, each behind a worker on loopback: the collection's cluster, beside the same programs by hand.
+"""Tokens per second with two accelerators, the second behind a worker on loopback: the collection's cluster, beside the same programs by hand.
 
 The collection builds, starts and verifies a cluster of this machine with a known-answer model of 7.5 GB. The command lines of its plan
 are started once more, by hand and on other ports, and both answer in turns. That is done several times, each time with both started
@@ -40,9 +40,18 @@ SECONDS_TO_START = 300
 SECONDS_TO_END = 60
 
 
-def play(playbook: str, work: Path, environment: dict[str, str]) -> str:
-    """What one run of a playbook says."""
-    settings = {**PORTS, "llama_model_known_answer": MODEL, "llama_host_scope": "user"}
+def play(playbook: str, work: Path, environment: dict[str, str], endpoints: list[dict]) -> str:
+    """What one run of a playbook says.
+
+    :param endpoints: what the machine lends; nothing is everything.
+    """
+    settings = {
+        **PORTS,
+        "llama_model_known_answer": MODEL,
+        "llama_host_scope": "user",
+        "llama_worker_endpoints": endpoints,
+        "llama_placement": "all",
+    }
     (work / "settings.json").write_text(json.dumps(settings))
     command = [str(Path(sys.executable).with_name("ansible-playbook")), playbook, "-i", "inventories/local"]
     command += ["-e", f"@{work / 'settings.json'}", "-e", f"llama_plan_path={work / 'plan.json'}", *sys.argv[1:]]
@@ -185,9 +194,9 @@ def told(rounds: list[list[float]]) -> dict[str, float]:
 
 
 def measured(plan: dict, environment: dict[str, str], log: Path) -> dict:
-    devices = [worker["device"] for worker in plan["hosts"]["localhost"]["workers"]]
+    devices = [*plan["head"]["devices"], *(worker["device"] for worker in plan["hosts"]["localhost"]["workers"])]
     ours, hand = compared(plan, environment, log)
-    alone = {**plan["head"], "argv": without_rpc(plan["head"]["argv"], devices)}
+    alone = {**plan["head"], "argv": without_rpc(plan["head"]["argv"], devices), "environment": {}}
     with by_hand([], alone, environment, log) as port:
         in_process = in_turns([port])
     ratios = [statistics.median(one) / statistics.median(other) for one, other in zip(ours, hand)]
@@ -218,21 +227,22 @@ def main() -> None:
         "XDG_DATA_HOME": str(work / "data"),
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
     }
-    play("playbooks/plan.yml", work, environment)
+    play("playbooks/plan.yml", work, environment, [])
     host = json.loads((work / "plan.json").read_text())["hosts"]["localhost"]
-    if any(worker["backend"] == "cpu" for worker in host["workers"]):
+    if len(host["workers"]) != 2:
         sys.exit("This machine does not have two accelerators that llama.cpp can be built for.")
+    endpoints = [{"device": host["workers"][1]["device"], "port": PORTS["llama_worker_endpoints"][1]["port"]}]
     if any(Path(host["units"]).glob("llamacpp-*")):
         sys.exit(f"There is a cluster of this user already, see {host['units']}.")
     try:
-        said = play("site.yml", work, environment)
+        said = play("site.yml", work, environment, endpoints)
         assert "36 of 36 words right" in said, said
         plan = json.loads((work / "plan.json").read_text())
         found = measured(plan, environment, work / "log")
         described = {"machine": f"{machine()}, {names_of_devices(plan)}", "model": plan["model"]["name"]}
         described["release"] = plan["hosts"]["localhost"]["builds"][0]["id"]
     finally:
-        play("playbooks/teardown.yml", work, environment)
+        play("playbooks/teardown.yml", work, environment, endpoints)
     print(json.dumps({**described, **found}))
     shutil.rmtree(work)
 

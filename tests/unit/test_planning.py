@@ -332,6 +332,41 @@ def test_a_head_that_lends_its_devices_uses_them_through_its_workers(own):
     assert plan["head"]["environment"] == {"CUDA_VISIBLE_DEVICES": "-1"}
 
 
+@pytest.mark.parametrize(
+    "endpoint, own_devices, environment",
+    [
+        ({"device": "CUDA1"}, ["CUDA0"], {"CUDA_VISIBLE_DEVICES": "0"}),
+        ({"device": "CUDA0"}, [], {"CUDA_VISIBLE_DEVICES": "-1"}),
+        ({"device": "CPU"}, ["CUDA0", "CUDA1"], {}),
+    ],
+)
+def test_a_head_uses_the_devices_before_those_that_it_lends(own, endpoint, own_devices, environment):
+    own.hosts["head"]["groups"].append("worker")
+    own.hosts["head"]["variables"]["llama_worker_endpoints"] = [endpoint]
+    plan = own.plan()
+    placed = [entry["device"] for entry in plan["placement"] if entry["host"] == "head"]
+    assert placed == ["RPC0[127.0.0.1:50052]", *own_devices]
+    assert (plan["head"]["devices"], plan["head"]["environment"]) == (own_devices, environment)
+
+
+def test_a_head_that_lends_some_by_another_backend_keeps_none_of_its_own(own):
+    head = own.hosts["head"]
+    head["groups"].append("worker")
+    head["facts"]["accelerators"].append({**GPU, "backend": "vulkan", "name": "one of the same GPUs"})
+    head["variables"].update(
+        llama_backend=["cuda", "vulkan"], llama_worker_endpoints=[{"backend": "vulkan"}], llama_server_backend="cuda"
+    )
+    assert own.plan()["head"]["devices"] == []
+
+
+def test_a_head_keeps_no_device_that_shares_the_memory_that_it_lends(own):
+    head = own.hosts["head"]
+    head["groups"].append("worker")
+    head["facts"]["accelerators"] = [{**GPU, "unified": True}]
+    head["variables"]["llama_worker_endpoints"] = [{"device": "CPU"}]
+    assert own.plan()["head"]["devices"] == []
+
+
 def test_devices_that_the_head_does_not_use_are_hidden_from_it_unless_the_operator_sets_that(own, big_model):
     plan = serve(own, sized(big_model, 20), llama_server_tensor_split=[1, 0, 0, 0])
     assert plan["head"]["environment"] == {"CUDA_VISIBLE_DEVICES": "-1"}
