@@ -256,6 +256,8 @@ class Installer:
         )
 
     def _help(self, program: Path) -> str:
+        """What a program says of its use. It runs where services do: old ones look for libraries of theirs in the folder where they are
+        started, and end where their account may not read it."""
         try:
             process = subprocess.run(
                 [str(program), "--help"],
@@ -264,6 +266,7 @@ class Installer:
                 text=True,
                 timeout=60,
                 check=False,
+                cwd="/",
                 **self._as_account(),
             )
         except OSError as error:

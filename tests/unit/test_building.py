@@ -196,6 +196,14 @@ def test_a_program_that_does_not_run_is_no_release(tmp_path, tree):
     assert not one.release.exists()
 
 
+def test_a_program_is_asked_where_every_account_may_be(tmp_path, tree, monkeypatch):
+    (tree / "server.c").write_text(
+        '#include <stdio.h>\n#include <unistd.h>\nint main(void) { char at[99]; puts(getcwd(at, 99)[1] ? at : "usage"); return 0; }\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    assert builder(tmp_path, pack(tree, tmp_path)).install()
+
+
 def test_a_second_builder_waits_and_then_finds_the_release(tmp_path, tree):
     archive = pack(tree, tmp_path)
     found = []
