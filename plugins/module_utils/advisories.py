@@ -136,6 +136,17 @@ def _unused_accelerators(seen: Seen) -> Found:
     ]
 
 
+def _mistyped(seen: Seen) -> Found:
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, host in seen.hosts.items():
+        for mistyped in host["mistyped"].items():
+            found.setdefault(mistyped, []).append(name)
+    return [
+        (names[0] if len(names) == 1 else None, {"variable": variable, "meant": meant, "names": ", ".join(names)})
+        for (variable, meant), names in sorted(found.items())
+    ]
+
+
 def _unknown_options(seen: Seen) -> Found:
     found = []
     for name, host in seen.plan["hosts"].items():
@@ -529,6 +540,14 @@ ADVISORIES = (
         _unused_accelerators,
         "{host} has {devices}, but llama.cpp is built there for the CPU: no toolchain for it was found.",
         "Install ROCm with hipBLAS, CUDA with cuBLAS, or glslc and the Vulkan headers, or set llama_backend to cpu to say that this is meant.",
+        "docs/variables.md",
+    ),
+    Advisory(
+        "variable-unknown",
+        "warning",
+        _mistyped,
+        "{variable} is set for {names}, and there is no such variable, so it does nothing.",
+        "Name it {meant}, if that is meant.",
         "docs/variables.md",
     ),
     Advisory(

@@ -57,7 +57,8 @@ def refused(cluster: str, refusal: Refusal) -> dict:
 def make(cluster: str, hosts: dict, model_found: dict, catalogue: dict, runtime_id: str, staging: bool = False) -> dict:
     """The plan, or the reasons why there is none.
 
-    :param hosts: name → ``{"variables", "facts", "groups", "ansible_host"}``; groups is a subset of head and worker.
+    :param hosts: name → ``{"variables", "mistyped", "facts", "groups", "ansible_host"}``; groups is a subset of head and worker, mistyped maps
+        variables that are none of ours to what was probably meant.
     :param model_found: what gguf_info found at llama_model_path: ``summary`` and ``closed``; empty when nothing is known.
     :param catalogue: names of packages, from packages.yml: ``tools`` and ``llama``.
     :param runtime_id: identifies the runtime that is installed on the head.

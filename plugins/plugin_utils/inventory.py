@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,10 @@ INTERNAL_ENDINGS = (
     "_tuning_plan",
     "_runtime",
 )
+REGISTERED = {"llama_host_rebooted"}
+"""What a run itself sets and is named nearly as a variable of an operator."""
+NEARLY = 0.9
+"""How similar a name is to the one that was meant, of 1."""
 
 
 def specification() -> dict[str, dict]:
@@ -55,6 +60,16 @@ def _variables(name: str, hostvars: Any, spec: dict[str, dict]) -> dict:
     return {variable: checked.validated_parameters.get(variable) for variable in spec}
 
 
+def mistyped(hostvars: Any, spec: dict[str, dict]) -> dict[str, str]:
+    """Variable that is none of ours, and the one of ours that is named nearly so."""
+    found = {}
+    for name in hostvars:
+        if name.startswith("llama_") and name not in spec and name not in REGISTERED:
+            for meant in get_close_matches(name, spec, 1, NEARLY):
+                found[name] = meant
+    return found
+
+
 def hosts(task_vars: dict) -> tuple[str, dict[str, dict]]:
     """Name of the cluster, and its hosts as planning takes them. Facts are those that the play registered as ``llama_facts``; of a
     host that did not answer, those that the last run left on the head."""
@@ -74,6 +89,7 @@ def hosts(task_vars: dict) -> tuple[str, dict[str, dict]]:
                 "groups": parts,
                 "ansible_host": own.get("ansible_host") or name,
                 "variables": _variables(name, own, spec),
+                "mistyped": mistyped(own, spec),
                 "facts": (own.get("llama_facts") or {}).get("facts"),
             }
     kept: dict = next(

@@ -160,6 +160,12 @@ def few_mib(memory):
     return facts
 
 
+def with_mistyped(cluster):
+    for host in cluster.hosts.values():
+        host["mistyped"] = {"llama_backends": "llama_backend"}
+    return cluster
+
+
 def of_the_fork():
     cluster = cluster_of(1, strix_halo(), llama_backend="vulkan", llama_server_backend="vulkan", llama_release=FORK)
     cluster.hosts["head"]["variables"]["llama_backend"] = "cpu"
@@ -296,6 +302,12 @@ CASES = [
         lambda: cluster_of(1, {"accelerators": [NVIDIA]}),
         being("worker1", toolchain=TOOLS),
         ["worker1 has GPU", "llama_backend"],
+    ),
+    (
+        "variable-unknown",
+        lambda: with_mistyped(cluster_of(1)),
+        everywhere(lambda host: host.update(mistyped={})),
+        ["llama_backends is set for head, worker1", "Name it llama_backend"],
     ),
     (
         "cmake-option-unknown",

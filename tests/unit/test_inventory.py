@@ -1,6 +1,11 @@
+from pathlib import Path
+
 import pytest
+import yaml
 from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def task_vars(groups, **variables):
@@ -46,6 +51,32 @@ def test_values_of_the_wrong_kind_name_the_host_and_the_variable(variables, said
     with pytest.raises(AnsibleActionFail, match=said) as raised:
         inventory.hosts(task_vars(GROUPS, **variables))
     assert "host a" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "variable, meant", [("llama_server_contxt", "llama_server_context"), ("llama_link", "llama_links")]
+)
+def test_a_variable_that_is_mistyped(variable, meant):
+    _cluster, hosts = inventory.hosts(task_vars(GROUPS, **{variable: 1}))
+    assert hosts["a"]["mistyped"] == {variable: meant}
+
+
+def set_by_tasks(tasks):
+    """Names that stay in hostvars."""
+    if isinstance(tasks, list):
+        return {name for task in tasks for name in set_by_tasks(task)}
+    if not isinstance(tasks, dict):
+        return set()
+    own = {tasks["register"]} if "register" in tasks else set()
+    return own.union(tasks.get("ansible.builtin.set_fact", {}), *map(set_by_tasks, tasks.values()))
+
+
+def test_no_variable_of_a_run_or_of_an_operators_own_is_taken_for_a_mistyped_one():
+    paths = [path for folder in ("roles", "playbooks") for path in (ROOT / folder).rglob("*.yml")]
+    registered = {name for path in paths for name in set_by_tasks(yaml.safe_load(path.read_text()))}
+    assert registered >= {"llama_changes", *inventory.REGISTERED}
+    spec = inventory.specification()
+    assert inventory.mistyped({*registered, *spec, "llama_models_folder", "llama_version"}, spec) == {}
 
 
 def test_a_cluster_group_that_is_not_there():
