@@ -15,21 +15,27 @@ COMMON_OPTIONS = {
     "GGML_BLAS": "OFF",
     "GGML_RPC": "ON",
     "LLAMA_BUILD_TESTS": "OFF",
-    "LLAMA_BUILD_EXAMPLES": "OFF",
 }
 """BLAS is off because a worker would offer it as a device, which aborts on most models."""
 
-OPTIONS_SINCE = {
-    "GGML_RPC_RDMA": (8802, "OFF"),
-    "LLAMA_OPENSSL": (8072, "OFF"),
-    "LLAMA_USE_PREBUILT_UI": (11063, "OFF"),
-    "LLAMA_BUILD_APP": (11063, "OFF"),
+OFF: dict[str, tuple[int, int | None]] = {
+    "GGML_RPC_RDMA": (8802, None),
+    "LLAMA_BUILD_APP": (11063, None),
+    "LLAMA_BUILD_UI": (9140, None),
+    "LLAMA_BUILD_WEBUI": (9140, 11062),
+    "LLAMA_CURL": (0, 8071),
+    "LLAMA_OPENSSL": (8072, None),
+    "LLAMA_USE_PREBUILT_UI": (8644, None),
 }
-"""Options that only newer trees know: option → build in which it was first seen, value. RDMA follows an installed library
-unless it is set, and the prebuilt user interface is downloaded while building."""
+"""What is switched off in some trees: option → first and last build. RDMA follows an installed library unless it is set. Without
+libcurl's headers old trees do not configure. From about 9140 on (#22937) the user interface is no longer in the tree: npm builds it, or it is
+downloaded, while everything else is compiled (#23156, #23377)."""
 
-OPTIONS_UNTIL = {"LLAMA_CURL": (8071, "OFF")}
-"""Options that only older trees know: option → last build, value. Without libcurl's headers they do not configure unless it is off."""
+OFF_WITH_CUDA: dict[str, tuple[int, int | None]] = {"GGML_CUDA_NCCL": (8644, None)}
+"""The same, of CUDA. NCCL too follows an installed library, which a host that gets the build from another one may not have."""
+
+TOOLS_SINCE = 5400
+"""A build in which server and worker certainly are tools: before #13249, of May 2025, they are examples."""
 
 IK_LLAMA_OPTIONS = {
     **COMMON_OPTIONS,
@@ -44,9 +50,6 @@ IK_LLAMA_BACKENDS = ("cpu", "cuda", "vulkan", "metal")
 """Its ROCm cannot be linked into programs that stand alone."""
 
 IK_LLAMA_MAINTAINED = ("cpu", "cuda")
-
-CUDA_OPTIONS_SINCE = {"GGML_CUDA_NCCL": (11063, "OFF")}
-"""The same, of CUDA. NCCL too follows an installed library, which a host that gets the build from another one may not have."""
 
 ROCWMMA = "GGML_HIP_ROCWMMA_FATTN"
 
@@ -190,10 +193,12 @@ def cmake_options(
         options = {**IK_LLAMA_OPTIONS, "GGML_IQK_FA_ALL_QUANTS": "ON" if all_quants else "OFF"}
         options.update({"GGML_NCCL": "OFF"} if backend == "cuda" else {})
     else:
-        options = dict(COMMON_OPTIONS)
-        since = {**OPTIONS_SINCE, **(CUDA_OPTIONS_SINCE if backend == "cuda" else {})}
-        options.update({name: value for name, (first, value) in since.items() if generation >= first})
-        options.update({name: value for name, (last, value) in OPTIONS_UNTIL.items() if generation <= last})
+        off = {**OFF, **(OFF_WITH_CUDA if backend == "cuda" else {})}
+        options = {
+            **COMMON_OPTIONS,
+            "LLAMA_BUILD_EXAMPLES": "OFF" if generation >= TOOLS_SINCE else "ON",
+            **{name: "OFF" for name, (first, last) in off.items() if first <= generation <= (last or generation)},
+        }
     if backend == "vulkan":
         options["GGML_VULKAN"] = "ON"
     elif backend == "hip":

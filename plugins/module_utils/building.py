@@ -152,6 +152,7 @@ def pack(prefix: str, cache: str, build: dict) -> str:
     """Packs an installed release; returns the path of the archive."""
     release = Path(prefix) / "releases" / build["id"]
     target = packed_path(cache, build["id"])
+    Path(target).parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(target + PARTIAL, "w:gz", compresslevel=1) as archive:
         for name in [MANIFEST, *(f"bin/{target}" for target in build["targets"])]:
             archive.add(release / name, name)
@@ -438,7 +439,7 @@ class Builder(Installer):
         scripts = [part for name, value in marks.items() for part in ("-e", f"s/@BUILD_{name}@/{value}/")]
         template = "source/common/build-info.cpp.in"
         if (self.work / template).is_file():
-            self._run("name", ["sed", "-i", *scripts, template])
+            self._run("name", ["sed", "-i.before", *scripts, template])
 
     def _configure(self) -> None:
         options = {
@@ -471,9 +472,16 @@ class Builder(Installer):
         partial = self._begin()
         for target in self.build["targets"]:
             with (partial / "bin" / target).open("wb") as program:
-                subprocess.run(
-                    ["cat", str(self.work / "build" / "bin" / target)], stdout=program, check=True, **self._as_account()
+                copied = subprocess.run(
+                    ["cat", str(self.work / "build" / "bin" / target)],
+                    stdout=program,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    check=False,
+                    **self._as_account(),
                 )
+            if copied.returncode:
+                raise BuildError(f"{target} could not be copied to {partial}: {copied.stderr.strip()}")
             (partial / "bin" / target).chmod(0o755)
         unknown = re.search(
             r"Manually-specified variables were not used by the project:\n\n((?:    \w+\n)+)",

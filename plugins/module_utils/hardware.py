@@ -75,6 +75,13 @@ def memory_mib() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MIB
 
 
+INSTRUCTIONS = (
+    "mmx|3dnow|sse|pni|ssse|avx|amx|fma|f16c|xop|bmi|tbm|abm|lzcnt|popcnt|movbe|cx16|lahf|aes|vaes|sha|gfni|pclmul|vpclmul|adx"
+    "|fp|asimd|sve|sme|i8mm|bf16|atomics|crc32|pmull|lrcpc|fcma|jscvt"
+)
+"""How flags of /proc/cpuinfo begin that tell of instructions which compilers use. Others come with kernels, microcode and hypervisors."""
+
+
 def cpu(root: Path = ROOT, ask: Ask = output) -> dict:
     """``cores`` are those that the system schedules on, threads of a core counted each; ``features_id`` is the same for processors
     that run the same programs."""
@@ -85,7 +92,8 @@ def cpu(root: Path = ROOT, ask: Ask = output) -> dict:
         named = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
         flags = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
         model, features = named.group(1) if named else platform.machine(), flags.group(1) if flags else ""
-    identity = hashlib.sha256(" ".join([model, *sorted(features.split())]).encode()).hexdigest()[:12]
+    used = [feature for feature in features.split() if re.match(INSTRUCTIONS, feature)]
+    identity = hashlib.sha256(" ".join([model, *sorted(used)]).encode()).hexdigest()[:12]
     return {"model": model, "cores": os.cpu_count() or 1, "features_id": identity}
 
 

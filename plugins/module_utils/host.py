@@ -62,12 +62,17 @@ FAMILIES = {
 }
 
 
+ROLLING = ("opensuse-tumbleweed",)
+"""Distributions whose version is a date: builds would be others after every upgrade."""
+
+
 def distribution(os_release: str) -> dict:
     """From the text of /etc/os-release: id, version and the family whose packages it uses."""
     values = dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', os_release, re.MULTILINE))
     names = [values.get("ID", "unknown"), *values.get("ID_LIKE", "").split()]
     family = next((FAMILIES[name.split("-")[0]] for name in names if name.split("-")[0] in FAMILIES), "unknown")
-    return {"id": names[0], "version": values.get("VERSION_ID", values.get("VERSION_CODENAME", "")), "family": family}
+    version = values.get("VERSION_ID", values.get("VERSION_CODENAME", ""))
+    return {"id": names[0], "version": "" if names[0] in ROLLING else version, "family": family}
 
 
 def version_of(argv: list[str], ask: hardware.Ask = output) -> str | None:
@@ -240,7 +245,11 @@ def facts(wanted_scope: str, catalogue: dict | None = None) -> dict:
     distributed = (
         distribution(os_release.read_text())
         if os_release.exists()
-        else {"id": platform.system().lower(), "version": platform.release(), "family": platform.system().lower()}
+        else {
+            "id": platform.system().lower(),
+            "version": platform.release().split(".", maxsplit=1)[0],
+            "family": platform.system().lower(),
+        }
     )
     packages = _packaged(catalogue or {}, distributed["family"])
     devices = hardware.accelerators(memory)

@@ -73,6 +73,10 @@ def request_of(value: Any) -> dict:
         raise Refusal(
             f"llama_release has the version {value.get('version')!r}: give a version of llama-cpp-python, like 0.3.36"
         )
+    if "commit" in value and not (
+        isinstance(value["commit"], str) and re.fullmatch(r"[0-9a-f]{7,64}", value["commit"])
+    ):
+        raise Refusal(f"llama_release has the commit {value['commit']!r}: give 7 of its digits or more, in quotes")
     if value["source"] in ("archive", "binary") and bool(value.get("path")) == bool(value.get("url")):
         raise Refusal(
             f"llama_release with source: {value['source']} needs either path, a file on the controller, or url"
@@ -82,12 +86,16 @@ def request_of(value: Any) -> dict:
 
 def _no_secret_in(value: Any) -> None:
     """Before anything else, since other messages show the whole value."""
-    repository = value.get("repository") if isinstance(value, dict) else None
-    if isinstance(repository, str) and re.search(r"^https?://[^/]*@|://[^/@]*:[^/@]*@", repository):
-        raise Refusal(
-            "llama_release has a repository whose URL holds a password or a token, which would be shown in plans and logs: leave it out, "
-            "and give it to git's credential store on the controller"
-        )
+    remedies = {
+        "repository": "give it to git's credential store on the controller",
+        "url": "fetch the archive yourself and give its path",
+    }
+    for key, remedy in remedies.items():
+        url = value.get(key) if isinstance(value, dict) else None
+        if isinstance(url, str) and re.search(r"^https?://[^/]*@|://[^/@]*:[^/@]*@", url):
+            raise Refusal(
+                f"llama_release has a {key} with a password or a token in its URL, which would be shown in plans and logs: leave it out, and {remedy}"
+            )
 
 
 def _git_request(value: dict) -> dict:
@@ -365,6 +373,7 @@ def _kind(host: dict, backend: str, tools: dict | None) -> dict:
         "cpu": facts["cpu"]["features_id"],
         "toolchain": tools["compiler"],
         "accelerators": tools["version"],
+        "toolkit": tools["toolkit"]["prefix"] if tools["toolkit"] else None,
     }
 
 
@@ -382,6 +391,11 @@ def _options(
     all_quants = backends.needs_all_quants(*cache_types, fork)
     options = backends.cmake_options(backend, architectures, release["generation"], all_quants, fork)
     options.update({option: str(value) for option, value in host["variables"]["llama_build_cmake_options"].items()})
+    if backends.is_on(options["BUILD_SHARED_LIBS"]):
+        raise Refusal(
+            f"llama_build_cmake_options of {name} has BUILD_SHARED_LIBS, and a release holds its programs alone: take it out, with what needs it "
+            "(GGML_BACKEND_DL, GGML_CPU_ALL_VARIANTS)"
+        )
     if backend == "hip" and backends.is_on(options.get(backends.ROCWMMA, "")):
         toolchains.check_rocwmma(name, toolkit, release["generation"], architectures)
     return options

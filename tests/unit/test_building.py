@@ -243,6 +243,27 @@ def test_a_release_goes_to_another_host(tmp_path, tree):
     assert building.installed(tmp_path / "other" / "releases" / "tiny") == manifest
 
 
+def test_a_release_goes_to_another_host_also_where_caches_were_removed(tmp_path, tree):
+    one = builder(tmp_path, pack(tree, tmp_path))
+    manifest = one.install()
+    archive = building.pack(str(tmp_path / "prefix"), str(tmp_path / "gone"), one.build)
+    assert other_host(tmp_path, one).receive(archive) == manifest
+
+
+def test_a_program_that_cannot_be_copied_is_named_with_the_reason(tmp_path, tree, monkeypatch):
+    one = builder(tmp_path, pack(tree, tmp_path))
+
+    def beginning():
+        partial = building.Installer._begin(one)
+        (partial / "bin" / "llama-server").symlink_to("/dev/full")
+        return partial
+
+    monkeypatch.setattr(one, "_begin", beginning)
+    with pytest.raises(building.BuildError, match=r"llama-server could not be copied to .*No space left on device"):
+        one.install()
+    assert not one.release.exists()
+
+
 @pytest.mark.parametrize(
     "spoil",
     [

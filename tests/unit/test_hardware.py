@@ -122,6 +122,24 @@ def test_processors(name, model, tmp_path, monkeypatch):
     assert len(found["features_id"]) == 12
 
 
+@pytest.mark.parametrize(
+    "flags, same",
+    [
+        ("fpu sse4_2 avx2 user_shstk md_clear ibpb", True),
+        ("avx2 sse4_2 fpu", True),
+        ("fpu sse4_2 avx2 avx512f", False),
+        ("fpu sse4_2", False),
+    ],
+)
+def test_what_kernels_and_microcode_tell_of_a_processor_makes_no_other_kind(tmp_path, flags, same):
+    def told(text):
+        (tmp_path / "proc").mkdir(exist_ok=True)
+        (tmp_path / "proc" / "cpuinfo").write_text(f"model name\t: One\nflags\t\t: {text}\n")
+        return hardware.cpu(tmp_path)["features_id"]
+
+    assert (told("fpu sse4_2 avx2") == told(flags)) is same
+
+
 def test_a_processor_of_which_nothing_is_told(tmp_path, monkeypatch):
     machine = Machine("constructed/gb10", tmp_path).settle(monkeypatch)
     found = hardware.cpu(tmp_path, machine.ask)

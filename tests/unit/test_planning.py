@@ -495,6 +495,12 @@ PYPI = {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "a" * 64}
         ({"llama_release": "b12"}, ["llama_release", "'b12'", "source: git, pypi, archive, binary, package"]),
         ({"llama_release": {"source": "git"}}, ["llama_release has the ref None", "a tag like b8600"]),
         ({"llama_release": {"source": "git", "ref": 8600}}, ["llama_release has the ref 8600", "in quotes"]),
+        ({"llama_release": {**PYPI, "commit": 4227912}}, ["the commit 4227912", "in quotes"]),
+        ({"llama_release": {**PYPI, "commit": "release/1"}}, ["the commit 'release/1'", "7 of its digits"]),
+        (
+            {"llama_build_cmake_options": {"BUILD_SHARED_LIBS": "ON"}},
+            ["llama_build_cmake_options of here has BUILD_SHARED_LIBS", "take it out"],
+        ),
         ({"llama_release": {"source": "git", "ref": "--upload-pack=x"}}, ["the ref '--upload-pack=x'", "a branch"]),
         ({"llama_release": {"source": "git", "ref": "a..b"}}, ["the ref 'a..b'", "a branch"]),
         (
@@ -507,7 +513,7 @@ PYPI = {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "a" * 64}
         ),
         (
             {"llama_release": {"source": "git", "ref": "b8600", "repository": "https://me:secret@host/x"}},
-            ["URL holds a password", "credential store"],
+            ["repository with a password or a token", "credential store"],
         ),
         (
             {"llama_release": {"source": "git", "ref": "b8600", "fork": "other.cpp"}},
@@ -1459,10 +1465,11 @@ def test_a_release_is_the_same_wherever_it_lies():
 
 
 @pytest.mark.parametrize("address", ["https://token@192.0.2.1/x", "https://me:word@192.0.2.1/x", "ssh://me:word@h/x"])
-def test_a_secret_in_a_repository_is_not_repeated(local, address):
-    local.hosts["here"]["variables"]["llama_release"] = {"source": "git", "repository": address, "nonsense": 1}
+@pytest.mark.parametrize("source, key", [("git", "repository"), ("archive", "url"), ("binary", "url")])
+def test_a_secret_in_an_address_is_not_repeated(local, address, source, key):
+    local.hosts["here"]["variables"]["llama_release"] = {"source": source, key: address, "nonsense": 1}
     reason = local.reason()
-    assert "holds a password or a token" in reason
+    assert "a password or a token" in reason
     assert "token@" not in reason
     assert "word" not in reason.replace("password", "")
 

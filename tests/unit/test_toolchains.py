@@ -203,7 +203,9 @@ def test_options_for_each_generation(planned, machine, backend, targets, environ
     }
     expected["LLAMA_OPENSSL" if generation >= 8643 else "LLAMA_CURL"] = "OFF"
     if generation >= 11063:
-        expected.update(dict.fromkeys(("GGML_RPC_RDMA", "LLAMA_USE_PREBUILT_UI", "LLAMA_BUILD_APP"), "OFF"))
+        expected.update(
+            dict.fromkeys(("GGML_RPC_RDMA", "LLAMA_USE_PREBUILT_UI", "LLAMA_BUILD_APP", "LLAMA_BUILD_UI"), "OFF")
+        )
     if backend == "hip":
         expected["GPU_TARGETS"] = targets
         expected.update({"AMDGPU_TARGETS": targets} if generation == 6170 else {})
@@ -213,6 +215,32 @@ def test_options_for_each_generation(planned, machine, backend, targets, environ
     assert build["backend"] == backend
     assert build["cmake_options"] == expected
     assert build["environment"] == environment
+
+
+@pytest.mark.parametrize(
+    "generation, off, others",
+    [
+        (5200, {"LLAMA_CURL"}, {"LLAMA_BUILD_EXAMPLES": "ON"}),
+        (8643, {"LLAMA_OPENSSL", "LLAMA_BUILD_EXAMPLES"}, {}),
+        (9900, {"LLAMA_USE_PREBUILT_UI", "LLAMA_BUILD_UI", "LLAMA_BUILD_WEBUI", "GGML_CUDA_NCCL"}, {}),
+        (11063, {"LLAMA_USE_PREBUILT_UI", "LLAMA_BUILD_UI", "LLAMA_BUILD_APP", "GGML_CUDA_NCCL"}, {}),
+    ],
+)
+def test_what_trees_would_fetch_or_find_beside_them_is_off(generation, off, others):
+    options = backends.cmake_options("cuda", ["9.0"], generation)
+    assert {name for name in off if options[name] == "OFF"} == off
+    assert others.items() <= options.items()
+
+
+def test_the_same_toolkit_at_another_place_is_another_build(planned):
+    """Its programs look for their libraries where they were linked."""
+
+    def moved(facts):
+        facts["toolchains"][-1]["prefix"] = "/opt/elsewhere"
+
+    here, there = build_of(planned("recorded/h200")), build_of(planned("recorded/h200", change=moved))
+    assert here["cmake_options"] == there["cmake_options"]
+    assert here["id"] != there["id"]
 
 
 def test_our_own_options_are_known_to_every_generation(planned):
@@ -649,7 +677,7 @@ def test_a_declared_toolchain_stands_for_all(tmp_path, monkeypatch):
 
 def test_the_build_for_a_bare_processor_has_kept_its_id(local):
     """Caches and the README name builds by it."""
-    assert local.plan()["hosts"]["here"]["builds"][0]["id"] == "pypi-0.3.36-cpu-0c491280"
+    assert local.plan()["hosts"]["here"]["builds"][0]["id"] == "pypi-0.3.36-cpu-a154adb8"
 
 
 def test_every_library_has_a_name_that_is_looked_for():
