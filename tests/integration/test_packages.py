@@ -30,13 +30,13 @@ def install(tmp_path):
     (tmp_path / "library" / "manager.py").write_text(MANAGER % str(tmp_path))
     environment = {
         **os.environ,
-        "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}",
+        "PATH": f"{tmp_path}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}",
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
         "ANSIBLE_LIBRARY": str(tmp_path / "library"),
         "ANSIBLE_NOCOLOR": "1",
     }
 
-    def run(part, **lacking):
+    def run(part, family="other", **lacking):
         play = {
             "hosts": "localhost",
             "connection": "local",
@@ -45,7 +45,7 @@ def install(tmp_path):
                 "ansible_python_interpreter": sys.executable,
                 "ansible_become": False,
                 "ansible_package_use": "ansible.legacy.manager",
-                "llama_host_facts": {"distribution": {"family": "other"}},
+                "llama_host_facts": {"distribution": {"family": family}},
                 "llama_host_lacking": lacking,
             },
             "tasks": [
@@ -71,6 +71,21 @@ def test_what_is_lacking_is_installed(install, tmp_path, part):
     result = install(part, **{"c++": "g++", "cmake": "cmake"})
     assert result.returncode == 0, result.stdout
     assert sorted(json.loads((tmp_path / "installed").read_text())) == ["cmake", "g++"]
+
+
+@pytest.mark.parametrize(
+    "family, command", [("arch", "pacman -S --needed"), ("suse", "zypper --non-interactive install")]
+)
+@pytest.mark.parametrize("part", ["packages", "optional_packages"])
+def test_a_manager_without_a_module_is_called_itself(install, tmp_path, part, family, command):
+    program = tmp_path / command.split()[0]
+    program.write_text('#!/bin/sh\necho "${0##*/} $*" > "${0%/*}/installed"\n')
+    program.chmod(0o755)
+    result = install(part, family, cmake="cmake", ninja="ninja")
+    assert result.returncode == 0, result.stdout
+    said = (tmp_path / "installed").read_text()
+    assert said.startswith(command)
+    assert said.endswith("cmake ninja\n")
 
 
 def test_without_a_network_what_is_needed_is_told_in_one_sentence(install, tmp_path):
