@@ -10,6 +10,7 @@ import json
 import os
 from pathlib import Path
 
+from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils import (
@@ -58,11 +59,20 @@ def keep_facts(plan: dict, hosts: dict) -> str:
     return text
 
 
+def write(variable: str, path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text)
+    except OSError as error:
+        raise AnsibleActionFail(
+            f"{variable} is {path}, which cannot be written on the controller: {error.strerror}."
+        ) from error
+
+
 def show(plan: dict, changed: list[str] | None, html: str | None) -> None:
     """On the screen, and where a path is given in a file."""
     display.display(report.plan_page(plan, changed))
     if html:
-        Path(html).write_text(html_page.page(plan, changed))
+        write("llama_plan_html_path", html, html_page.page(plan, changed))
 
 
 class ActionModule(ActionBase):
@@ -102,7 +112,7 @@ class ActionModule(ActionBase):
         if staging:
             return {"changed": False, "plan": plan}
         if arguments["path"]:
-            Path(arguments["path"]).write_text(json.dumps(plan, indent=2) + "\n")
+            write("llama_plan_path", arguments["path"], json.dumps(plan, indent=2) + "\n")
         if arguments["page"]:
             if plan["refused"]:
                 show(plan, None, arguments["html"])

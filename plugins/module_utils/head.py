@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils import (
     caches,
@@ -36,12 +37,42 @@ FLAGS_OF_CACHE = {
 }
 """Further arguments that planning takes into account, by what they are in caches.Settings."""
 _UNPLANNED = """
--b --batch-size -c --ctx-size -cmoe --cpu-moe -ctk --cache-type-k -ctv --cache-type-v -dev --device -fa --flash-attn --gpu-layers -kvo
---kv-offload --lora --lora-scaled -m --model -md --model-draft --mmproj -ncmoe --n-cpu-moe -ngl --n-gpu-layers -nkvo --no-kv-offload
--np --parallel -ot --override-tensor -sm --split-mode --spec-type -ts --tensor-split
+-b --batch-size -cmoe --cpu-moe -kvo --kv-offload --lora --lora-scaled -md --model-draft --mmproj -ncmoe --n-cpu-moe -nkvo --no-kv-offload
+-sm --split-mode --spec-type
 """
 FLAGS_UNPLANNED = frozenset(_UNPLANNED.split())
 """Further arguments after which devices hold something else than is planned."""
+
+
+_PLANNED = {
+    "llama_server_host": "--host",
+    "llama_server_port": "--port",
+    "llama_server_context": "-c --ctx-size",
+    "llama_server_parallel": "-np --parallel",
+    "llama_server_threads": "-t --threads",
+    "llama_server_flash_attention": "-fa --flash-attn",
+    "llama_server_gpu_layers": "-ngl --gpu-layers --n-gpu-layers",
+    "llama_server_tensor_split": "-ts --tensor-split",
+    "llama_server_override_tensor": "-ot --override-tensor",
+    "llama_server_cache_type_k": "-ctk --cache-type-k",
+    "llama_server_cache_type_v": "-ctv --cache-type-v",
+    "llama_server_load_mode": "--load-mode --mmap --no-mmap -dio --direct-io -ndio --no-direct-io",
+    "llama_server_warmup": "--warmup --no-warmup",
+    "llama_server_api_key_file": "--api-key --api-key-file",
+    "llama_model_path": "-m --model",
+    "llama_worker_endpoints": "--rpc -dev --device",
+}
+VARIABLE_OF = {flag: variable for variable, flags in _PLANNED.items() for flag in flags.split()}
+"""Options of llama-server that the plan decides → variable that says it."""
+
+LEAST = {
+    "llama_server_context": 1,
+    "llama_server_parallel": 1,
+    "llama_server_threads": 1,
+    "llama_server_gpu_layers": 0,
+    "llama_server_start_timeout": 1,
+}
+"""Variable of the server → its smallest value."""
 
 
 def settings_of(variables: dict, summary: dict) -> caches.Settings:
@@ -95,6 +126,9 @@ def as_planned(variables: dict) -> bool:
 def check(name: str, head: dict, release: dict) -> None:
     """Refuses settings of the server that cannot be."""
     variables = head["variables"]
+    for variable, least in LEAST.items():
+        if variables[variable] is not None and variables[variable] < least:
+            raise Refusal(f"{variable} is {variables[variable]}: give {least} or more, or leave it out")
     _check_extra_arguments(variables["llama_server_extra_args"], release)
     for variable in ("llama_server_cache_type_k", "llama_server_cache_type_v"):
         if variables[variable] not in caches.CACHE_TYPES:
@@ -116,8 +150,18 @@ def check(name: str, head: dict, release: dict) -> None:
         )
 
 
-def _check_extra_arguments(arguments: list[str], release: dict) -> None:
-    """Refuses options that only the other one of llama.cpp and ik_llama.cpp has: llama-server would not start."""
+def _check_extra_arguments(arguments: Sequence[str], release: dict) -> None:
+    """Refuses what the plan decides, and options that only the other one of llama.cpp and ik_llama.cpp has: llama-server would not start."""
+    for word in arguments:
+        if re.match(r"--?\w[\w-]*\s", word):
+            raise Refusal(
+                f"llama_server_extra_args has {word!r} as one argument: give a list, with option and value as entries of their own"
+            )
+        flag = word.split("=", 1)[0]
+        if flag in VARIABLE_OF:
+            raise Refusal(
+                f"llama_server_extra_args has {flag}, which the plan decides: set {VARIABLE_OF[flag]} instead"
+            )
     fork = release.get("fork", capabilities.MAINLINE)
     if fork == capabilities.MAINLINE:
         strange = [word for word in arguments if word in capabilities.IK_LLAMA_FLAGS]

@@ -156,6 +156,8 @@ def _make(cluster: str, hosts: dict, model_found: dict, catalogue: dict, runtime
         head_name, head, release, model, placed, runtime_id, _state_folder(head["facts"], staging)
     )
     plan["estimate"] = estimate.network(release, holding, hosts, head["facts"].get("measured") or {})
+    if variables["llama_server_override_tensor"] and plan["estimate"]["links"]:
+        plan["estimate"]["bound"] = "at least"
     plan["advisories"] = advisories.evaluate(plan, hosts, model["summary"], holding)
     for name, host in plan["hosts"].items():
         host["services"] = services(plan, name)
@@ -262,7 +264,9 @@ def release_variables(hosts: dict, catalogue: dict) -> list[str]:
     :param hosts: see make.
     :raises Refusal: they cannot be told.
     """
-    variables = hosts[_head_of(hosts)]["variables"]
+    head_name = _head_of(hosts)
+    _same_release(hosts, head_name)
+    variables = hosts[head_name]["variables"]
     known = {name: host for name, host in hosts.items() if host["facts"] is not None}
     used = _used_backends(_with_backends(variables, known, catalogue))
     return list(dict.fromkeys(releases.variable_of(backend, variables) for backend in used))
@@ -315,6 +319,18 @@ def _lend_what_is_visible(facts: dict, lent: list[dict], environment: dict[str, 
             device["capacity_mib"] = min(
                 device["capacity_mib"], devices.visible_mib(device["backend"], accelerator, own)
             )
+
+
+def _same_release(hosts: dict, head_name: str) -> None:
+    """What releases are built is said once, by the head."""
+    wanted = hosts[head_name]["variables"]
+    for name, host in hosts.items():
+        for variable in ("llama_release", *(f"llama_release_{backend}" for backend in backends.BACKENDS)):
+            if host["variables"][variable] != wanted[variable]:
+                raise Refusal(
+                    f"{variable} of {name} differs from that of the head {head_name}, and head and workers must be of one release: set it for the "
+                    "whole group, or llama_release_<backend> where backends differ"
+                )
 
 
 def _no_endpoint_twice(hosts: dict) -> None:
@@ -419,7 +435,7 @@ def _chosen(
     """
     split, devices = variables["llama_server_tensor_split"], [*lent, *own]
     if split:
-        if len(split) != len(devices) or min(split) < 0 or not any(split):
+        if len(split) != len(devices) or min(split) < 0 or not any(split) or not all(map(math.isfinite, split)):
             raise Refusal(
                 f"llama_server_tensor_split is {split}: give a share, 0 or more, for each of the {len(devices)} devices in their order: "
                 + ", ".join(_called(device) for device in devices)

@@ -325,7 +325,7 @@ def builds(hosts: dict, releases: dict[str, dict], packaged: dict) -> None:
             wanted = programs.setdefault(_sha([kind, release["id"], options]), set())
             if "worker" in host["groups"]:
                 wanted.add(release["capabilities"]["worker_binary"])
-            if host.get("serves") == backend:
+            if "head" in host["groups"]:
                 wanted.add("llama-server")
             host["builds"][backend] = {
                 "release": release["id"],

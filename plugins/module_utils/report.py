@@ -157,12 +157,12 @@ def _commands(plan: dict) -> list[str]:
 
 
 CLOSED_BY = {
-    "systemd": "systemd's unit; no firewall is active",
+    "systemd": "systemd's unit",
     "systemd_user": "nothing of ours",
     "launchd": "nothing of ours",
     "supervisor": "nothing of ours",
 }
-"""Service manager → what closes a worker's port to others where no firewall is active."""
+"""Service manager → what closes a worker's port to others where no firewall is known to be active."""
 
 
 def _ports(plan: dict) -> list[str]:

@@ -90,6 +90,11 @@ def known(name: str, facts: dict | None, hardware: dict | None, scope: str = "au
     if hardware is None:
         return facts
     declared = {key: value for key, value in hardware.items() if value is not None}
+    for tool, version in (declared.get("toolchain") or {}).items():
+        if version is not None and not isinstance(version, str):
+            raise Refusal(
+                f"llama_hardware of {name} has {tool}: {version} in toolchain: write the version in quotes, for 3.30 is another one than 3.3"
+            )
     if not facts:
         facts = _declared(name, declared, "user" if scope == "user" else "system")
     elif "toolchain" in declared:
@@ -214,12 +219,13 @@ def reserve_mib(total_mib: int, shared: bool) -> int:
 
 def address_of(name: str, host: dict, peer: str) -> str:
     """The numeric address of the host on the network that joins it with its peer: that of the link whose ``peer`` that is, or of
-    the first link, or where the host is reached."""
+    the first link without a peer, or where the host is reached."""
     links = host["variables"]["llama_links"]
-    index = next((index for index, link in enumerate(links) if link.get("peer") == peer), 0)
+    joining = [index for index, link in enumerate(links) if link.get("peer") == peer]
+    joining += [index for index, link in enumerate(links) if not link.get("peer")]
     variable, address = (
-        (f"llama_links[{index}].address", str(links[index].get("address")))
-        if links
+        (f"llama_links[{joining[0]}].address", str(links[joining[0]].get("address")))
+        if joining
         else ("ansible_host", str(host["ansible_host"]))
     )
     try:
@@ -227,8 +233,13 @@ def address_of(name: str, host: dict, peer: str) -> str:
     except ValueError:
         raise Refusal(
             f"{variable} of {name} is {address!r}: workers and the head need a numeric IPv4 address there; "
-            "give llama_links with the address of the network that joins them"
+            "give it in ansible_host, or in llama_links with the address of the network that joins them"
         ) from None
+    if parsed.is_loopback:
+        raise Refusal(
+            f"{variable} of {name} is {address!r}, where only {name} itself answers: give its address in the network that joins it with {peer}, in "
+            "ansible_host or llama_links"
+        )
     if parsed.is_unspecified:
         raise Refusal(
             f"{variable} of {name} is {address!r}, which would open the worker to every network: give the address of one interface"
@@ -311,10 +322,13 @@ def workers_of(name: str, host: dict, head: str) -> list[dict]:
                 f"{where} lends {device_name}, {device['name']}, whose memory is not known: give its size as memory_mib there, or declare the "
                 "device in llama_hardware"
             )
-        port = endpoint.get("port") or FIRST_PORT + index
-        staging_port = endpoint.get("staging_port") or port + STAGING_DISTANCE
+        for variable in ("threads", "memory_mib"):
+            if endpoint.get(variable) is not None and endpoint[variable] < 1:
+                raise Refusal(f"{where} has the {variable} {endpoint[variable]}: give 1 or more, or leave it out")
+        port = FIRST_PORT + index if endpoint.get("port") is None else endpoint["port"]
+        staging_port = port + STAGING_DISTANCE if endpoint.get("staging_port") is None else endpoint["staging_port"]
         for variable, number in (("port", port), ("staging_port", staging_port)):
-            if not 0 < number < 65536:
+            if isinstance(number, bool) or not 0 < number < 65536:
                 raise Refusal(f"{where} has the {variable} {number}: use 1 to 65535")
             if number in {used for worker in found for used in (worker["port"], worker["staging_port"])}:
                 raise Refusal(

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+from ansible.utils.display import Display
 
 ROLES = Path(__file__).resolve().parents[2] / "roles"
 CLUSTER_GROUP = "llama_cluster"
@@ -52,6 +53,12 @@ def packages() -> dict[str, dict]:
 
 def _variables(name: str, hostvars: Any, spec: dict[str, dict]) -> dict:
     given = {variable: hostvars[variable] for variable in spec if hostvars.get(variable) is not None}
+    for variable, value in given.items():
+        if spec[variable]["type"] == "dict" and not isinstance(value, (dict, str)):
+            raise AnsibleActionFail(
+                f"Variables of host {name} are not right: {variable} is {value!r}, and a mapping is wanted, {{}} for one of defaults. They are "
+                "described in docs/variables.md."
+            )
     checked = ArgumentSpecValidator(spec).validate(given)
     if checked.error_messages:
         raise AnsibleActionFail(
@@ -92,6 +99,12 @@ def hosts(task_vars: dict) -> tuple[str, dict[str, dict]]:
                 "mistyped": mistyped(own, spec),
                 "facts": (own.get("llama_facts") or {}).get("facts"),
             }
+    idle = [name for name in groups[cluster] if name not in found]
+    if idle and found:
+        Display().warning(
+            f"{', '.join(idle)} of group {cluster} are in neither llama_head nor llama_workers, so nothing is done there: look whether a group is "
+            "misspelt."
+        )
     kept: dict = next(
         (host["facts"]["kept"] for host in found.values() if "head" in host["groups"] and host["facts"]), {}
     )

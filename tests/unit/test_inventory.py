@@ -45,6 +45,7 @@ def test_the_known_answer_model_has_a_default_size():
         ({"llama_placement": "some"}, "fewest, all"),
         ({"llama_worker_endpoints": [{"prot": 50052}]}, "prot"),
         ({"llama_model_known_answer": {"layers": "many"}}, "layers"),
+        ({"llama_model_known_answer": True}, "llama_model_known_answer is True, and a mapping is wanted"),
     ],
 )
 def test_values_of_the_wrong_kind_name_the_host_and_the_variable(variables, said):
@@ -87,6 +88,15 @@ def test_a_cluster_group_that_is_not_there():
 def test_a_cluster_without_head_and_workers():
     with pytest.raises(AnsibleActionFail, match="llama_workers"):
         inventory.hosts(task_vars({"llama_cluster": ["a"]}))
+
+
+def test_hosts_in_a_group_that_is_misspelt_are_told(capsys):
+    groups = {"llama_cluster": ["a", "b"], "llama_head": ["a"], "llama_worker": ["b"]}
+    _cluster, hosts = inventory.hosts(task_vars(groups))
+    assert list(hosts) == ["a"]
+    assert "b of group llama_cluster are in neither llama_head nor llama_workers" in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
 def test_every_variable_is_described_and_typed():

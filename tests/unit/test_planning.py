@@ -2,12 +2,14 @@
 
 import copy
 import json
+import re
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_action
+from ansible_collections.llamacpp.cluster.plugins.module_utils import head as heads
 from ansible_collections.llamacpp.cluster.plugins.module_utils import placement, planning, releases, workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import sources
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory, sources
 from conftest import FACTS, Cluster, known_answer_of
 
 GPU = {"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}
@@ -249,7 +251,7 @@ def test_what_is_kept_for_the_cache_follows_the_settings(pair):
 
 
 def test_further_arguments_that_change_what_devices_hold_are_not_planned(pair):
-    pair.hosts["head"]["variables"]["llama_server_extra_args"] = ["--ctx-size=512"]
+    pair.hosts["head"]["variables"]["llama_server_extra_args"] = ["--lora=x.gguf"]
     assert [entry["exact"] for entry in pair.plan()["placement"]] == [[], []]
 
 
@@ -260,6 +262,61 @@ def test_a_part_of_the_file_that_a_device_uses_where_it_is_mapped_is_not_exact(p
     assert [entry["exact"] for entry in pair.plan()["placement"]][1:] == [["weights_mib", "kv_mib"], ["kv_mib"]]
     pair.hosts["head"]["variables"]["llama_server_load_mode"] = "none"
     assert pair.plan()["placement"][-1]["exact"] == ["weights_mib", "kv_mib"]
+
+
+def test_each_option_that_the_plan_writes_has_a_variable(own, big_model):
+    written = set()
+    for more in ({}, {"llama_server_tensor_split": [1, 1, 1, 1], "llama_server_override_tensor": ["exps=CPU"]}):
+        plan = serve(
+            own,
+            sized(big_model, 40),
+            llama_placement="all",
+            llama_server_threads=4,
+            llama_server_flash_attention="on",
+            llama_server_cache_type_k="q8_0",
+            llama_server_cache_type_v="q8_0",
+            llama_server_load_mode="none",
+            llama_server_warmup=False,
+            llama_server_api_key_file="/etc/keys",
+            **more,
+        )
+        assert not plan["refused"], plan["reasons"]
+        written |= {word for word in plan["head"]["argv"] if re.match("--?[a-z]", word)}
+    assert written - set(heads.VARIABLE_OF) == {"--fit", "--log-verbosity"}
+
+
+@pytest.mark.parametrize("name", ["head", "worker1"])
+def test_an_address_that_only_the_host_itself_reaches(pair, name):
+    pair.hosts[name]["ansible_host"] = "127.0.0.1"
+    assert f"ansible_host of {name} is '127.0.0.1', where only {name} itself answers" in pair.reason()
+
+
+def test_a_worker_without_a_link_is_reached_where_ansible_reaches_it(pair):
+    pair.hosts["head"]["variables"]["llama_links"] = [{"interface": "t0", "address": "198.51.100.1", "peer": "worker1"}]
+    pair.hosts["worker1"]["variables"]["llama_links"] = [{"interface": "t0", "address": "198.51.100.2", "peer": "head"}]
+    hosts = pair.plan()["hosts"]
+    assert hosts["worker1"]["firewall"][0]["sources"] == ["198.51.100.1"]
+    assert hosts["worker2"]["firewall"][0]["sources"] == ["192.0.2.10"]
+
+
+def test_a_release_of_one_host_alone_is_refused(pair):
+    pair.hosts["worker1"]["variables"]["llama_release"] = "b8700"
+    with pytest.raises(Refusal, match="llama_release of worker1 differs from that of the head head"):
+        planning.release_variables(pair.hosts, inventory.packages())
+
+
+def test_moved_tensors_cross_the_network_more_often_than_is_counted(pair, big_model):
+    plan = serve(pair, sized(big_model, 4), llama_placement="all")
+    assert plan["estimate"]["bound"] in ("about", "at most")
+    moved = serve(pair, sized(big_model, 4), llama_server_override_tensor=["blk=CPU"])
+    assert moved["estimate"]["bound"] == "at least"
+
+
+def test_a_declared_version_without_quotes():
+    with pytest.raises(
+        Refusal, match=r"llama_hardware of box has cmake: 3.28 in toolchain: write the version in quotes"
+    ):
+        workers.known("box", None, {"toolchain": {"cmake": 3.28}})
 
 
 def test_a_micro_batch_without_a_number(pair):
@@ -495,6 +552,17 @@ PYPI = {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "a" * 64}
         ({"llama_release": "b12"}, ["llama_release", "'b12'", "source: git, pypi, archive, binary, package"]),
         ({"llama_release": {"source": "git"}}, ["llama_release has the ref None", "a tag like b8600"]),
         ({"llama_release": {"source": "git", "ref": 8600}}, ["llama_release has the ref 8600", "in quotes"]),
+        ({"llama_server_context": 0}, ["llama_server_context is 0: give 1 or more"]),
+        ({"llama_server_parallel": 0}, ["llama_server_parallel is 0: give 1 or more"]),
+        ({"llama_server_gpu_layers": -1}, ["llama_server_gpu_layers is -1: give 0 or more"]),
+        ({"llama_server_tensor_split": [float("nan"), 1]}, ["llama_server_tensor_split is [nan, 1]", "a share"]),
+        ({"llama_server_extra_args": ["--host", "0.0.0.0"]}, ["has --host", "set llama_server_host instead"]),
+        ({"llama_server_extra_args": ["--port=1"]}, ["has --port", "set llama_server_port instead"]),
+        ({"llama_server_extra_args": ["--jinja --no-webui"]}, ["'--jinja --no-webui' as one argument"]),
+        ({"llama_worker_endpoints": [{"port": True}]}, ["the port True: use 1 to 65535"]),
+        ({"llama_worker_endpoints": [{"port": 0}]}, ["the port 0: use 1 to 65535"]),
+        ({"llama_worker_endpoints": [{"memory_mib": -5}]}, ["the memory_mib -5: give 1 or more"]),
+        ({"llama_worker_endpoints": [{"threads": 0}]}, ["the threads 0: give 1 or more"]),
         ({"llama_release": {**PYPI, "commit": 4227912}}, ["the commit 4227912", "in quotes"]),
         ({"llama_release": {**PYPI, "commit": "release/1"}}, ["the commit 'release/1'", "7 of its digits"]),
         (
@@ -1439,9 +1507,17 @@ def test_a_backend_that_the_head_itself_does_not_have(both):
     assert "-cpu-" in plan["head"]["argv"][0]
 
 
-def test_a_head_that_is_no_worker_builds_only_what_it_runs(both):
-    both.hosts["head"]["facts"]["cpu"]["features_id"] = "another kind"
-    assert [build["backend"] for build in both.plan()["hosts"]["head"]["builds"]] == ["vulkan"]
+@pytest.mark.parametrize("kind", ["f", "another kind"])
+def test_changing_between_backends_that_stand_side_by_side_builds_nothing(both, kind):
+    both.hosts["head"]["facts"]["cpu"]["features_id"] = kind
+
+    def builds(backend):
+        both.hosts["head"]["variables"]["llama_server_backend"] = backend
+        plan = both.plan()
+        assert f"-{backend}-" in plan["head"]["argv"][0]
+        return [[build["id"] for build in host["builds"]] for host in plan["hosts"].values()]
+
+    assert builds("vulkan") == builds("hip")
 
 
 def test_what_staging_left_behind_restarts_nothing(local):
@@ -1498,10 +1574,12 @@ def test_only_releases_of_which_a_host_has_a_build_are_looked_up(both, monkeypat
     variables = both.hosts["head"]["variables"]
     variables.update({f"llama_release_{name}": {**BRANCH, "ref": name} for name in ("cpu", "vulkan", "hip", "cuda")})
     variables["llama_release"] = BRANCH
+    both.hosts["worker1"]["variables"].update(variables)
     look_up = plan_action.ActionModule.__new__(plan_action.ActionModule)._look_up_release
     look_up(both.hosts, {})
     assert looked_up == ["vulkan", "hip"]
-    variables["llama_release_hip"] = None
+    for host in both.hosts.values():
+        host["variables"]["llama_release_hip"] = None
     both.hosts["worker2"] = {**both.hosts["worker1"], "facts": None}
     looked_up.clear()
     look_up(both.hosts, {})
