@@ -422,7 +422,7 @@ def environment_of_head(host: dict, backend: str, own: Collection[dict], lent: C
     :param lent: the workers that it uses.
     """
     accelerators, kept = _accelerators(host["facts"], backend), _kept(host, backend)
-    found = {}
+    found: dict[str, str] = {}
     if own and backend == "cuda" and len({accelerator["name"] for accelerator in accelerators}) > 1:
         found.update([CUDA_IN_BUS_ORDER])
     if backend in HIDDEN and own and len(kept) < len(accelerators):
