@@ -10,7 +10,6 @@ import json
 import os
 from pathlib import Path
 
-from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils import (
@@ -23,7 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils import (
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils import host as host_module
 from ansible_collections.llamacpp.cluster.plugins.module_utils.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions, html_page, inventory, sources
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions, html_page, inventory, output, sources
 
 display = Display()
 
@@ -59,20 +58,11 @@ def keep_facts(plan: dict, hosts: dict) -> str:
     return text
 
 
-def write(variable: str, path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text)
-    except OSError as error:
-        raise AnsibleActionFail(
-            f"{variable} is {path}, which cannot be written on the controller: {error.strerror}."
-        ) from error
-
-
 def show(plan: dict, changed: list[str] | None, html: str | None) -> None:
     """On the screen, and where a path is given in a file."""
     display.display(report.plan_page(plan, changed))
     if html:
-        write("llama_plan_html_path", html, html_page.page(plan, changed))
+        output.write("llama_plan_html_path", html, html_page.page(plan, changed))
 
 
 class ActionModule(ActionBase):
@@ -112,7 +102,7 @@ class ActionModule(ActionBase):
         if staging:
             return {"changed": False, "plan": plan}
         if arguments["path"]:
-            write("llama_plan_path", arguments["path"], json.dumps(plan, indent=2) + "\n")
+            output.write("llama_plan_path", arguments["path"], json.dumps(plan, indent=2) + "\n")
         if arguments["page"]:
             if plan["refused"]:
                 show(plan, None, arguments["html"])

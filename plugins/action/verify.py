@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils import report, verification
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
 
 display = Display()
 
@@ -60,7 +60,7 @@ class ActionModule(ActionBase):
         if plan["staging"]:
             return {"changed": False, "report": judged}
         if path:
-            Path(path).write_text(json.dumps(judged, indent=2) + "\n")
+            output.write("llama_verify_path", path, json.dumps(judged, indent=2) + "\n")
         display.display(report.checks_table(judged["checks"]) + "\n")
         failed = [check for check in judged["checks"] if check["status"] == "failed"]
         if not failed:

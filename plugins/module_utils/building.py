@@ -481,7 +481,9 @@ class Builder(Installer):
                     **self._as_account(),
                 )
             if copied.returncode:
-                raise BuildError(f"{target} could not be copied to {partial}: {copied.stderr.strip()}")
+                raise BuildError(
+                    f"{target} could not be copied to {partial}: {copied.stderr.strip()}. Make that possible (is its disk full?) and run it again"
+                )
             (partial / "bin" / target).chmod(0o755)
         unknown = re.search(
             r"Manually-specified variables were not used by the project:\n\n((?:    \w+\n)+)",

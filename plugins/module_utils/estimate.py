@@ -37,7 +37,7 @@ def _waits(release: dict) -> bool:
     return release["generation"] <= LAST_KNOWN_WAITING
 
 
-def network(release: dict, used: list[devices.Device], hosts: dict, measured: dict[str, dict]) -> dict:
+def network(release: dict, used: list[devices.Device], hosts: dict, measured: dict[str, dict], moved: bool) -> dict:
     """``network_ms_per_token``, how it was made, and each worker's ``links``.
 
     A token goes through W workers in 2W - 1 crossings of the network, which fits what was measured with injected delays before the
@@ -45,6 +45,7 @@ def network(release: dict, used: list[devices.Device], hosts: dict, measured: di
 
     :param used: the devices that get layers, in the plan's order.
     :param measured: host → ``round_trip_ms`` (or null) of its link, as it was last measured.
+    :param moved: whether tensors are on other devices than their layers, which a token then visits more often than is counted.
     """
     links: list[dict] = []
     for device in used:
@@ -61,9 +62,10 @@ def network(release: dict, used: list[devices.Device], hosts: dict, measured: di
                 }
             )
     delays = [link["one_way_ms"] for link in links]
+    bound = "about" if _waits(release) or not delays else "at most"
     return {
         "network_ms_per_token": round(2 * sum(delays) - delays[-1], 3) if delays else 0,
-        "bound": "about" if _waits(release) or not delays else "at most",
+        "bound": "at least" if moved and delays else bound,
         "crossings": max(0, 2 * len(delays) - 1),
         "links": links,
     }

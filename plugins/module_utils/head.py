@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils import (
     caches,
@@ -150,7 +149,7 @@ def check(name: str, head: dict, release: dict) -> None:
         )
 
 
-def _check_extra_arguments(arguments: Sequence[str], release: dict) -> None:
+def _check_extra_arguments(arguments: list[str], release: dict) -> None:
     """Refuses what the plan decides, and options that only the other one of llama.cpp and ik_llama.cpp has: llama-server would not start."""
     for word in arguments:
         if re.match(r"--?\w[\w-]*\s", word):

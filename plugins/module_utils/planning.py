@@ -155,9 +155,8 @@ def _make(cluster: str, hosts: dict, model_found: dict, catalogue: dict, runtime
     plan["head"] = heads.planned(
         head_name, head, release, model, placed, runtime_id, _state_folder(head["facts"], staging)
     )
-    plan["estimate"] = estimate.network(release, holding, hosts, head["facts"].get("measured") or {})
-    if variables["llama_server_override_tensor"] and plan["estimate"]["links"]:
-        plan["estimate"]["bound"] = "at least"
+    moved = bool(variables["llama_server_override_tensor"])
+    plan["estimate"] = estimate.network(release, holding, hosts, head["facts"].get("measured") or {}, moved)
     plan["advisories"] = advisories.evaluate(plan, hosts, model["summary"], holding)
     for name, host in plan["hosts"].items():
         host["services"] = services(plan, name)

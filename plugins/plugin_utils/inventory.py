@@ -56,8 +56,7 @@ def _variables(name: str, hostvars: Any, spec: dict[str, dict]) -> dict:
     for variable, value in given.items():
         if spec[variable]["type"] == "dict" and not isinstance(value, (dict, str)):
             raise AnsibleActionFail(
-                f"Variables of host {name} are not right: {variable} is {value!r}, and a mapping is wanted, {{}} for one of defaults. They are "
-                "described in docs/variables.md."
+                f"Variables of host {name} are not right: {variable} is {value!r}, and a mapping is wanted. They are described in docs/variables.md."
             )
     checked = ArgumentSpecValidator(spec).validate(given)
     if checked.error_messages:

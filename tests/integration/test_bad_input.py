@@ -144,6 +144,18 @@ def test_no_compiler_and_no_root(bare):
     refuses(bare, "localhost lacks ninja, c++", "may not become root", "ninja-build, g++", "run it again")
 
 
+@pytest.mark.parametrize("variable", ["llama_plan_path", "llama_plan_html_path"])
+def test_a_file_that_cannot_be_written(bare, variable):
+    result = bare.run("playbooks/plan.yml", **{variable: "/no/such/folder/plan"})
+    assert result.rc == 2
+    text = " ".join(result.text.split())
+    assert (
+        f"{variable} is /no/such/folder/plan, which cannot be written on the controller: No such file or directory"
+        in text
+    )
+    assert "Give a path in a folder that is there" in text
+
+
 def test_the_plan_playbook_refuses_with_2_and_writes_why(bare, tmp_path):
     path = tmp_path / "plan.json"
     result = bare.run("playbooks/plan.yml", llama_plan_path=str(path), llama_release="newest")
