@@ -23,6 +23,8 @@ PACKAGED_TREES: dict[str, dict] = {
     "0.7.0": {"build": 11669, "commit": "unknown", "generation": 11669, "protocol": "8.0.0"},
 }
 """Version of a distribution's package → the llama.cpp tree it was built from, oldest first."""
+PACKAGED_SINCE = {"debian": 14}
+"""Distribution → its first version with a package of llama.cpp that has RPC, as far as that is known."""
 
 PROTOCOLS = [
     (0, None),

@@ -129,6 +129,8 @@ def check(name: str, head: dict, release: dict) -> None:
         if variables[variable] is not None and variables[variable] < least:
             raise Refusal(f"{variable} is {variables[variable]}: give {least} or more, or leave it out")
     _check_extra_arguments(variables["llama_server_extra_args"], release)
+    if variables["llama_server_api_key_file"]:
+        _check_whole("llama_server_api_key_file", variables["llama_server_api_key_file"])
     for variable in ("llama_server_cache_type_k", "llama_server_cache_type_v"):
         if variables[variable] not in caches.CACHE_TYPES:
             raise Refusal(f"{variable} is {variables[variable]!r}: use one of {', '.join(caches.CACHE_TYPES)}")
@@ -347,6 +349,12 @@ def context_of(variables: dict, summary: dict) -> int:
     return min(variables["llama_server_context"], summary["context"])
 
 
+def _check_whole(variable: str, path: str) -> None:
+    """``~`` and relative paths mean other places on the controller, to Ansible's account on the head, and to the service's."""
+    if not path.startswith("/"):
+        raise Refusal(f"{variable} is {path!r}: give the whole path on the head, from / on")
+
+
 def model_of(variables: dict, found: dict, facts: dict) -> dict:
     """Path and summary of the model that the head serves.
 
@@ -359,6 +367,7 @@ def model_of(variables: dict, found: dict, facts: dict) -> dict:
             + ("both are set" if path else "none is set")
         )
     if path:
+        _check_whole("llama_model_path", path)
         summary, problem = found.get("summary"), None
         if summary is None:
             summary = variables["llama_model_gguf_summary"]

@@ -126,7 +126,9 @@ def _declared(name: str, hardware: dict, scope: str) -> dict:
     elif "distribution" in hardware:
         identity, _space, version = hardware["distribution"].partition(" ")
         facts["distribution"] = hosts.distribution(f"ID={identity}\nVERSION_ID={version}\n")
-        if facts["distribution"]["family"] != DECLARED["distribution"]["family"]:
+        number = re.match(r"\d+", version)
+        too_old = number and int(number[0]) < capabilities.PACKAGED_SINCE.get(identity, 0)
+        if too_old or facts["distribution"]["family"] != DECLARED["distribution"]["family"]:
             facts["packaged"] = None
     return facts
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,14 @@ def _variables(name: str, hostvars: Any, spec: dict[str, dict]) -> dict:
             )
     checked = ArgumentSpecValidator(spec).validate(given)
     if checked.error_messages:
+        told = "; ".join(
+            re.sub(
+                r"^(\S+)\. Supported parameters include: (.*)", r"\1 is not known, use one of \2", message.rstrip(".")
+            )
+            for message in checked.error_messages
+        )
         raise AnsibleActionFail(
-            f"Variables of host {name} are not right: {'; '.join(checked.error_messages)}. They are described in docs/variables.md."
+            f"Variables of host {name} are not right: {told}. They are described in docs/variables.md."
         )
     return {variable: checked.validated_parameters.get(variable) for variable in spec}
 

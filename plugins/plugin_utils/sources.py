@@ -132,15 +132,21 @@ def _folder() -> Path:
 
 
 def resolved(value: Any, find: Callable[[str], str]) -> dict:
-    """``llama_release`` with what has to be looked up: the commit of a branch or tag, its build number, and of patches
-    the sha256 and the files that they change.
+    """``llama_release`` with what has to be looked up: where its archive is, the commit of a branch or tag, its build number, and of
+    patches the sha256 and the files that they change.
 
-    :param find: from the path of a patch as the operator gives it to where it is.
+    :param find: from a path on the controller as the operator gives it to where it is.
     :raises Refusal: something is not there.
     """
     request = releases.request_of(value)
     if request.get("patches"):
         request["patches"] = [_read(patch, find) for patch in request["patches"]]
+    if request.get("path"):
+        try:
+            request["path"] = _found("path", request["path"], find)
+        except Refusal:
+            if not _kept(request["checksum"]).exists():
+                raise
     if request["source"] == "git":
         if "commit" not in request and not re.fullmatch(releases.BUILD_TAG, request["ref"]):
             request["commit"] = _commit_of(request)
@@ -150,16 +156,23 @@ def resolved(value: Any, find: Callable[[str], str]) -> dict:
 
 
 def _read(patch: Any, find: Callable[[str], str]) -> dict:
-    if not isinstance(patch, str):
-        raise Refusal(f"llama_release has the patch {patch!r}: give the path of a file on the controller")
+    path = Path(_found("patch", patch, find))
+    text = path.read_text(errors="replace")
+    return {"path": str(path), "sha256": sha256(path), "files": re.findall(r"^\+\+\+ b/(\S+)", text, re.MULTILINE)}
+
+
+def _found(key: str, given: Any, find: Callable[[str], str]) -> str:
+    """Where a file on the controller is that can be read."""
+    if not isinstance(given, str):
+        raise Refusal(f"llama_release has the {key} {given!r}: give the path of a file on the controller")
     try:
-        path = find(patch)
-        text = Path(path).read_text(errors="replace")
-        return {"path": path, "sha256": sha256(Path(path)), "files": re.findall(r"^\+\+\+ b/(\S+)", text, re.MULTILINE)}
+        path = find(given)
+        with Path(path).open("rb"):
+            return path
     except (AnsibleError, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it was not found"
         raise Refusal(
-            f"llama_release has the patch {patch!r}, which cannot be read on the controller ({reason}): give a path that is absolute, "
+            f"llama_release has the {key} {given!r}, which cannot be read on the controller ({reason}): give a path that is absolute, "
             "or relative to the inventory or the playbook"
         ) from None
 
@@ -256,9 +269,13 @@ def _fetch_commit(release: dict, folder: Path) -> Fetched:
     return Fetched(kept, True, known["sha256"], commit)
 
 
+def _kept(checksum: str) -> Path:
+    """Where the archive of that checksum lies in the cache once it was fetched."""
+    return _folder() / f"{checksum.split(':', 1)[1][:16]}.tar.gz"
+
+
 def _fetch_archive(release: dict, folder: Path) -> Fetched:
-    wanted = release["checksum"].split(":", 1)[1]
-    kept = folder / f"{wanted[:16]}.tar.gz"
+    wanted, kept = release["checksum"].split(":", 1)[1], _kept(release["checksum"])
     if kept.exists() and sha256(kept) == wanted:
         return Fetched(kept, False, wanted, release["commit"])
     with tempfile.TemporaryDirectory(dir=folder) as work:
@@ -269,7 +286,7 @@ def _fetch_archive(release: dict, folder: Path) -> Fetched:
         else:
             archive = Path(work) / "archive"
             try:
-                shutil.copyfile(os.path.expanduser(release["path"]), archive)
+                shutil.copyfile(release["path"], archive)
             except OSError as error:
                 if error.errno == errno.ENOSPC:
                     raise

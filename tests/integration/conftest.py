@@ -86,7 +86,7 @@ class Cluster:
     def site(self, *arguments, **extra):
         return self.run("site.yml", *arguments, **extra)
 
-    def complete(self, seconds=5):
+    def complete(self, seconds=30):
         body = json.dumps({"prompt": "", "temperature": 0}).encode()
         request = urllib.request.Request(
             self.url + "/v1/completions", data=body, headers={"Content-Type": "application/json"}

@@ -43,7 +43,10 @@ def test_the_known_answer_model_has_a_default_size():
     [
         ({"llama_server_port": "eighty"}, "llama_server_port"),
         ({"llama_placement": "some"}, "fewest, all"),
-        ({"llama_worker_endpoints": [{"prot": 50052}]}, "prot"),
+        (
+            {"llama_worker_endpoints": [{"prot": 50052}]},
+            r"llama_worker_endpoints\.prot is not known, use one of backend, .*, threads\. They",
+        ),
         ({"llama_model_known_answer": {"layers": "many"}}, "layers"),
         ({"llama_model_known_answer": True}, "llama_model_known_answer is True, and a mapping is wanted"),
     ],

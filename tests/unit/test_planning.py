@@ -641,6 +641,11 @@ PYPI = {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "a" * 64}
         ),
         ({"llama_model_path": "/m.gguf"}, ["llama_model_path", "llama_model_known_answer", "both"]),
         ({"llama_model_known_answer": None}, ["llama_model_path", "none is set"]),
+        (
+            {"llama_model_known_answer": None, "llama_model_path": "~/m.gguf"},
+            ["llama_model_path is '~/m.gguf'", "from / on"],
+        ),
+        ({"llama_server_api_key_file": "keys"}, ["llama_server_api_key_file is 'keys'", "from / on"]),
         ({"llama_model_known_answer": None, "llama_model_path": "/m.gguf"}, ["/m.gguf", "reachable"]),
         ({"llama_model_known_answer": known_answer_of(width=100)}, ["llama_model_known_answer", "multiple of 64"]),
     ],
@@ -801,7 +806,9 @@ def test_a_declared_distribution_and_scope():
     assert facts["distribution"] == {"id": "fedora", "version": "43", "family": "redhat"}
     assert (facts["service_manager"], facts["units"]) == ("systemd_user", "/home/u/.config/systemd/user")
     assert facts["packaged"] is None
-    assert workers.known("here", None, {"distribution": "ubuntu 26.04"})["packaged"]
+    for newer in ("ubuntu 26.04", "debian 14", "debian forky"):
+        assert workers.known("here", None, {"distribution": newer})["packaged"]
+    assert workers.known("here", None, {"distribution": "debian 13"})["packaged"] is None
 
 
 def test_what_stands_in_for_facts_never_replaces_them():

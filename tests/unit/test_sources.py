@@ -5,6 +5,7 @@ import threading
 
 import pytest
 from ansible.errors import AnsibleError
+from ansible_collections.llamacpp.cluster.plugins.module_utils.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import sources
 
 CONTENT = b"an archive"
@@ -55,6 +56,30 @@ def test_a_wrong_checksum_names_both_and_leaves_nothing(tmp_path, cache):
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(AnsibleError, match=r"llama_release has the path .*none\.tar\.gz.*No such file"):
         sources.fetch(release(path=str(tmp_path / "none.tar.gz")))
+
+
+def test_where_an_archive_is_was_looked_up_when_planning(tmp_path):
+    def find(path):
+        return str(tmp_path / path)
+
+    request = {"source": "archive", "path": "a.tar.gz", "checksum": f"sha256:{SHA}", "build": 1}
+    with pytest.raises(
+        Refusal, match=r"llama_release has the path 'a\.tar\.gz', .*No such file.*relative to the inventory"
+    ):
+        sources.resolved(request, find)
+    (tmp_path / "a.tar.gz").write_bytes(CONTENT)
+    found = sources.resolved(request, find)
+    assert found == {**request, "path": str(tmp_path / "a.tar.gz")}
+    sources.fetch(release(path=found["path"]))
+    (tmp_path / "a.tar.gz").unlink()
+    assert sources.resolved(request, find) == request, "what is in the cache is not asked for again"
+
+
+@pytest.mark.parametrize("path", [["a.tar.gz"], 5])
+def test_a_path_that_is_none(path):
+    request = {"source": "archive", "path": path, "checksum": f"sha256:{SHA}", "build": 1}
+    with pytest.raises(Refusal, match=r"llama_release has the path .*give the path of a file on the controller"):
+        sources.resolved(request, str)
 
 
 def test_a_full_disk_of_the_controller(tmp_path, monkeypatch):
