@@ -231,7 +231,7 @@ class Placed(NamedTuple):
     devices: list[dict]
     """``backend``, ``device``, ``host``, ``capacity_mib``, ``buffer`` (how the log names it), and ``endpoint`` of a worker's."""
     split: Sequence[float]
-    """``-ts``: a share for each of them."""
+    """``-ts``: a share for each of them; where the model does not fit, more than some hold."""
     load: Load
     gpu_layers: int
     reasons: list[str]
@@ -253,11 +253,10 @@ class Placed(NamedTuple):
         ]
 
     def shares(self) -> list[Share]:
-        """Of each device what it gets; nothing where the model does not fit."""
+        """Of each device what it gets."""
         return [
             self.load.share(self.units_of(index), device["backend"], device["buffer"])
             for index, device in enumerate(self.devices)
-            if self.split
         ]
 
     def on_head(self) -> Share:
@@ -266,29 +265,34 @@ class Placed(NamedTuple):
         return self.load.share(units, "cpu")._replace(weights=self.load.on_head(units))
 
 
-def _rest_fits(load: Load, start: int, capacities: list[int]) -> bool:
+def fits(load: Load, start: int, capacities: list[int]) -> bool:
+    """Whether the units from ``start`` on find room in capacities (bytes), in their order."""
     for capacity in capacities:
         start += load.most(start, capacity)
     return start >= load.units
 
 
-def distribute(load: Load, capacities: list[int], first: int = 0) -> list[int] | None:
-    """Units per device in proportion to the capacities (bytes), or None when they cannot hold the model.
+def distribute(load: Load, capacities: list[int], first: int = 0) -> list[int]:
+    """Units per device in proportion to the capacities (bytes), each device with no more than it holds, unless together they cannot hold
+    the model.
 
     Every device gets a unit while there are enough of them.
 
     :param first: the first unit that is not on the head's processor.
     """
-    if not _rest_fits(load, first, capacities):
-        return None
+    held = fits(load, first, capacities)
     shares: list[int] = []
     start = first
     for index, capacity in enumerate(capacities):
         later = capacities[index + 1 :]
         left = load.units - start
-        wanted = round(left * capacity / sum(capacities[index:]))
+        wanted = round(left * capacity / max(1, sum(capacities[index:])))
         wanted = min(max(wanted, 1), max(left - len(later), 0)) if later else left
-        possible = [count for count in range(load.most(start, capacity) + 1) if _rest_fits(load, start + count, later)]
+        possible = (
+            [count for count in range(load.most(start, capacity) + 1) if fits(load, start + count, later)]
+            if held
+            else [wanted]
+        )
         shares.append(min(possible, key=lambda count: abs(count - wanted)))
         start += shares[-1]
     return shares
@@ -306,14 +310,6 @@ def fewest(load: Load, capacities: list[int], own: Sequence[int] = (), first: in
     candidates: list[tuple[list[int], list[int]]] = [([], sorted(own_by_size[:count])) for count in range(1, len(own))]
     candidates += [(sorted(by_size[:count]), sorted(own_by_size)) for count in range(len(by_size) + 1)]
     for others, mine in candidates:
-        if _rest_fits(load, first, [*(capacities[index] for index in others), *(own[index] for index in mine)]):
+        if fits(load, first, [*(capacities[index] for index in others), *(own[index] for index in mine)]):
             return others, mine
     return candidates[-1]
-
-
-def missing_bytes(load: Load, capacities: list[int], first: int = 0) -> int:
-    """How much more the last device would have to hold for the model to fit."""
-    start = first
-    for capacity in capacities[:-1]:
-        start += load.most(start, capacity)
-    return max(0, sum(load.of(start, load.units - start)) - capacities[-1])

@@ -70,12 +70,14 @@ def make(cluster: str, hosts: dict, model_found: dict, catalogue: dict, runtime_
     except Refusal as refusal:
         return refused(cluster, refusal)
     accepted = set(hosts[plan["head"]["host"]]["variables"]["llama_accept_advisories"])
+    refusing: dict[str, list[dict]] = {}
     for advisory in plan["advisories"]:
         advisory["accepted"] = advisory["id"] in accepted
         if advisory["severity"] == "error" and not advisory["accepted"]:
-            plan["reasons"].append(
-                f"{advisory['message']} {advisory['remedy']} To run it all the same, add {advisory['id']} to llama_accept_advisories."
-            )
+            refusing.setdefault(advisory["id"], []).append(advisory)
+    for identifier, found in refusing.items():
+        told = dict.fromkeys(advisory[part] for part in ("message", "remedy") for advisory in found)
+        plan["reasons"].append(f"{' '.join(told)} To run it all the same, add {identifier} to llama_accept_advisories.")
     plan["refused"] = bool(plan["reasons"])
     return plan
 
@@ -395,17 +397,23 @@ def _placed(hosts: dict, head_name: str, model: dict, release: dict) -> placemen
             f"the plan needs {connections} workers, and llama.cpp connects to {MAX_ENDPOINTS} at most: use fewer, larger ones"
         )
     capacities = [_left(load, device) for device in used]
-    units = split or placement.distribute(load, capacities, first)
-    if units is None:
-        lacking = -(-placement.missing_bytes(load, capacities, first) // MIB)
-        reason = (
-            f"the model does not fit: {lacking} MiB are missing on {_called(used[-1])}, "
-            f"with {len(used)} {'workers' if len(used) == connections else 'devices'} that hold {sum(capacities) // MIB} MiB in all: "
-            "add a worker, lower llama_server_context, or choose a smaller model"
-        )
-        return placement.Placed(used, [], load, gpu_layers, [*reasons, reason])
-    placed = placement.Placed(used, units, load, gpu_layers, reasons)
-    return placed._replace(reasons=[*reasons, *_over(placed)])
+    placed = placement.Placed(used, split or placement.distribute(load, capacities, first), load, gpu_layers, reasons)
+    over = _over(placed)
+    if split or placement.fits(load, first, capacities):
+        told = [
+            f"llama_server_tensor_split or llama_server_override_tensor asks too much of {_called(device)}: {lacking} MiB are missing "
+            f"there, which holds {device['capacity_mib']} MiB; give it a smaller share"
+            for device, lacking in over
+        ]
+    else:
+        told = [
+            f"the model does not fit: {sum(lacking for _device, lacking in over)} MiB are missing, "
+            + ", ".join(
+                f"{lacking} on {_called(device)}, which holds {device['capacity_mib']}" for device, lacking in over
+            )
+            + ": add a worker, lower llama_server_context, or choose a smaller model"
+        ]
+    return placed._replace(reasons=[*reasons, *told])
 
 
 def _over_on_head(name: str, facts: dict, load: placement.Load, first: int) -> list[str]:
@@ -464,17 +472,13 @@ def _own_first(used: list[dict], split: list[float], own: list[dict]) -> tuple[l
     return ordered, [shares.get(device["buffer"], 0) for device in ordered] if split else []
 
 
-def _over(placed: placement.Placed) -> list[str]:
-    """A sentence for each device that a split of the operator's own asks too much of."""
-    found = []
-    for device, share in zip(placed.devices, placed.shares()):
-        lacking = -(-(share.weights + share.kv) // MIB) - device["capacity_mib"]
-        if lacking > 0:
-            found.append(
-                f"llama_server_tensor_split or llama_server_override_tensor asks too much of {_called(device)}: {lacking} MiB are missing "
-                f"there, which holds {device['capacity_mib']} MiB; give it a smaller share"
-            )
-    return found
+def _over(placed: placement.Placed) -> list[tuple[dict, int]]:
+    """Devices that get more than they hold, each with how many MiB are missing."""
+    lacking = [
+        -(-(share.weights + share.kv) // MIB) - device["capacity_mib"]
+        for device, share in zip(placed.devices, placed.shares())
+    ]
+    return [(device, missing) for device, missing in zip(placed.devices, lacking) if missing > 0]
 
 
 def _placement(placed: placement.Placed, as_planned: bool, load_mode: str | None) -> list[dict]:

@@ -116,6 +116,7 @@ def _wrapped(start: str, text: str) -> list[str]:
 def _memory(plan: dict) -> list[str]:
     rows = [["device", "".ljust(BAR), "weights", "KV", "compute", "of"]]
     for entry in plan["placement"]:
+        too_little = entry["weights_mib"] + entry["kv_mib"] > entry["capacity_mib"]
         rows.append(
             [
                 entry["device"],
@@ -123,7 +124,7 @@ def _memory(plan: dict) -> list[str]:
                 f"{entry['weights_mib']:.0f}",
                 f"{entry['kv_mib']:.0f}",
                 f"≤ {entry['compute_mib']:.0f}",
-                str(entry["capacity_mib"]),
+                f"{entry['capacity_mib']}{', too little' if too_little else ''}",
             ]
         )
     legend = ", ".join(f"{sign} {part.replace('kv', 'KV cache')}" for part, sign in PARTS.items())
@@ -179,12 +180,16 @@ def _ports(plan: dict) -> list[str]:
 
 
 def _advisories(plan: dict) -> list[str]:
-    lines = []
+    alike: dict[tuple, list[dict]] = {}
     for advisory in plan["advisories"]:
-        accepted = ", accepted" if advisory["accepted"] else ""
-        where = f" on {advisory['host']}" if advisory["host"] else ""
-        lines.append(f"  {advisory['severity']}{accepted}: {advisory['id']}{where}")
-        for text in (advisory["message"], f"Remedy: {advisory['remedy']}", f"See {advisory['reference']}"):
+        alike.setdefault(
+            tuple(advisory[key] for key in ("severity", "accepted", "id", "remedy", "reference")), []
+        ).append(advisory)
+    lines = []
+    for (severity, accepted, identifier, remedy, reference), found in alike.items():
+        hosts = ", ".join(dict.fromkeys(advisory["host"] for advisory in found if advisory["host"]))
+        lines.append(f"  {severity}{', accepted' if accepted else ''}: {identifier}{' on ' if hosts else ''}{hosts}")
+        for text in (*(advisory["message"] for advisory in found), f"Remedy: {remedy}", f"See {reference}"):
             lines += _wrapped("      ", text)
     return lines or ["  none"]
 
@@ -258,7 +263,7 @@ def plan_title(plan: dict) -> list[str]:
         return [f"  {plan['cluster']} has no plan"]
     release = plan["release"]
     return [
-        *_wrapped("  ", f"{plan['cluster']} serves {plan['model']['name']}"),
+        *_wrapped("  ", f"{plan['cluster']} {'would serve' if plan['refused'] else 'serves'} {plan['model']['name']}"),
         f"  with {release['ref']}, RPC protocol {release['protocol'] or 'of a version that is not known here'}",
     ]
 

@@ -327,6 +327,14 @@ def test_each_advisory_has_a_case_and_an_id_of_its_own():
     assert sorted(case[0] for case in CASES) == sorted(advisory.id for advisory in advisories.ADVISORIES)
 
 
+def test_what_several_hosts_have_in_common_refuses_once():
+    reasons = strix_halos(2, 400, "vulkan").plan()["reasons"]
+    (told,) = [reason for reason in reasons if "vulkan-shared-memory" in reason]
+    assert "Vulkan0 of strix0" in told
+    assert "Vulkan0 of strix1" in told
+    assert told.count("llama_backend: hip") == 1
+
+
 @pytest.mark.parametrize("identifier, make, mend, said", CASES, ids=[case[0] for case in CASES])
 def test_an_advisory_is_met_accepted_and_mended(identifier, make, mend, said):
     cluster = make()

@@ -454,7 +454,7 @@ def test_integrated_graphics_are_used_where_there_is_nothing_else(pair):
 def test_a_model_that_does_not_fit_on_own_devices_says_where(big_model):
     cluster = Cluster().add("alone", "head", facts=copy.deepcopy(CUDA))
     plan = serve(cluster, big_model)
-    assert "MiB are missing on CUDA1 (alone), with 2 devices that hold 46696 MiB in all" in plan["reasons"][0]
+    assert "on CUDA1 (alone), which holds 23348" in plan["reasons"][0]
 
 
 def test_a_release_is_proven_on_the_heads_own_devices_too(own):
@@ -758,7 +758,17 @@ def test_a_model_that_does_not_fit_says_how_much_is_missing_where(pair, big_mode
     plan = pair.plan()
     assert plan["refused"]
     assert not plan["fits"]
-    assert "MiB are missing on 192.0.2.12:50052 (worker2)" in plan["reasons"][0]
+    told = re.fullmatch(
+        r"the model does not fit: (\d+) MiB are missing, (\d+) on 192\.0\.2\.11:50052 \(worker1\), which holds \d+, (\d+) on "
+        r"192\.0\.2\.12:50052 \(worker2\), which holds \d+: add a worker, .*",
+        plan["reasons"][0],
+    )
+    assert int(told[1]) == int(told[2]) + int(told[3])
+    assert [entry["host"] for entry in plan["placement"]] == ["worker1", "worker2"]
+    assert all(entry["weights_mib"] + entry["kv_mib"] > entry["capacity_mib"] for entry in plan["placement"])
+    assert plan["placement"][0]["layers"] > plan["placement"][1]["layers"]
+    split = plan["head"]["argv"][plan["head"]["argv"].index("--tensor-split") + 1]
+    assert split == ",".join(str(entry["layers"] + entry["output"]) for entry in plan["placement"])
 
 
 def test_a_model_that_does_not_fit_on_a_head_alone(big_model):

@@ -107,13 +107,27 @@ def test_who_closes_a_port(pair, facts, said):
     assert said in " ".join(report.plan_page(pair.plan()).split())
 
 
+def test_advisories_of_several_hosts_are_told_together(pair):
+    plan = pair.plan()
+    first = {"id": "x", "severity": "error", "accepted": False, "remedy": "Mend it.", "reference": "there"}
+    plan["advisories"] = [{**first, "host": host, "message": f"{host} is odd."} for host in ("worker1", "worker2")]
+    page = report.plan_page(plan)
+    assert (
+        "error: x on worker1, worker2\n      worker1 is odd.\n      worker2 is odd.\n      Remedy: Mend it.\n" in page
+    )
+    assert page.count("Mend it.") == 1
+
+
 def test_a_plan_that_does_not_fit_has_a_page(pair, big_model):
     pair.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_path="/models/big.gguf")
     rows = [{**row, "bytes": row["bytes"] * 8} for row in big_model["tensors"]]
     pair.model = {"summary": {**big_model, "tensors": rows}}
     plan = pair.plan()
     assert not plan["fits"]
-    assert "big" in report.plan_page(plan)
+    page = report.plan_page(plan)
+    assert "would serve big" in page
+    assert page.count(", too little") == len(plan["placement"]) == 2
+    assert "█" * 20 in page
 
 
 def changed(plan, found, **unasked):
