@@ -171,10 +171,14 @@ def _found(key: str, given: Any, find: Callable[[str], str]) -> str:
             return path
     except (AnsibleError, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it was not found"
-        raise Refusal(
-            f"llama_release has the {key} {given!r}, which cannot be read on the controller ({reason}): give a path that is absolute, "
-            "or relative to the inventory or the playbook"
-        ) from None
+        raise Refusal(_closed(key, given, reason)) from None
+
+
+def _closed(key: str, given: str, reason: str | None) -> str:
+    return (
+        f"llama_release has the {key} {given!r}, which cannot be read on the controller ({reason}): give a path that is absolute, or relative "
+        "to the inventory or the playbook"
+    )
 
 
 def _commit_of(request: dict) -> str:
@@ -290,9 +294,7 @@ def _fetch_archive(release: dict, folder: Path) -> Fetched:
             except OSError as error:
                 if error.errno == errno.ENOSPC:
                     raise
-                raise AnsibleError(
-                    f"llama_release has the path {release['path']!r}, which cannot be read on the controller: {error.strerror}"
-                ) from error
+                raise AnsibleError(_closed("path", release["path"], error.strerror)) from error
         found = sha256(archive)
         if found != wanted:
             raise AnsibleError(

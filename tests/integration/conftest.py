@@ -87,6 +87,7 @@ class Cluster:
         return self.run("site.yml", *arguments, **extra)
 
     def complete(self, seconds=30):
+        """What it answers; how fast is no matter of these tests."""
         body = json.dumps({"prompt": "", "temperature": 0}).encode()
         request = urllib.request.Request(
             self.url + "/v1/completions", data=body, headers={"Content-Type": "application/json"}

@@ -45,7 +45,7 @@ def test_fewer_units_than_devices():
 
 def test_a_model_that_does_not_fit(load):
     capacities = [30 * GIB, 30 * GIB]
-    assert placement.distribute(load, capacities) in ([40, 41], [41, 40])
+    assert placement.distribute(load, capacities) == [40, 41]
     assert placement.distribute(load, [0, 0, 30 * GIB]) == [1, 1, 79]
     assert not placement.fits(load, 0, capacities)
 

@@ -54,7 +54,7 @@ def test_a_wrong_checksum_names_both_and_leaves_nothing(tmp_path, cache):
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(AnsibleError, match=r"llama_release has the path .*none\.tar\.gz.*No such file"):
+    with pytest.raises(AnsibleError, match=r"llama_release has the path .*none\.tar\.gz.*No such file.*give a path"):
         sources.fetch(release(path=str(tmp_path / "none.tar.gz")))
 
 
