@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import yaml
-from ansible_collections.llamacpp.cluster.plugins.module_utils import advisories
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import advisories
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.inventory import INTERNAL_ENDINGS
 
 ROOT = Path(__file__).resolve().parents[1]

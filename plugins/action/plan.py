@@ -12,22 +12,21 @@ from pathlib import Path
 
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils import (
-    building,
-    planning,
-    releases,
-    report,
-    runtime,
-    workers,
-)
-from ansible_collections.llamacpp.cluster.plugins.module_utils import host as host_module
-from ansible_collections.llamacpp.cluster.plugins.module_utils.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import runtime
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes as decisions
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import cluster as cluster_plan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases, workers
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions, html_page, inventory, output, sources
 
 display = Display()
 
 RUNTIME = Path(runtime.__file__)
-RUNTIME_FILES = [RUNTIME, RUNTIME.with_name("rpc.py")]
+RUNTIME_FILES = [RUNTIME, Path(rpc.__file__)]
 """The runtime as it is installed on the head: runtime.py and what it needs beside it."""
 
 
@@ -53,7 +52,7 @@ def keep_facts(plan: dict, hosts: dict) -> str:
     text = json.dumps(facts, indent=1, sort_keys=True) + "\n"
     content = text.encode()
     head = plan["hosts"][plan["head"]["host"]]
-    path = f"{head['prefix']}/{host_module.KEPT_FACTS}"
+    path = f"{head['prefix']}/{names.KEPT_FACTS}"
     head["files"].append({"path": path, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()})
     return text
 
@@ -93,9 +92,9 @@ class ActionModule(ActionBase):
                     name, host["facts"], variables["llama_hardware"], variables["llama_host_scope"]
                 )
             self._look_up_release(hosts, task_vars)
-            plan = planning.make(cluster, hosts, arguments["model"] or {}, inventory.packages(), digest, staging)
+            plan = cluster_plan.make(cluster, hosts, arguments["model"] or {}, inventory.packages(), digest, staging)
         except Refusal as refusal:
-            plan = planning.refused(cluster, refusal)
+            plan = cluster_plan.refused(cluster, refusal)
         if not plan["refused"]:
             complete(plan)
             kept = keep_facts(plan, hosts)
@@ -136,7 +135,7 @@ class ActionModule(ActionBase):
             for name, found in compared.items()
             if name not in drifts
         }
-        changes = planning.changes(plan, {**dict.fromkeys(plan["hosts"]), **drifts})
+        changes = decisions.decide(plan, {**dict.fromkeys(plan["hosts"]), **drifts})
         show(plan, report.changes_of(plan, changes, drifts, unasked), html)
         return {"changed": False, "changes": changes}
 
@@ -147,7 +146,7 @@ class ActionModule(ActionBase):
             beside = os.path.join(task_vars.get("inventory_dir") or "", os.path.expanduser(path))
             return beside if os.path.isabs(beside) and os.path.exists(beside) else self._find_needle("files", path)
 
-        used = planning.release_variables(hosts, inventory.packages())
+        used = cluster_plan.release_variables(hosts, inventory.packages())
         head = next(host for host in hosts.values() if "head" in host["groups"])
         for variable in used:
             try:

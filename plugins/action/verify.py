@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils import report, verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report, verification
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
 
 display = Display()

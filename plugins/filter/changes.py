@@ -47,16 +47,16 @@ _value:
   type: dict
 """
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils import planning
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes as decisions
 
 
 def changes(plan, hostvars, reached):
     compared = {name: hostvars[name].get("llama_compared") or {} for name in plan["hosts"]}
-    changed = planning.changes(
+    changed = decisions.decide(
         plan, {name: found.get("drift") if name in reached else None for name, found in compared.items()}
     )
     tools = {name: hostvars[name]["llama_facts"]["facts"]["tools"] for name in plan["hosts"] if name in reached}
-    return {**changed, "lacking": planning.lacking(plan, tools, changed["builders"].values())}
+    return {**changed, "lacking": decisions.lacking(plan, tools, changed["builders"].values())}
 
 
 class FilterModule:

@@ -41,12 +41,12 @@ _value:
   elements: str
 """
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils import planning
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import staging
 
 
 def obstacles(plan, hostvars, reached):
     found = {name: hostvars[name].get("llama_room") or {} for name in plan.get("hosts", {})}
-    return planning.obstacles(plan, {name: said if name in reached else {} for name, said in found.items()})
+    return staging.obstacles(plan, {name: said if name in reached else {} for name, said in found.items()})
 
 
 class FilterModule:

@@ -88,7 +88,7 @@ rules:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils import firewall
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall
 
 
 def main():

@@ -108,7 +108,8 @@ closed:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils import gguf, host, remote
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, remote
 
 
 def result(model, with_tensors):

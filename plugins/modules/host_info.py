@@ -61,7 +61,8 @@ free_mib:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils import firewall, host, links, memory, state, tuning
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall, links, state, tuning
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, memory
 
 
 def main():

@@ -63,7 +63,7 @@ detail:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils import links
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import links
 
 
 def main():

@@ -114,7 +114,7 @@ import tarfile
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils import building, state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, state
 
 
 def install(params):

@@ -81,7 +81,7 @@ devices:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils import rpc
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 
 
 def main():

@@ -69,7 +69,7 @@ msg:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils import tuning
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import tuning
 
 
 def main():

@@ -63,7 +63,8 @@ evidence:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils import firewall, links, tuning, verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall, links, tuning
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import verification
 
 
 def main():

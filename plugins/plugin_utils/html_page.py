@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from html import escape
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
 
 COLOURS = {"weights": "#2b6cb0", "kv": "#dd6b20", "compute": "#a0aec0"}
 STYLE = """

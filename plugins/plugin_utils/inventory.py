@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from difflib import get_close_matches
 from pathlib import Path
@@ -37,6 +38,7 @@ NEARLY = 0.9
 """How similar a name is to the one that was meant, of 1."""
 
 
+@functools.cache
 def specification() -> dict[str, dict]:
     """Every variable of an operator, with type, default and description, from the roles' argument specifications."""
     found: dict[str, dict] = {}
@@ -46,6 +48,7 @@ def specification() -> dict[str, dict]:
     return found
 
 
+@functools.cache
 def packages() -> dict[str, dict]:
     """``tools``: distribution family → tool → package; ``llama``: distribution family → its packages of llama.cpp."""
     found = yaml.safe_load((ROLES / "llama_host" / "vars" / "packages.yml").read_text())

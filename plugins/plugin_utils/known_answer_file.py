@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
 
 try:
     import gguf

@@ -21,9 +21,10 @@ from typing import Any, NamedTuple
 
 from ansible.errors import AnsibleError
 from ansible.module_utils.urls import open_url
-from ansible_collections.llamacpp.cluster.plugins.module_utils import known_answer, releases
-from ansible_collections.llamacpp.cluster.plugins.module_utils.building import sha256
-from ansible_collections.llamacpp.cluster.plugins.module_utils.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply.building import sha256
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import git
 
 

@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils import gguf, remote
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, remote
 from first_run import ROOT, machine
 
 sys.path.insert(0, str(ROOT / "tests" / "unit"))

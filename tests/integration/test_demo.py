@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
 from conftest import ROOT, Cluster
 
 PREFIX = Path("/opt/llamacpp")

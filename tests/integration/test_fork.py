@@ -5,7 +5,7 @@ import os
 import subprocess
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils import capabilities, known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, known_answer
 from conftest import PORTS, Cluster, until
 
 pytestmark = pytest.mark.slow

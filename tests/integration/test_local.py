@@ -11,14 +11,9 @@ import subprocess
 import tarfile
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils import (
-    building,
-    capabilities,
-    gguf,
-    known_answer,
-    rpc,
-    verification,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, gguf, known_answer, rpc
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory, sources
 from conftest import PORTS, ROOT, until
 

@@ -7,8 +7,10 @@ import urllib.request
 
 import models
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils import capabilities, gguf, placement, verification
-from ansible_collections.llamacpp.cluster.plugins.module_utils import head as heads
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, gguf
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import placement
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from conftest import until
 

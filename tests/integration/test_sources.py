@@ -4,7 +4,8 @@ import json
 import subprocess
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils import known_answer, releases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory, sources
 from conftest import Cluster
 

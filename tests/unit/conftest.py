@@ -8,7 +8,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 from ansible.module_utils.testing import patch_module_args
-from ansible_collections.llamacpp.cluster.plugins.module_utils import known_answer, planning
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import make
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 
 SCHEMA = jsonschema.Draft202012Validator(
@@ -34,7 +35,7 @@ FACTS = {
 
 
 class Cluster:
-    """Builds the input of planning.make; variables and facts are set per host before the plan is made."""
+    """Builds the input of make; variables and facts are set per host before the plan is made."""
 
     def __init__(self):
         self.hosts = {}
@@ -54,7 +55,7 @@ class Cluster:
 
     def plan(self, staging=False):
         hosts = copy.deepcopy(self.hosts)
-        plan = planning.make("test", hosts, self.model, inventory.packages(), "runtime-id", staging)
+        plan = make("test", hosts, self.model, inventory.packages(), "runtime-id", staging)
         SCHEMA.validate(plan)
         return plan
 

@@ -6,7 +6,7 @@ A file has lines ``name: value`` first (system, machine, memory_mib, cores), the
 
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils import hardware, host, toolchains
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import hardware, host, toolchains
 
 FOLDER = Path(__file__).parent / "fixtures" / "hardware"
 NAMES = sorted(str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.glob("*/*.txt"))

@@ -3,7 +3,7 @@
 import copy
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils import advisories
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import advisories
 from conftest import Cluster, known_answer_of
 
 GIB = 1 << 30

@@ -10,7 +10,7 @@ import tarfile
 import threading
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils import building, prebuilt
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, prebuilt
 
 CMAKE = """
 cmake_minimum_required(VERSION 3.14)

@@ -1,7 +1,7 @@
 """The cache of each layer; tests/integration/test_placement.py holds it against the log of the real server."""
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils import caches, known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, known_answer
 
 MIB = 1024 * 1024
 

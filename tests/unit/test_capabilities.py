@@ -1,7 +1,7 @@
 """Build numbers against facts of real trees; what the real programs say is held against this in the integration tests."""
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils import capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
 
 
 @pytest.mark.parametrize(

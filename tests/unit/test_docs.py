@@ -6,7 +6,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils import advisories
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import advisories
 from conftest import SCHEMA
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,7 +1,7 @@
 """What the network adds to a token, by the formula and by what is known of the links."""
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils import estimate
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import estimate
 
 
 def links_of(pair, **measured):

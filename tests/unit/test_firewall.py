@@ -6,8 +6,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils import firewall
-from ansible_collections.llamacpp.cluster.plugins.module_utils.firewall import FirewallError
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply.firewall import FirewallError
 
 RECORDED = Path(__file__).parent / "data" / "firewall"
 ADDED, ZONES, POLICIES, RULESET = (

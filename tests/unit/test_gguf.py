@@ -8,7 +8,7 @@ import gguf as gguf_package
 import gguf_files as files
 import numpy
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils import gguf
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf
 from ansible_collections.llamacpp.cluster.plugins.modules import gguf_info
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import known_answer_file
 from hypothesis import HealthCheck, given, settings

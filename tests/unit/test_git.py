@@ -10,8 +10,8 @@ import time
 
 import pytest
 from ansible.errors import AnsibleError
-from ansible_collections.llamacpp.cluster.plugins.module_utils import releases
-from ansible_collections.llamacpp.cluster.plugins.module_utils.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import git, sources
 
 IDENTITY = ["-c", "user.name=test", "-c", "user.email=test@localhost"]

@@ -1,7 +1,7 @@
 """What is found of the devices and the processor of hosts on paper."""
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils import hardware
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import hardware
 from machines import NAMES, Machine
 
 

@@ -2,7 +2,8 @@ import time
 from pathlib import Path
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils import commands, host
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 
 
 @pytest.mark.parametrize(
@@ -19,7 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils import commands, 
     ],
 )
 def test_distributions(text, expected):
-    found = host.distribution(text)
+    found = names.distribution(text)
     assert (found["id"], found["version"], found["family"]) == expected
 
 
@@ -99,7 +100,7 @@ def test_packages_that_are_not_offered_at_all():
 @pytest.mark.parametrize("text, kept", [('{"a": {"memory_mib": 1}}', {"a": {"memory_mib": 1}}), ("{", {}), (None, {})])
 def test_facts_that_the_last_run_left(tmp_path, text, kept):
     if text is not None:
-        (tmp_path / host.KEPT_FACTS).write_text(text)
+        (tmp_path / names.KEPT_FACTS).write_text(text)
     assert host.kept_facts(str(tmp_path)) == kept
 
 
@@ -116,19 +117,19 @@ def test_output_of_a_command_that_hangs_fails_or_is_missing(monkeypatch):
     assert time.monotonic() - started < 4
 
 
-def test_places_follow_the_scope(monkeypatch):
-    monkeypatch.setenv("HOME", "/home/u")
-    for name in ("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    assert host.places("system", "systemd") == {
+def test_places_follow_the_scope():
+    assert names.places("system", "systemd", {"HOME": "/home/u"}) == {
         "prefix": "/opt/llamacpp",
         "cache": "/var/cache/llamacpp",
         "units": "/etc/systemd/system",
     }
-    assert host.places("user", "systemd_user")["units"] == "/home/u/.config/systemd/user"
-    assert host.places("user", "supervisor")["units"] == "/home/u/.local/share/llamacpp/supervisor/services"
-    assert host.places("user", "launchd")["units"] == "/home/u/Library/LaunchAgents"
-    assert Path(host.places("user", "launchd")["cache"]).parent == Path("/home/u/.cache")
+    assert names.places("user", "systemd_user", {"HOME": "/home/u"})["units"] == "/home/u/.config/systemd/user"
+    assert (
+        names.places("user", "supervisor", {"HOME": "/home/u"})["units"]
+        == "/home/u/.local/share/llamacpp/supervisor/services"
+    )
+    assert names.places("user", "launchd", {"HOME": "/home/u"})["units"] == "/home/u/Library/LaunchAgents"
+    assert Path(names.places("user", "launchd", {"HOME": "/home/u"})["cache"]).parent == Path("/home/u/.cache")
 
 
 def test_only_definitions_of_this_collection_are_ours(tmp_path):

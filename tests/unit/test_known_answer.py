@@ -1,5 +1,5 @@
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils import gguf, known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, known_answer
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import known_answer_file
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ansible_collections.llamacpp.cluster.plugins.module_utils import links
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import links
 
 DATA = Path(__file__).parent / "data" / "links"
 PATHS = {

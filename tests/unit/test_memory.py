@@ -1,6 +1,6 @@
 """What is free now, from what Linux and the drivers say."""
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils import memory
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import memory
 
 
 def test_memory_of_the_host():

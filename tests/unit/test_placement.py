@@ -1,5 +1,6 @@
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils import caches, known_answer, placement
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import placement
 
 GIB = 1 << 30
 

@@ -7,9 +7,14 @@ import re
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_action
-from ansible_collections.llamacpp.cluster.plugins.module_utils import head as heads
-from ansible_collections.llamacpp.cluster.plugins.module_utils import placement, planning, releases, workers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import placement, releases, workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.changes import decide, lacking
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import release_variables
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.staging import MODEL as staging_model
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.staging import obstacles
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory, sources
 from conftest import FACTS, Cluster, known_answer_of
 
@@ -303,7 +308,7 @@ def test_a_worker_without_a_link_is_reached_where_ansible_reaches_it(pair):
 def test_a_release_of_one_host_alone_is_refused(pair):
     pair.hosts["worker1"]["variables"]["llama_release"] = "b8700"
     with pytest.raises(Refusal, match="llama_release of worker1 differs from that of the head head"):
-        planning.release_variables(pair.hosts, inventory.packages())
+        release_variables(pair.hosts, inventory.packages())
 
 
 def test_moved_tensors_cross_the_network_more_often_than_is_counted(pair, big_model):
@@ -463,9 +468,9 @@ def test_a_release_is_proven_on_the_heads_own_devices_too(own):
     plan = own.plan(staging=True)
     found = {name: {"drift": {"missing_builds": [], "changed_files": []}, "free_mib": {}} for name in own.hosts}
     assert [entry["host"] for entry in plan["placement"]][-2:] == ["head", "head"]
-    assert planning.obstacles(plan, found) == []
+    assert obstacles(plan, found) == []
     found["head"]["free_mib"] = {"CUDA0": 90000, "CUDA1": 1024}
-    assert "head has 1024 MiB free on CUDA1" in planning.obstacles(plan, found)[0]
+    assert "head has 1024 MiB free on CUDA1" in obstacles(plan, found)[0]
 
 
 def test_a_head_without_workers():
@@ -869,7 +874,7 @@ def drifts(plan, **states):
 
 def test_nothing_is_done_while_all_is_as_planned(local):
     plan = local.plan()
-    assert planning.changes(plan, drifts(plan)) == {
+    assert decide(plan, drifts(plan)) == {
         "restarts": {"here": []},
         "behind": [],
         "unreached": [],
@@ -882,7 +887,7 @@ def test_nothing_is_done_while_all_is_as_planned(local):
 @pytest.mark.parametrize("state", ["stopped", "different"])
 def test_the_head_is_restarted_with_its_workers(local, state):
     plan = local.plan()
-    found = planning.changes(plan, drifts(plan, **{"llamacpp-worker-two": state}))
+    found = decide(plan, drifts(plan, **{"llamacpp-worker-two": state}))
     assert found["restarts"] == {"here": ["llamacpp-worker-two", "llamacpp-server"]}
     assert found["behind"] == ["here"]
 
@@ -899,14 +904,14 @@ def test_the_head_is_restarted_when_a_worker_goes_or_its_model_or_definition_cha
     plan = local.plan()
     found = drifts(plan)
     found["here"][key] = value
-    assert planning.changes(plan, found)["restarts"] == {"here": ["llamacpp-server"]}
+    assert decide(plan, found)["restarts"] == {"here": ["llamacpp-server"]}
 
 
 def test_the_head_is_restarted_with_a_worker_of_another_host(pair):
     plan = pair.plan()
     found = drifts(plan)
     found["worker1"]["redefined"] = ["llamacpp-worker-cpu"]
-    changes = planning.changes(plan, found)
+    changes = decide(plan, found)
     assert changes["restarts"] == {
         "head": ["llamacpp-server"],
         "worker1": ["llamacpp-worker-cpu"],
@@ -919,7 +924,7 @@ def test_any_difference_puts_a_host_behind_and_restarts_nothing_by_itself(pair):
     plan = pair.plan()
     found = drifts(plan)
     found["worker2"]["differences"] = ["folder /opt/llamacpp is missing"]
-    changes = planning.changes(plan, found)
+    changes = decide(plan, found)
     assert changes["behind"] == ["worker2"]
     assert not any(changes["restarts"].values())
 
@@ -929,16 +934,16 @@ def test_the_head_goes_on_when_an_unused_worker_is_restarted(pair):
         pair.hosts[name]["variables"]["llama_worker_endpoints"] = [{"name": name, "memory_mib": size}]
     pair.hosts["head"]["variables"]["llama_placement"] = "fewest"
     plan = pair.plan()
-    found = planning.changes(plan, drifts(plan, **{"llamacpp-worker-worker2": "stopped"}))
+    found = decide(plan, drifts(plan, **{"llamacpp-worker-worker2": "stopped"}))
     assert found["restarts"] == {"head": [], "worker1": [], "worker2": ["llamacpp-worker-worker2"]}
 
 
 def test_a_host_that_did_not_answer_is_named_and_changes_nothing(pair):
     plan = pair.plan()
-    changes = planning.changes(plan, {**drifts(plan), "worker2": None})
+    changes = decide(plan, {**drifts(plan), "worker2": None})
     assert changes["unreached"] == ["worker2"]
     assert changes["behind"] == []
-    assert planning.changes(plan, {**drifts(plan), "head": None})["unreached"] == ["head"]
+    assert decide(plan, {**drifts(plan), "head": None})["unreached"] == ["head"]
 
 
 @pytest.mark.parametrize(
@@ -956,7 +961,7 @@ def test_one_host_of_a_kind_builds_for_all(pair, lacking, builder, shared):
     identity = plan["hosts"]["head"]["builds"][0]["id"]
     for name in lacking:
         found[name]["missing_builds"] = [identity]
-    changes = planning.changes(plan, found)
+    changes = decide(plan, found)
     assert changes["builders"] == ({identity: builder} if builder else {})
     assert changes["shared"] == ([identity] if shared else [])
     assert changes["sources"] == ([plan["release"]["id"]] if builder in lacking else [])
@@ -968,7 +973,7 @@ def test_a_host_that_builds_for_itself_shares_nothing(local):
     found = drifts(plan)
     identity = plan["hosts"]["here"]["builds"][0]["id"]
     found["here"]["missing_builds"] = [identity]
-    changes = planning.changes(plan, found)
+    changes = decide(plan, found)
     assert {key: changes[key] for key in ("builders", "shared", "sources")} == {
         "builders": {identity: "here"},
         "shared": [],
@@ -1151,7 +1156,7 @@ def test_services_of_a_release_that_is_installed_anew_are_restarted(local):
     plan = local.plan()
     found = drifts(plan)
     found["here"]["missing_builds"] = [plan["hosts"]["here"]["builds"][0]["id"]]
-    assert planning.changes(plan, found)["restarts"]["here"] == [
+    assert decide(plan, found)["restarts"]["here"] == [
         "llamacpp-worker-one",
         "llamacpp-worker-two",
         "llamacpp-server",
@@ -1160,7 +1165,7 @@ def test_services_of_a_release_that_is_installed_anew_are_restarted(local):
 
 def test_a_head_that_waits_for_its_workers_is_left_alone(pair):
     plan = pair.plan()
-    found = planning.changes(plan, drifts(plan, **{"llamacpp-server": "waiting"}))
+    found = decide(plan, drifts(plan, **{"llamacpp-server": "waiting"}))
     assert found["behind"] == []
 
 
@@ -1190,11 +1195,11 @@ def test_a_user_without_ccache_needs_no_package(local):
 def test_what_only_makes_builds_faster_is_installed_where_something_is_built(pair):
     plan = pair.plan()
     tools = {"head": ["cmake", "ninja", "c++"], "worker1": ["cmake", "ccache", "c++"]}
-    assert planning.lacking(plan, tools, []) == {
+    assert lacking(plan, tools, []) == {
         "head": {"required": {}, "optional": {}},
         "worker1": {"required": {"ninja": "ninja-build"}, "optional": {}},
     }
-    found = planning.lacking(plan, tools, ["head", "worker1"])
+    found = lacking(plan, tools, ["head", "worker1"])
     assert {name: host["optional"] for name, host in found.items()} == {"head": {"ccache": "ccache"}, "worker1": {}}
 
 
@@ -1256,7 +1261,7 @@ def test_staging_is_a_second_cluster_on_the_other_ports(staged):
     assert staging["head"]["url"] == "http://127.0.0.1:8180"
     assert "--metrics" not in staging["head"]["argv"]
     assert "--api-key-file" not in staging["head"]["argv"]
-    assert staging["model"]["known_answer"] == planning.STAGING_MODEL
+    assert staging["model"]["known_answer"] == staging_model
     for name in serving["hosts"]:
         assert serving["hosts"][name]["builds"] == staging["hosts"][name]["builds"]
     names = {
@@ -1295,31 +1300,31 @@ def test_room_for_staging(staged):
     staged.hosts["worker2"]["facts"]["toolchain"]["nvcc"] = "12.9"
     plan = staged.plan(staging=True)
     free = {"head": {"CPU": 1023}, "worker1": {"CPU": 30000}, "worker2": {"CPU": 500, "CUDA0": 700}}
-    told = planning.obstacles(plan, said(free))
+    told = obstacles(plan, said(free))
     assert [reason.partition(", and ")[0] for reason in told] == [
         "head has 1023 MiB free on CPU",
         "worker2 has 700 MiB free on CUDA0",
     ]
     enough = {"head": {}, "worker1": {"CPU": 30000}, "worker2": {"CUDA0": 8000}}
-    assert planning.obstacles(plan, said(enough)) == []
+    assert obstacles(plan, said(enough)) == []
 
 
 def test_what_else_stands_in_the_way_of_staging(staged):
     plan = staged.plan(staging=True)
     found = said({"head": {}, "worker1": {}, "worker2": {}})
     found["worker1"]["drift"]["missing_builds"] = ["x"]
-    assert planning.obstacles(plan, found) == ["worker1 lacks the planned release: run site.yml"]
+    assert obstacles(plan, found) == ["worker1 lacks the planned release: run site.yml"]
     found["head"]["drift"]["changed_files"] = [plan["hosts"]["head"]["runtime"] + "/runtime.py", "/elsewhere"]
-    assert planning.obstacles(plan, found) == ["head, worker1 lacks the planned release: run site.yml"]
+    assert obstacles(plan, found) == ["head, worker1 lacks the planned release: run site.yml"]
     found["worker1"] = {"msg": "Something else already uses 192.0.2.11:50152"}
     found["worker2"] = {}
-    assert planning.obstacles(plan, found) == [
+    assert obstacles(plan, found) == [
         "worker1: Something else already uses 192.0.2.11:50152",
         "worker2 could not be reached",
     ]
     staged.hosts["head"]["variables"]["llama_server_staging_port"] = 8080
     refused = staged.plan(staging=True)
-    assert planning.obstacles(refused, {}) == refused["reasons"]
+    assert obstacles(refused, {}) == refused["reasons"]
 
 
 def test_an_account_of_somebody_elses(pair):
@@ -1457,8 +1462,8 @@ def test_a_host_keeps_as_many_releases_of_each_backend_as_it_was_told(both):
     both.hosts["worker1"]["variables"]["llama_build_keep"] = 3
     worker = both.plan()["hosts"]["worker1"]
     assert worker["keep_releases"] == 3
-    assert [releases.backend_of(build["id"]) for build in worker["builds"]] == ["vulkan", "hip"]
-    assert releases.backend_of("manifest") is None
+    assert [backends.backend_of(build["id"]) for build in worker["builds"]] == ["vulkan", "hip"]
+    assert backends.backend_of("manifest") is None
 
 
 def test_without_a_choice_the_first_backend_serves(both):
@@ -1513,7 +1518,7 @@ def test_what_is_compiled_already_is_installed_by_each_host_itself(pair, source,
     found = drifts(plan)
     for name, host in plan["hosts"].items():
         found[name]["missing_builds"] = [build["id"] for build in host["builds"]]
-    changes = planning.changes(plan, found)
+    changes = decide(plan, found)
     assert (changes["builders"], changes["shared"], len(changes["sources"])) == ({}, [], sources)
 
 
@@ -1545,9 +1550,9 @@ def test_what_staging_left_behind_restarts_nothing(local):
     plan = local.plan()
     found = drifts(plan)
     found["here"]["stale"] = ["llamacpp-staging-server"]
-    assert planning.changes(plan, found)["restarts"] == {"here": []}
+    assert decide(plan, found)["restarts"] == {"here": []}
     found["here"]["stale"] = ["llamacpp-worker-old"]
-    assert planning.changes(plan, found)["restarts"] == {"here": ["llamacpp-server"]}
+    assert decide(plan, found)["restarts"] == {"here": ["llamacpp-server"]}
 
 
 def test_a_release_is_the_same_wherever_it_lies():

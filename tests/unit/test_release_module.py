@@ -7,8 +7,8 @@ import subprocess
 import tarfile
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils import building
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import DEFINITION_MARK as MARK
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import DEFINITION_MARK as MARK
 from ansible_collections.llamacpp.cluster.plugins.modules import release
 
 MODULE = release

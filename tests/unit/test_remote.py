@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import gguf_files as files
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils import gguf, remote
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, remote
 from ansible_collections.llamacpp.cluster.plugins.modules import gguf_info
 
 MODULE = gguf_info

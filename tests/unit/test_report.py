@@ -4,7 +4,8 @@ import copy
 from html.parser import HTMLParser
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils import planning, report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.changes import decide
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import html_page
 from conftest import Cluster, known_answer_of
 from test_advisories import strix_halos
@@ -132,7 +133,7 @@ def test_a_plan_that_does_not_fit_has_a_page(pair, big_model):
 
 def changed(plan, found, **unasked):
     asked = {name: drift for name, drift in found.items() if name not in unasked}
-    changes = planning.changes(plan, {**dict.fromkeys(plan["hosts"]), **asked})
+    changes = decide(plan, {**dict.fromkeys(plan["hosts"]), **asked})
     return "\n".join(report.changes_of(plan, changes, asked, unasked))
 
 

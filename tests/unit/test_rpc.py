@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils import rpc
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 
 GIB = 1 << 30
 

@@ -10,10 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils import runtime
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import runtime
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 from test_rpc import Server, worker
-
-RUNTIME = Path(runtime.__file__)
 
 SERVER = """
 import http.server, socket, sys
@@ -64,19 +63,25 @@ def service():
 
 
 @pytest.fixture
-def launch(tmp_path, service):
-    """Starts the launcher of a head, as an installed pair of files."""
-    installed = tmp_path / "runtime"
-    installed.mkdir()
-    for name in ("runtime.py", "rpc.py"):
-        (installed / name).write_text(RUNTIME.with_name(name).read_text())
+def launcher(tmp_path):
+    """The launcher as it is installed on a host: a pair of files."""
+    folder = tmp_path / "runtime"
+    folder.mkdir()
+    for path in (Path(runtime.__file__), Path(rpc.__file__)):
+        (folder / path.name).write_text(path.read_text())
+    return str(folder / "runtime.py")
+
+
+@pytest.fixture
+def launch(tmp_path, launcher, service):
+    """Starts the launcher of a head."""
     program = tmp_path / "server.py"
     program.write_text(SERVER)
 
     def start(port, endpoints, *extra):
         argv = [
             sys.executable,
-            str(installed / "runtime.py"),
+            launcher,
             "head",
             "--url",
             f"http://127.0.0.1:{port}",
@@ -256,7 +261,7 @@ def test_what_was_used_longest_ago_is_removed_first(tmp_path):
 
 
 @pytest.fixture
-def worker_service(tmp_path, service):
+def worker_service(tmp_path, launcher, service):
     """Starts the launcher of a worker whose program prints a line and sleeps."""
     program = tmp_path / "worker.py"
     program.write_text(
@@ -264,8 +269,8 @@ def worker_service(tmp_path, service):
     )
 
     def start(cache):
-        launcher = [sys.executable, str(RUNTIME), "worker", "--cache", str(cache), "--limit-mib", "1"]
-        return service([*launcher, "--", sys.executable, str(program)])
+        argv = [sys.executable, launcher, "worker", "--cache", str(cache), "--limit-mib", "1"]
+        return service([*argv, "--", sys.executable, str(program)])
 
     return start
 

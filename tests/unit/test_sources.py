@@ -5,7 +5,7 @@ import threading
 
 import pytest
 from ansible.errors import AnsibleError
-from ansible_collections.llamacpp.cluster.plugins.module_utils.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import sources
 
 CONTENT = b"an archive"

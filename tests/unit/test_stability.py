@@ -5,7 +5,9 @@ import json
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import plan as action
-from ansible_collections.llamacpp.cluster.plugins.module_utils import host, planning, workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import make
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from conftest import FACTS, SCHEMA, known_answer_of
 
@@ -29,7 +31,7 @@ def run(facts):
         for name, address in ADDRESSES.items()
     }
     cluster, hosts = inventory.hosts({"groups": GROUPS, "hostvars": hostvars})
-    plan = planning.make(cluster, hosts, {}, inventory.packages(), "runtime-id")
+    plan = make(cluster, hosts, {}, inventory.packages(), "runtime-id")
     if plan["refused"]:
         SCHEMA.validate(plan)
         return plan, None

@@ -11,7 +11,7 @@ import sys
 import time
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils import links, state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import links, state
 
 
 @pytest.fixture

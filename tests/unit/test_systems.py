@@ -11,8 +11,9 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.vars.hostvars import HostVars
 from ansible.vars.manager import VariableManager
 from ansible_collections.llamacpp.cluster.plugins.action import plan as action
-from ansible_collections.llamacpp.cluster.plugins.module_utils import advisories, planning, workers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import advisories, workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import make, refused
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 
 FOLDER = Path(__file__).resolve().parents[2] / "inventories"
@@ -50,9 +51,9 @@ def plan(source, **extra):
             own = host["variables"]
             host["facts"] = workers.known(name, host["facts"], own["llama_hardware"], own["llama_host_scope"])
         action.ActionModule._look_up_release(None, hosts, told)
-        return planning.make(cluster, hosts, {}, inventory.packages(), "runtime-id")
+        return make(cluster, hosts, {}, inventory.packages(), "runtime-id")
     except Refusal as refusal:
-        return planning.refused(cluster, refusal)
+        return refused(cluster, refusal)
 
 
 def line(planned):

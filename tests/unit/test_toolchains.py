@@ -3,7 +3,10 @@
 import itertools
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils import backends, toolchains, workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import toolchains
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.toolchains import lacking
 from conftest import Cluster, known_answer_of
 from machines import Machine
 
@@ -542,7 +545,7 @@ def test_libraries_are_told_apart_by_toolkit(tmp_path, monkeypatch):
     (tmp_path / "opt/rocm-6.4.1/include/hipblas/hipblas.h").unlink()
     old, new = toolchains.find(tmp_path, machine.ask)
     assert (old["libraries"], new["libraries"]) == (["hip-headers", "rocblas"], ["hip-headers", "hipblas", "rocblas"])
-    assert (toolchains.lacking(old), toolchains.lacking(new)) == (["hipblas"], [])
+    assert (lacking(old), lacking(new)) == (["hipblas"], [])
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@ import stat
 from pathlib import Path
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils import tuning
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import tuning
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.tuning import parameters
 
 DATA = Path(__file__).parent / "data" / "tuning"
 WANTED = {"amdgpu.gttsize": "126976", "ttm.pages_limit": "32505856"}
@@ -112,16 +113,16 @@ def machine(tmp_path, request):
 
 
 def test_sizes_are_given_in_mib_and_in_pages():
-    assert tuning.parameters(131072, None) == WANTED
-    assert tuning.parameters(131072, 126976) == WANTED
-    assert tuning.parameters(65536, 1024) == {"amdgpu.gttsize": "1024", "ttm.pages_limit": "262144"}
-    assert tuning.parameters(65536, 63488)["amdgpu.gttsize"] == "63488"
+    assert parameters(131072, None) == WANTED
+    assert parameters(131072, 126976) == WANTED
+    assert parameters(65536, 1024) == {"amdgpu.gttsize": "1024", "ttm.pages_limit": "262144"}
+    assert parameters(65536, 63488)["amdgpu.gttsize"] == "63488"
 
 
 @pytest.mark.parametrize("memory, size", [(65536, 64513), (65536, 1023), (65536, -1), (5000, None), (0, None)])
 def test_a_size_that_the_host_cannot_lend_is_refused(memory, size):
     with pytest.raises(ValueError, match="llama_host_tuning_gtt_mib"):
-        tuning.parameters(memory, size)
+        parameters(memory, size)
 
 
 # --------------------------------------------------------------------------------------------------------- each mechanism

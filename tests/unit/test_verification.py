@@ -9,7 +9,9 @@ import threading
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import verify as verify_action
-from ansible_collections.llamacpp.cluster.plugins.module_utils import known_answer, report, runtime, verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report, verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import runtime
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
 
 ENDPOINTS = ("127.0.0.1:50052", "127.0.0.1:50053")
 

@@ -6,7 +6,7 @@ import subprocess
 import time
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils import capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
 from conftest import INVENTORY, PLAN, WORK, on
 
 pytestmark = pytest.mark.timeout(1800)

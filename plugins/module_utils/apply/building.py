@@ -1,0 +1,510 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""From a source archive, compiled programs, a distribution's package or a release of another host to an installed release.
+
+Everything in the folder of a build is done by an ordinary account, reading its results included: root opens no path that
+this account could have turned into a link. A release appears under its final name only when it is complete, and an
+interrupted build goes on where it was.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import pwd
+import re
+import shutil
+import subprocess
+import tarfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, cast
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import prebuilt
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import SEARCH
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
+
+MANIFEST = "manifest.json"
+LOG_LINES_SHOWN = 15
+PATCH_LINES_SHOWN = 6
+COMMIT_DIGITS = 8
+PACKED, PARTIAL, UNPACKED, CONFIGURED = ".tar.gz", ".new", ".unpacked", ".configured"
+UNFINISHED = (UNPACKED, CONFIGURED, PACKED + PARTIAL)
+"""Endings of files that stand beside the folder of a build until it has come to its end."""
+NEVER_USED = (0, 0)
+"""Time of a release's folder until it is put to use: then it is the time of that."""
+FULL_BYTES = 1 << 20
+"""A disk with less room is full: not every program says so when it could not write."""
+LINK_LEADS_OUT = "Cannot hard link to|Hard-link target '.*' does not exist"
+"""What GNU's and BSD's tar say of a hard link to something that was not unpacked."""
+STEP_LINES = r"^(\[[0-9]+/[0-9]+\]|== )"
+"""Lines of a build's log that tell how far it is, as an expression for grep -E: ninja's and our own."""
+
+
+class BuildError(Exception):
+    """A step failed; the message says which, where its log is, and how it ended."""
+
+
+def sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while part := stream.read(1 << 20):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def _expect(path: Path, digest: str) -> None:
+    if sha256(path) != digest:
+        raise BuildError(f"{path} does not have the sha256 {digest}: remove it and run it again")
+
+
+def installed(release: Path) -> dict | None:
+    """The manifest of an installed release whose files are what it says, or None."""
+    try:
+        manifest = json.loads((release / MANIFEST).read_text())
+        intact = all(sha256(release / name) == digest for name, digest in manifest["files"].items())
+    except (OSError, ValueError, KeyError):
+        return None
+    return manifest if intact else None
+
+
+def log_path(cache: str, identity: str) -> str:
+    return f"{cache}/builds/{identity}.log"
+
+
+def packed_path(cache: str, identity: str) -> str:
+    """Where an installed release is packed to be sent to other hosts."""
+    return f"{cache}/builds/{identity}{PACKED}"
+
+
+def _locked(path: Path, wait: bool) -> IO[str] | None:
+    """The lock of a build, held until it is closed; None where another process holds it and is not to be waited for."""
+    while True:
+        lock = path.open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+                return lock
+        except BlockingIOError:
+            lock.close()
+            return None
+        except FileNotFoundError:
+            pass
+        lock.close()
+
+
+def under_way(cache: str, identity: str) -> bool:
+    """Whether a build runs on this host now, perhaps one that a killed playbook has left."""
+    path = Path(cache) / "builds" / f"{identity}.lock"
+    if not path.exists():
+        return False
+    lock = _locked(path, wait=False)
+    if lock:
+        lock.close()
+    return lock is None
+
+
+def abandoned(cache: str, kept: set[str]) -> list[str]:
+    """Ids of builds that never came to an end and that nothing works on, and of releases that were brought to be installed and were not.
+
+    :param kept: ids that are planned or installed, of which none is told.
+    """
+    builds, sources = Path(cache) / "builds", Path(cache) / "sources"
+    found = {path.name for path in builds.glob("*") if path.is_dir()}
+    for ending in UNFINISHED:
+        found.update(path.name[: -len(ending)] for path in builds.glob("*" + ending))
+    brought = {path.name[: -len(PACKED)] for path in sources.glob("*" + PACKED)}
+    found |= {identity for identity in brought if backends.backend_of(identity)}
+    return sorted(identity for identity in found - kept if not under_way(cache, identity))
+
+
+def cleared(cache: str, identity: str) -> bool:
+    """Removes what a build left, apart from sources and ccache; returns False where it runs."""
+    builds = Path(cache) / "builds"
+    if builds.is_dir():
+        lock = _locked(builds / f"{identity}.lock", wait=False)
+        if not lock:
+            return False
+        with lock:
+            shutil.rmtree(builds / identity, ignore_errors=True)
+            for ending in (".log", PACKED, *UNFINISHED, ".lock"):
+                (builds / (identity + ending)).unlink(missing_ok=True)
+    (Path(cache) / "sources" / (identity + PACKED)).unlink(missing_ok=True)
+    return True
+
+
+def removed(prefix: str, cache: str, identity: str) -> None:
+    """Removes a release and what its build left, apart from sources and ccache."""
+    release = Path(prefix) / "releases" / identity
+    gone = release.with_name(f".{identity}")
+    shutil.rmtree(gone, ignore_errors=True)
+    if release.exists():
+        release.rename(gone)
+        shutil.rmtree(gone)
+    cleared(cache, identity)
+
+
+def pack(prefix: str, cache: str, build: dict) -> str:
+    """Packs an installed release; returns the path of the archive."""
+    release = Path(prefix) / "releases" / build["id"]
+    target = packed_path(cache, build["id"])
+    Path(target).parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(target + PARTIAL, "w:gz", compresslevel=1) as archive:
+        for name in [MANIFEST, *(f"bin/{target}" for target in build["targets"])]:
+            archive.add(release / name, name)
+    os.replace(target + PARTIAL, target)
+    return target
+
+
+class Installer:
+    """Puts programs of a build under the final name of its release.
+
+    :param build: the build as planned: ``id``, ``cmake_options``, ``environment``, ``targets``, ``packaged``.
+    :param account: who runs what is not trusted; None is the current account.
+    """
+
+    def __init__(self, prefix: str, build: dict, account: str | None) -> None:
+        self.release = Path(prefix) / "releases" / build["id"]
+        self.build = build
+        self.account = pwd.getpwnam(account) if account else None
+
+    def _as_account(self) -> dict[str, Any]:
+        if self.account and os.geteuid() == 0:
+            return {"user": self.account.pw_uid, "group": self.account.pw_gid, "extra_groups": []}
+        return {}
+
+    def link(self, source: dict) -> dict:
+        """Installs links to the programs that a distribution's package brought; returns the manifest."""
+        for path in self.build["packaged"].values():
+            if not os.access(path, os.X_OK):
+                raise BuildError(
+                    f"the distribution's packages were installed, but {path} is not there: use source: pypi or archive"
+                )
+        partial = self._begin()
+        for name, path in self.build["packaged"].items():
+            (partial / "bin" / name).symlink_to(path)
+        return self._publish(partial, {"source": source, "seconds": 0, "options_ignored": []})
+
+    def unpack(self, source: dict) -> dict:
+        """Installs programs that were compiled elsewhere, from an archive with their libraries; returns the manifest.
+
+        :param source: ``archive`` (path on this host), ``sha256``, ``commit`` and ``number``.
+        """
+        archive = Path(source["archive"])
+        _expect(archive, source["sha256"])
+        partial = self._begin()
+        try:
+            prebuilt.extract(archive, self.build["targets"], partial / "bin")
+        except prebuilt.ArchiveError as error:
+            raise BuildError(str(error)) from error
+        if "llama-server" in self.build["targets"] and "--rpc" not in self._help(partial / "bin" / "llama-server"):
+            raise BuildError(
+                "llama-server of llama_release's archive does not know --rpc: give an archive that was built with RPC, or use source: git"
+            )
+        details = {key: value for key, value in source.items() if key != "archive"}
+        return self._publish(partial, {"source": details, "seconds": 0, "options_ignored": []})
+
+    def receive(self, archive: str) -> dict:
+        """Installs a release that another host of the same kind has built; returns the manifest."""
+        partial = self._begin()
+        wanted = {MANIFEST, *(f"bin/{target}" for target in self.build["targets"])}
+        with tarfile.open(archive) as packed:
+            for member in packed:
+                if member.name in wanted and member.isfile():
+                    with (partial / member.name).open("wb") as stream:
+                        shutil.copyfileobj(cast(IO[bytes], packed.extractfile(member)), stream)
+        received = installed(partial)
+        if not received or received["id"] != self.build["id"]:
+            raise BuildError(
+                f"{archive} does not hold the release {self.build['id']} as it was built: remove it from the controller's cache"
+            )
+        for target in self.build["targets"]:
+            (partial / "bin" / target).chmod(0o755)
+        return self._publish(partial, {key: received[key] for key in ("source", "seconds", "options_ignored")})
+
+    def _begin(self) -> Path:
+        partial = self.release.with_name("." + self.release.name)
+        shutil.rmtree(partial, ignore_errors=True)
+        (partial / "bin").mkdir(parents=True)
+        return partial
+
+    def _publish(self, partial: Path, details: dict) -> dict:
+        manifest = {
+            "id": self.build["id"],
+            "cmake_options": self.build["cmake_options"],
+            "capabilities": self._probe(partial / "bin"),
+            "files": {f"bin/{path.name}": sha256(path) for path in sorted((partial / "bin").iterdir())},
+            **details,
+        }
+        (partial / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+        shutil.rmtree(self.release, ignore_errors=True)
+        partial.rename(self.release)
+        os.utime(self.release, NEVER_USED)
+        return manifest
+
+    def _probe(self, programs: Path) -> dict:
+        """What the programs say of themselves; a program that does not even start is no release."""
+        targets = self.build["targets"]
+        worker = next((target for target in targets if target.endswith("rpc-server")), "")
+        return capabilities.from_help(
+            worker,
+            self._help(programs / worker) if worker else "",
+            self._help(programs / "llama-server") if "llama-server" in targets else "",
+        )
+
+    def _help(self, program: Path) -> str:
+        """What a program says of its use. It runs where services do: old ones look for libraries of theirs in the folder where they are
+        started, and end where their account may not read it."""
+        try:
+            process = subprocess.run(
+                [str(program), "--help"],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+                cwd="/",
+                **self._as_account(),
+            )
+        except OSError as error:
+            raise BuildError(f"{program.name} does not run on this host: {error.strerror}") from error
+        said = process.stdout + process.stderr
+        if "usage" not in said.lower():
+            raise BuildError(f"{program.name} does not run on this host: {said.strip()[-300:] or 'it prints nothing'}")
+        return said
+
+
+class Builder(Installer):
+    """One build from source.
+
+    :param source: ``archive`` (path on this host), ``sha256``, ``member`` (folder in the archive that holds llama.cpp, or ""),
+        ``commit``, ``number``, and ``patches``, each with ``name``, ``path`` (on this host) and ``sha256``.
+    """
+
+    def __init__(self, prefix: str, cache: str, build: dict, source: dict, account: str | None) -> None:
+        super().__init__(prefix, build, account)
+        self.cache = Path(cache)
+        self.source = source
+        self.work = self.cache / "builds" / build["id"]
+        self.log = Path(log_path(cache, build["id"]))
+
+    def _folder(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        if self.account and path.stat().st_uid != self.account.pw_uid:
+            for folder, names, files in os.walk(path):
+                for name in [folder, *(os.path.join(folder, entry) for entry in [*names, *files])]:
+                    os.chown(name, self.account.pw_uid, self.account.pw_gid, follow_symlinks=False)
+
+    def _logged(self, step: str, argv: list[str]) -> tuple[int, list[str]]:
+        """Runs a step as the building account; returns its status and what it said."""
+        environment = {
+            "PATH": SEARCH,
+            "HOME": str(self.work),
+            "LC_ALL": "C",
+            "CCACHE_DIR": str(self.cache / "ccache"),
+            "CCACHE_BASEDIR": str(self.work),
+            "CCACHE_NOHASHDIR": "true",
+            **self.build["environment"],
+        }
+        with self.log.open("ab") as log:
+            log.write(f"== {step}\n".encode())
+            log.flush()
+            start = log.tell()
+            process = subprocess.run(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                cwd=self.work,
+                umask=0o022,
+                check=False,
+                **self._as_account(),
+            )
+        with self.log.open("rb") as log:
+            log.seek(start)
+            said = log.read().decode("utf-8", "replace").splitlines()
+        if process.returncode and (
+            any("No space left on device" in line for line in said[-200:])
+            or shutil.disk_usage(self.work).free < FULL_BYTES
+        ):
+            raise BuildError(
+                f"{step} failed: the disk of {self.cache} is full. Free some space and run it again; it goes on where it was. Log: {self.log}"
+            )
+        return process.returncode, said
+
+    def _run(self, step: str, argv: list[str]) -> None:
+        self._succeeded(step, *self._logged(step, argv))
+
+    def _succeeded(self, step: str, status: int, said: list[str]) -> None:
+        if status:
+            raise BuildError(
+                f"{step} failed with status {status}. Log: {self.log}, which ends in:\n"
+                + "\n".join(said[-LOG_LINES_SHOWN:])
+            )
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """A killed playbook leaves its build running: the next one waits for it here."""
+        lock = _locked(self.cache / "builds" / f"{self.build['id']}.lock", wait=True)
+        try:
+            yield
+        finally:
+            cast(IO[str], lock).close()
+
+    def install(self) -> dict:
+        """Builds and installs what is not there yet; returns the manifest."""
+        (self.cache / "builds").mkdir(parents=True, exist_ok=True)
+        with self._alone():
+            manifest = installed(self.release)
+            if manifest:
+                return manifest
+            started = time.monotonic()
+            for folder in (self.cache / "ccache", self.work):
+                self._folder(folder)
+            self.log.write_bytes(b"")
+            self._prepare()
+            self._configure()
+            jobs = str(os.cpu_count() or 1)
+            self._run("compile", ["cmake", "--build", "build", "--parallel", jobs, "--target", *self.build["targets"]])
+            manifest = self._install(round(time.monotonic() - started))
+            shutil.rmtree(self.work)
+            for ending in (UNPACKED, CONFIGURED):
+                self.log.with_suffix(ending).unlink()
+            return manifest
+
+    def _prepare(self) -> None:
+        """Unpacks and patches the tree where an interrupted build has not left the same one."""
+        wanted = [self.source["sha256"], *(patch["sha256"] for patch in self.source["patches"])]
+        ready = self.log.with_suffix(UNPACKED)
+        if ready.exists() and ready.read_text().split() == wanted and (self.work / "source").exists():
+            return
+        ready.unlink(missing_ok=True)
+        self._unpack()
+        for patch in self.source["patches"]:
+            self._patch(patch)
+        self._name()
+        ready.write_text("\n".join(wanted) + "\n")
+
+    def _unpack(self) -> None:
+        archive = Path(self.source["archive"])
+        _expect(archive, self.source["sha256"])
+        member = self.source["member"]
+        depth = len(Path(member).parts) if member else 1
+        self._run("clean", ["rm", "-rf", "source"])
+        self._run("clean", ["mkdir", "source"])
+        status, said = self._logged(
+            "unpack",
+            [
+                "tar",
+                "-xf",
+                str(archive),
+                "-C",
+                "source",
+                f"--strip-components={depth}",
+                "--no-same-owner",
+                *([member] if member else []),
+            ],
+        )
+        leads_out = next((line for line in said if re.search(LINK_LEADS_OUT, line)), None)
+        if leads_out:
+            raise BuildError(
+                f"{archive} holds a hard link that leads out of {member or 'its first folder'}, which alone is unpacked: give an archive whose "
+                f"tree of llama.cpp is whole. tar says: {leads_out}"
+            )
+        self._succeeded("unpack", status, said)
+        if not (self.work / "source" / "CMakeLists.txt").exists():
+            raise BuildError(
+                f"{archive} holds no llama.cpp tree: CMakeLists.txt is missing in {member or 'its first folder'}"
+            )
+
+    def _patch(self, patch: dict) -> None:
+        _expect(Path(patch["path"]), patch["sha256"])
+        status, said = self._logged(
+            f"patch {patch['name']}", ["patch", "-p1", "-N", "-t", "-d", "source", "-i", patch["path"]]
+        )
+        if status:
+            raise BuildError(
+                f"the patch {patch['name']} of llama_release does not apply: correct it for this tree, or take it out. Nothing that runs was "
+                f"touched. Log: {self.log}; patch says:\n" + "\n".join(said[:PATCH_LINES_SHOWN])
+            )
+
+    def _name(self) -> None:
+        """Writes number and commit into a tree that asks git for them and takes no option: older llama.cpp, and ik_llama.cpp."""
+        marks = {"NUMBER": str(self.source["number"] or 0), "COMMIT": self.source["commit"][:COMMIT_DIGITS]}
+        scripts = [part for name, value in marks.items() for part in ("-e", f"s/@BUILD_{name}@/{value}/")]
+        template = "source/common/build-info.cpp.in"
+        if (self.work / template).is_file():
+            self._run("name", ["sed", "-i.before", *scripts, template])
+
+    def _configure(self) -> None:
+        options = {
+            **self.build["cmake_options"],
+            "LLAMA_BUILD_COMMIT": self.source["commit"][:COMMIT_DIGITS],
+            "LLAMA_BUILD_NUMBER": str(self.source["number"] or 0),
+        }
+        told = json.dumps([options, self.build["environment"]])
+        ready = self.log.with_suffix(CONFIGURED)
+        if not ready.exists() or ready.read_text() != told:
+            # cmake keeps what it found out of the compilers, even where it could not make sense of them.
+            ready.unlink(missing_ok=True)
+            self._run("clean", ["rm", "-rf", "build"])
+        self._run(
+            "configure",
+            [
+                "cmake",
+                "-S",
+                "source",
+                "-B",
+                "build",
+                "-G",
+                "Ninja",
+                *(f"-D{name}={value}" for name, value in sorted(options.items())),
+            ],
+        )
+        ready.write_text(told)
+
+    def _install(self, seconds: int) -> dict:
+        partial = self._begin()
+        for target in self.build["targets"]:
+            with (partial / "bin" / target).open("wb") as program:
+                copied = subprocess.run(
+                    ["cat", str(self.work / "build" / "bin" / target)],
+                    stdout=program,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    check=False,
+                    **self._as_account(),
+                )
+            if copied.returncode:
+                raise BuildError(
+                    f"{target} could not be copied to {partial}: {copied.stderr.strip()}. Make that possible (is its disk full?) and run it again"
+                )
+            (partial / "bin" / target).chmod(0o755)
+        unknown = re.search(
+            r"Manually-specified variables were not used by the project:\n\n((?:    \w+\n)+)",
+            self.log.read_text(errors="replace"),
+        )
+        ignored = set(unknown.group(1).split()) - {"LLAMA_BUILD_NUMBER", "LLAMA_BUILD_COMMIT"} if unknown else set()
+        details = {
+            "source": {
+                **{key: value for key, value in self.source.items() if key not in ("archive", "patches")},
+                "patches": [patch["sha256"] for patch in self.source["patches"]],
+            },
+            "seconds": seconds,
+            "options_ignored": sorted(ignored),
+        }
+        return self._publish(partial, details)
+
+
+def step(line: str) -> str:
+    """What the last line of a build's log that matches STEP_LINES says to a person."""
+    counted = re.match(r"\[(\d+)/(\d+)\]", line)
+    if counted:
+        return f"step {counted[1]} of {counted[2]}"
+    return line.removeprefix("== ") or "starting"

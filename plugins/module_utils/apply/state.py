@@ -1,0 +1,445 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How a host differs from its part of the plan, read on that host: from files, accounts and running processes."""
+
+from __future__ import annotations
+
+import errno
+import grp
+import os
+import pwd
+import socket
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, firewall, links, tuning
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import output
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+
+CLOCK_SECONDS = 3
+"""Start of a process and time of a file are compared with so much tolerance."""
+HASHED_BYTES = 256 * 1024 * 1024
+"""Files that are larger are compared by size alone."""
+
+
+def _in_container(process: Path) -> bool:
+    """Whether a process belongs to a container of this host, whose programs may lie at the same path as ours."""
+    try:
+        return os.readlink(process / "ns" / "pid") != os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return False
+
+
+def processes(prefix: str) -> dict[int, list[str]]:
+    """Process → argv, of all whose program or script lies below the prefix.
+
+    macOS tells a command only as one line: there an argument that holds a space comes as two.
+    """
+    found = {}
+    if sys.platform == "darwin":
+        for line in output(["ps", "-axww", "-o", "pid=,command="]).splitlines():
+            number, command = line.split(None, 1)
+            if any(word.startswith(prefix + "/") for word in command.split(" ")[:2]):
+                found[int(number)] = command.split(" ")
+        return found
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                argv = (entry / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")[:-1]
+            except OSError:
+                continue
+            if any(word.startswith(prefix + "/") for word in argv[:2]) and not _in_container(entry):
+                found[int(entry.name)] = argv
+    return found
+
+
+def environment_of(process: int) -> dict[str, str] | None:
+    """Environment of a process, or None where it cannot be read."""
+    try:
+        text = Path(f"/proc/{process}/environ").read_bytes().decode("utf-8", "replace")
+    except OSError:
+        return None
+    return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
+
+
+def occupied(address: str, port: int) -> bool:
+    """Whether something listens there already."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as candidate:
+        candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            candidate.bind((address, port))
+        except PermissionError:
+            return False
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False
+
+
+class Socket(NamedTuple):
+    """One line of the kernel's tables of TCP sockets; a remote port is left out, nobody asks for it."""
+
+    address: str
+    port: int
+    remote: str
+    state: str
+    inode: str
+
+
+LISTENING, ESTABLISHED = "0A", "01"
+IPV4 = {"/proc/net/tcp": socket.AF_INET}
+ALL = {**IPV4, "/proc/net/tcp6": socket.AF_INET6}
+
+
+def _address(text: str, family: socket.AddressFamily) -> str:
+    words = [int(text[start : start + 8], 16).to_bytes(4, sys.byteorder) for start in range(0, len(text), 8)]
+    return socket.inet_ntop(family, b"".join(words))
+
+
+def sockets(tables: dict[str, socket.AddressFamily]) -> Iterator[Socket]:
+    """TCP sockets of this host (Linux; none elsewhere)."""
+    for table, family in tables.items():
+        if os.path.exists(table):
+            for line in Path(table).read_text().splitlines()[1:]:
+                fields = line.split()
+                address, port = fields[1].split(":")
+                remote = fields[2].split(":")[0]
+                yield Socket(_address(address, family), int(port, 16), _address(remote, family), fields[3], fields[9])
+
+
+def listeners(pids: list[int]) -> dict[int, set[int]]:
+    """Process → TCP ports on which it listens (Linux), as far as its file descriptors may be read."""
+    inodes = {f"socket:[{entry.inode}]": entry.port for entry in sockets(IPV4) if entry.state == LISTENING}
+    found: dict[int, set[int]] = {}
+    for pid in pids:
+        try:
+            links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
+        except OSError:
+            continue
+        found[pid] = {inodes[link] for link in links if link in inodes}
+    return found
+
+
+def listening_addresses(port: int) -> list[str]:
+    """Addresses on which this host listens on the port (Linux; empty elsewhere)."""
+    return sorted({entry.address for entry in sockets(ALL) if entry.state == LISTENING and entry.port == port})
+
+
+def clients(port: int) -> list[str]:
+    """Addresses that hold a connection to the port of this host, or wait for it to be served (Linux; empty elsewhere)."""
+    return sorted({entry.remote for entry in sockets(IPV4) if entry.state == ESTABLISHED and entry.port == port})
+
+
+def service_state(service: dict, running: dict[int, list[str]]) -> dict:
+    """How a planned service stands: ``running`` as planned, ``waiting`` when its launcher runs as planned and waits for workers,
+    ``stopped``, ``foreign`` when something else has its port, or ``different``, with another command line or environment."""
+    address, port = service["listens"].rsplit(":", 1)
+    programs = [pid for pid, argv in running.items() if argv == service["process"]]
+    services = [pid for pid, argv in running.items() if argv == service["argv"]]
+    own = programs or services or [pid for pid, ports in listeners(list(running)).items() if int(port) in ports]
+    if services:
+        actual = environment_of((programs or services)[0])
+        same = actual is None or all(actual.get(name) == value for name, value in service["environment"].items())
+        state = ("running" if programs else "waiting") if same else "different"
+    else:
+        state = "different" if own else "foreign" if occupied(address, int(port)) else "stopped"
+    return {
+        "state": state,
+        "pid": own[0] if own else None,
+        "addresses": listening_addresses(int(port)),
+        "clients": clients(int(port)),
+    }
+
+
+PORTS = {
+    ("worker", False): "as port in llama_worker_endpoints",
+    ("worker", True): "as staging_port in llama_worker_endpoints",
+    ("head", False): "in llama_server_port",
+    ("head", True): "in llama_server_staging_port",
+}
+"""Kind of a service, and whether it is temporary → where its port is given."""
+
+
+def taken_ports(planned: dict, services: dict) -> str | None:
+    """What is in the way where something else has the port of a planned service, as a sentence, or None.
+
+    :param services: name → state, of service_state.
+    """
+    lacking = [service for service in planned["services"] if services[service["name"]]["state"] == "foreign"]
+    if not lacking:
+        return None
+    where = dict.fromkeys(PORTS[service["kind"], service["temporary"]] for service in lacking)
+    taken = " and ".join(f"{service['listens']}, on which {service['name']} is to listen" for service in lacking)
+    return f"Something else already uses {taken}: stop it, or give another one {' and '.join(where)}."
+
+
+def _accounts(planned: list[dict]) -> list[str]:
+    found = []
+    for account in planned:
+        try:
+            pwd.getpwnam(account["name"])
+        except KeyError:
+            found.append(f"account {account['name']} is missing")
+            continue
+        lacking = [name for name in account["groups"] if account["name"] not in grp.getgrnam(name).gr_mem]
+        if lacking:
+            found.append(f"account {account['name']} is not in {', '.join(lacking)}")
+    return found
+
+
+def _folders(planned: list[dict]) -> list[str]:
+    found = []
+    for folder in planned:
+        try:
+            actual = os.stat(folder["path"])
+        except OSError:
+            found.append(f"folder {folder['path']} is missing")
+            continue
+        owner = folder["owner"]
+        mode = f"{stat.S_IMODE(actual.st_mode):04o}"
+        if folder["mode"] and mode != folder["mode"]:
+            found.append(f"folder {folder['path']} has mode {mode}, planned {folder['mode']}")
+        if owner and _name_of(actual.st_uid) != owner:
+            found.append(f"folder {folder['path']} belongs to {_name_of(actual.st_uid)}, planned {owner}")
+    return found
+
+
+def _name_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _changed_files(planned: list[dict]) -> list[str]:
+    """Paths of files that are not there or have other content. Of a very large one only the size is compared."""
+    found = []
+    for file in planned:
+        path = Path(file["path"])
+        if (
+            not path.is_file()
+            or path.stat().st_size != file["bytes"]
+            or (file["bytes"] <= HASHED_BYTES and building.sha256(path) != file["sha256"])
+        ):
+            found.append(file["path"])
+    return found
+
+
+def definition_path(planned: dict, service: str) -> Path:
+    ending = {"launchd": ".plist", "supervisor": ".conf"}.get(planned["service_manager"], ".service")
+    return Path(planned["units"]) / (service + ending)
+
+
+def _redefined(planned: dict, services: dict) -> list[str]:
+    """Names of services whose definition is not there or is another, or is newer than what runs by it, or that read another file
+    when they started than the one that is there now.
+
+    :param services: name → state and pid, of service_state.
+    """
+    found = []
+    unread = _unread_units(planned)
+    for service in planned["services"]:
+        path = definition_path(planned, service["name"])
+        try:
+            same = path.read_text() == service["definition"]
+            written = path.stat().st_mtime
+        except OSError:
+            same, written = False, 0.0
+        started = started_at(services[service["name"]]["pid"])
+        written = max(written, *(_modified(read) for read in service["reads"]), 0.0)
+        newer = started is not None and started + CLOCK_SECONDS < written
+        if not same or newer or service["name"] in unread:
+            found.append(service["name"])
+    return found
+
+
+def _modified(path: str) -> float:
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return 0.0
+
+
+def _unread_units(planned: dict) -> set[str]:
+    """Names of services whose unit systemd has not read since it was written."""
+    if not planned["service_manager"].startswith("systemd") or not planned["services"]:
+        return set()
+    units = [service["name"] + ".service" for service in planned["services"]]
+    scope = ["--user"] if planned["scope"] == "user" else []
+    told = output(["systemctl", *scope, "show", "--property=Id,NeedDaemonReload", *units])
+    return {
+        block.split("Id=")[1].split(".service")[0]
+        for block in told.split("\n\n")
+        if "NeedDaemonReload=yes" in block and "Id=" in block
+    }
+
+
+def started_at(pid: int | None) -> float | None:
+    """When a process started, in seconds since 1970 (Linux), or None where that is not known."""
+    try:
+        ticks = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
+        boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
+    except (OSError, StopIteration):
+        return None
+    return int(boot.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _not_at_boot(planned: dict) -> list[str]:
+    if not planned["service_manager"].startswith("systemd"):
+        return []
+    wants = Path(planned["units"]) / f"{'multi-user' if planned['scope'] == 'system' else 'default'}.target.wants"
+    return [
+        service["name"]
+        for service in planned["services"]
+        if not os.path.lexists(wants / definition_path(planned, service["name"]).name)
+    ]
+
+
+def _service_manager(planned: dict) -> list[str]:
+    """What the host's service manager lacks where the installation brings or sets it up itself."""
+    if planned["service_manager"] == "supervisor" and not host.supervisor(planned["prefix"])["running"]:
+        return ["supervisor does not run"]
+    if planned["service_manager"] == "systemd_user":
+        user = pwd.getpwuid(os.geteuid()).pw_name
+        if not os.path.exists("/var/lib/systemd/linger/" + user):
+            return [f"services of {user} end at logout"]
+    return []
+
+
+def _system(planned: dict) -> list[str]:
+    if planned["service_manager"] != "systemd":
+        return []
+    found = []
+    if firewall.differs(planned["firewall_manager"], planned["firewall"]):
+        found.append(f"rules of {planned['firewall_manager'] or 'a firewall that is not active'} are not as planned")
+    if links.managed(planned["links"]) or links.ours():
+        known = links.facts()
+        told = links.problems(planned["links"], known)
+        if told:
+            raise links.LinkError(" ".join(told))
+        if links.differs(planned["links"], known):
+            found.append("links are not as planned")
+    tuned = tuning.apply(planned["tuning"]["parameters"], planned["tuning"]["profile"], check=True)
+    if tuned["before"] != tuned["after"]:
+        found.append("kernel parameters or the profile of tuned are not as planned")
+    return found
+
+
+def _named_releases(planned: dict, identities: set[str], applied: bool) -> set[str]:
+    """Those releases that a process runs or a definition of a service identities, ours or not.
+
+    :param applied: leave out our own definitions, which an apply replaces or removes, and the processes that run by them.
+    """
+    folders = {planned["prefix"], os.path.realpath(planned["prefix"])}
+    ours = {definition_path(planned, name) for name in host.defined_services(planned["units"])} if applied else set()
+    replaced: list[str] = []
+    texts: list[str] = []
+    for path in Path(planned["units"]).glob("*"):
+        if path.suffix in names.DEFINITION_ENDINGS and path.is_file():
+            (replaced if path in ours else texts).append(path.read_text(errors="replace"))
+    running = processes(planned["prefix"])
+    ending = {pid for pid, argv in running.items() if any(all(word in text for word in argv) for text in replaced)}
+    texts += [" ".join(argv) for pid, argv in running.items() if pid not in ending]
+    for process in Path("/proc").glob("[0-9]*") if sys.platform != "darwin" else []:
+        with suppress(OSError):
+            texts.append(os.readlink(process / "exe") if int(process.name) not in ending else "")
+    return {
+        name for name in identities for folder in folders if any(f"{folder}/releases/{name}/" in text for text in texts)
+    }
+
+
+def running_releases(prefix: str, running: dict[int, list[str]]) -> list[str]:
+    """Ids of the releases whose programs run."""
+    folder = f"{prefix}/releases/"
+    programs = (argv[0] for argv in running.values() if argv[0].startswith(folder))
+    return sorted({program[len(folder) :].split("/")[0] for program in programs})
+
+
+def unneeded_releases(planned: dict, applied: bool = False) -> list[str]:
+    """Installed releases beyond the last ones of their backend that are kept, oldest first: none that is planned, built or run now, or
+    named by a service.
+
+    What is planned counts as one of the last, even before it is installed, and so does the place of a backend that is not planned any
+    more. The last ones are those that were put to use last.
+
+    :param applied: tell it as it will be once the planned services run in place of those that run now.
+    """
+    folder = Path(planned["prefix"]) / "releases"
+    found = (
+        {entry.name: entry.stat().st_mtime for entry in folder.iterdir() if entry.is_dir()} if folder.is_dir() else {}
+    )
+    wanted = {build["id"] for build in planned["builds"]}
+    partial = {
+        name
+        for name in found
+        if name.startswith(".") and name[1:] not in wanted and not building.under_way(planned["cache"], name[1:])
+    }
+    others = {name for name in found if not name.startswith(".")} - wanted
+    room = {
+        backend: planned["keep_releases"] - max(1, sum(backends.backend_of(name) == backend for name in wanted))
+        for backend in {backends.backend_of(name) for name in others}
+    }
+    if all(sum(backends.backend_of(name) == backend for name in others) <= left for backend, left in room.items()):
+        return sorted(partial)
+    held = _named_releases(planned, others, applied)
+    held |= {name for name in others if building.under_way(planned["cache"], name)}
+    unneeded = []
+    for backend, left in room.items():
+        own = {name for name in others if backends.backend_of(name) == backend}
+        rest = sorted(own - held, key=lambda name: found[name], reverse=True)
+        unneeded += rest[max(0, left - len(own & held)) :]
+    return sorted(partial) + sorted(unneeded, key=lambda name: found[name])
+
+
+def drift(planned: dict) -> dict:
+    """What differs on this host from its part of the plan.
+
+    :param planned: ``plan["hosts"][name]``.
+    :returns: ``services`` (name → state, pid, addresses, clients), ``defined`` (names of services that have a definition), ``stale``
+        (those of them that are not planned), ``missing_builds`` (ids of planned builds that are not installed or not intact),
+        ``running_releases`` (ids of the releases whose programs run), ``changed_files`` (paths), ``redefined`` (names of services),
+        ``differences`` (all that an apply would change, one sentence each).
+    """
+    running = processes(planned["prefix"])
+    services = {service["name"]: service_state(service, running) for service in planned["services"]}
+    defined = host.defined_services(planned["units"])
+    missing = [
+        build["id"]
+        for build in planned["builds"]
+        if not building.installed(Path(planned["prefix"]) / "releases" / build["id"])
+    ]
+    stale = sorted(set(defined) - set(services))
+    changed_files, redefined = _changed_files(planned["files"]), _redefined(planned, services)
+    differences = [
+        *_accounts(planned["accounts"]),
+        *_folders(planned["folders"]),
+        *(f"release {identity} is not installed" for identity in missing),
+        *(f"{path} is missing or has other content" for path in changed_files),
+        *(f"{name} is not defined as planned" for name in redefined),
+        *(f"{name} is not started at boot" for name in _not_at_boot(planned)),
+        *_service_manager(planned),
+        *_system(planned),
+        *(
+            f"{name} is {service['state']}"
+            for name, service in services.items()
+            if service["state"] not in ("running", "waiting")
+        ),
+        *(f"{name} is not planned any more" for name in stale),
+        *(f"release {identity} is no longer needed" for identity in unneeded_releases(planned)),
+    ]
+    return {
+        "services": services,
+        "defined": defined,
+        "stale": stale,
+        "missing_builds": missing,
+        "running_releases": running_releases(planned["prefix"], running),
+        "changed_files": changed_files,
+        "redefined": redefined,
+        "differences": differences,
+    }

@@ -1,0 +1,77 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Programs of the host, found also where a login that is not interactive does not look."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+SEARCH = os.pathsep.join(
+    [
+        os.environ.get("PATH", ""),
+        "/usr/local/bin",
+        "/opt/homebrew/bin",
+        "/usr/local/cuda/bin",
+        "/opt/rocm/bin",
+        "/usr/sbin",
+        "/sbin",
+        "/usr/bin",
+        "/bin",
+    ]
+)
+COMMAND_SECONDS = 20
+ROOT = Path("/")
+Ask = Callable[[list], str]
+"""Runs a command and returns what it prints, as commands.output does."""
+
+
+class CommandError(Exception):
+    """A command did not do as told. ``reason`` is why; ``status`` is None if it could not be run, or not to its end."""
+
+    def __init__(self, argv: list[str], reason: str, status: int | None) -> None:
+        super().__init__(f"«{shlex.join(argv)}» failed: {reason}")
+        self.reason = reason
+        self.status = status
+
+
+def find(program: str) -> str | None:
+    """Path of a program that is installed."""
+    return shutil.which(program, path=SEARCH)
+
+
+def run(argv: list[str], seconds: float, text: str = "", may_fail: bool = False) -> str:
+    """What a command prints, given ``text``. It speaks no other language, since what it prints is read.
+
+    :param seconds: how long it may take.
+    :param may_fail: whether its status says something else than that it failed.
+    """
+    try:
+        done = subprocess.run(
+            [find(argv[0]) or argv[0], *argv[1:]],
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+            env={**os.environ, "PATH": SEARCH, "LC_ALL": "C"},
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise CommandError(argv, str(error), None) from error
+    if done.returncode and not may_fail:
+        reason = (done.stderr or done.stdout).strip() or f"status {done.returncode}"
+        raise CommandError(argv, reason, done.returncode)
+    return done.stdout
+
+
+def output(argv: list[str]) -> str:
+    """What a command prints, or nothing if it is not there or fails."""
+    try:
+        return run(argv, COMMAND_SECONDS)
+    except CommandError:
+        return ""

@@ -1,0 +1,31 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Files of the host."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def text_of(path: Path) -> str:
+    """Content of a file, or nothing where it is not there or may not be read."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def replace_file(target: Path, text: str, mode: int) -> None:
+    """Whoever reads the file finds the old text or the new one, whole. What was read with surrogateescape goes back as it was."""
+    handle, temporary = tempfile.mkstemp(prefix=".llamacpp-", dir=target.parent)
+    try:
+        with os.fdopen(handle, "w", errors="surrogateescape") as file:
+            file.write(text)
+            os.fchmod(handle, mode)
+        os.replace(temporary, target)
+    except BaseException:
+        os.unlink(temporary)
+        raise

@@ -1,0 +1,66 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Names and places that every part of the collection has to agree on."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+
+ACCOUNT = "llamacpp"
+BUILD_ACCOUNT = "llamacpp-build"
+SERVICES = "llamacpp-"
+STAGING_SERVICES = "llamacpp-staging-"
+"""How the names of services begin: of those that serve, and of those that prove a release on the staging ports meanwhile."""
+SYSTEM = "/usr"
+"""Prefix of what the distribution brings."""
+DEFINITION_ENDINGS = {".service", ".conf", ".plist"}
+DEFINITION_MARK = "Written by llamacpp.cluster"
+"""Stands in the first lines of every definition of a service."""
+KEPT_FACTS = "facts.json"
+"""File below the prefix of the head with the facts from which the last plan was made."""
+FAMILIES = {
+    "debian": "debian",
+    "ubuntu": "debian",
+    "fedora": "redhat",
+    "rhel": "redhat",
+    "centos": "redhat",
+    "arch": "arch",
+    "suse": "suse",
+    "opensuse": "suse",
+}
+
+
+ROLLING = ("opensuse-tumbleweed",)
+"""Distributions whose version is a date: builds would be others after every upgrade."""
+
+
+def distribution(os_release: str) -> dict:
+    """From the text of /etc/os-release: id, version and the family whose packages it uses."""
+    values = dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', os_release, re.MULTILINE))
+    names = [values.get("ID", "unknown"), *values.get("ID_LIKE", "").split()]
+    family = next((FAMILIES[name.split("-")[0]] for name in names if name.split("-")[0] in FAMILIES), "unknown")
+    version = values.get("VERSION_ID", values.get("VERSION_CODENAME", ""))
+    return {"id": names[0], "version": "" if names[0] in ROLLING else version, "family": family}
+
+
+def places(scope: str, manager: str, environment: Mapping[str, str]) -> dict:
+    """Where things are installed: the installation, the cache that outlives it, and the service definitions.
+
+    :param environment: of the connecting user, with ``HOME``.
+    """
+    home = environment["HOME"]
+    if scope == "system":
+        prefix, cache = "/opt/llamacpp", "/var/cache/llamacpp"
+    else:
+        prefix = os.path.join(environment.get("XDG_DATA_HOME") or home + "/.local/share", "llamacpp")
+        cache = os.path.join(environment.get("XDG_CACHE_HOME") or home + "/.cache", "llamacpp")
+    units = {
+        "systemd": "/etc/systemd/system",
+        "systemd_user": os.path.join(environment.get("XDG_CONFIG_HOME") or home + "/.config", "systemd/user"),
+        "launchd": "/Library/LaunchDaemons" if scope == "system" else home + "/Library/LaunchAgents",
+        "supervisor": prefix + "/supervisor/services",
+    }[manager]
+    return {"prefix": prefix, "cache": cache, "units": units}

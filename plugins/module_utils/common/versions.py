@@ -1,0 +1,18 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Version numbers, as programs print them."""
+
+from __future__ import annotations
+
+import re
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version))
+
+
+def first(text: str) -> str | None:
+    """The first version number in a text, or a line that is only a number."""
+    found = re.search(r"\d+(\.\d+)+|^\d+$", text, re.MULTILINE)
+    return found.group(0) if found else None

@@ -1,0 +1,47 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which firewall manager filters on a host."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
+
+MANAGERS = ("firewalld", "ufw", "nftables")
+"""Units of systemd, in the order in which they are looked for: two of them may be active."""
+UFW_SETTINGS = "/etc/ufw/ufw.conf"
+
+
+def manager(active: Collection[str], ufw_settings: str) -> str | None:
+    """The manager that filters. ufw is an active unit even where it is switched off.
+
+    :param active: those of MANAGERS that systemd reports as active.
+    :param ufw_settings: text of UFW_SETTINGS.
+    """
+    for name in MANAGERS:
+        enabled = name != "ufw" or re.search(r"^ENABLED=[\"']?yes", ufw_settings, re.MULTILINE)
+        if name in active and enabled:
+            return name
+    return None
+
+
+def active_units(units: Collection[str], printed: str) -> set[str]:
+    """The units that are active.
+
+    :param printed: what ``systemctl is-active UNITS`` prints, a line for each.
+    """
+    return {name for name, state in zip(units, printed.split()) if state in ("active", "reloading")}
+
+
+def of_host() -> str | None:
+    """The manager that filters on this host."""
+    try:
+        printed = commands.run(["systemctl", "is-active", *MANAGERS], commands.COMMAND_SECONDS, may_fail=True)
+    except commands.CommandError:
+        return None
+    return manager(active_units(MANAGERS, printed), text_of(Path(UFW_SETTINGS)))

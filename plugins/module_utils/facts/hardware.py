@@ -1,0 +1,234 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Processor, memory and accelerators of a host, read on it: from the kernel where that tells, else from vendors' tools.
+
+An accelerator is ``backend``, ``name`` (for people), ``architecture`` (what to compile for; empty where that is not known or
+not needed), ``memory_mib`` (0 where it is not known) and ``unified`` (whether that is the host's own memory).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import sys
+from pathlib import Path
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
+
+MIB = 1024 * 1024
+NVIDIA_QUERY = ["nvidia-smi", "--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader,nounits"]
+NOT_TOLD = {"N/A", "Not Supported"}
+"""What nvidia-smi prints, in brackets or without, for what a device does not have: memory of its own, for instance."""
+
+UNIFIED_GFX = {
+    "gfx902",
+    "gfx909",
+    "gfx90c",
+    "gfx1013",
+    "gfx1033",
+    "gfx1035",
+    "gfx1036",
+    "gfx1103",
+    "gfx1150",
+    "gfx1151",
+    "gfx1152",
+    "gfx1153",
+}
+"""AMD processors whose graphics use the host's memory, for kernels that do not tell it in the KFD topology (before 6.10)."""
+
+LOCAL_HEAPS = {"1", "2"}
+"""Types of a memory bank in the KFD topology that count as the device's own: visible to the processor, and not."""
+
+INTEL_DRIVERS = {"i915", "xe"}
+INTEL_INTEGRATED = "0000:00:02.0"
+"""Where graphics inside an Intel processor always are on the PCI bus."""
+
+
+def _mib(path: Path) -> int | None:
+    """Of a file that holds a number of bytes."""
+    text = text_of(path).strip()
+    return int(text) // MIB if text.isdigit() else None
+
+
+def _words(path: Path) -> dict[str, str]:
+    """Of a file with a name and a value on each line."""
+    return dict(line.split(None, 1) for line in text_of(path).splitlines() if len(line.split(None, 1)) == 2)
+
+
+def memory_mib() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MIB
+
+
+INSTRUCTIONS = (
+    "mmx|3dnow|sse|pni|ssse|avx|amx|fma|f16c|xop|bmi|tbm|abm|lzcnt|popcnt|movbe|cx16|lahf|aes|vaes|sha|gfni|pclmul|vpclmul|adx"
+    "|fp|asimd|sve|sme|i8mm|bf16|atomics|crc32|pmull|lrcpc|fcma|jscvt"
+)
+"""How flags of /proc/cpuinfo begin that tell of instructions which compilers use. Others come with kernels, microcode and hypervisors."""
+
+
+def cpu(root: Path = ROOT, ask: Ask = output) -> dict:
+    """``cores`` are those that the system schedules on, threads of a core counted each; ``features_id`` is the same for processors
+    that run the same programs."""
+    if sys.platform == "darwin":
+        model, features = ask(["sysctl", "-n", "machdep.cpu.brand_string"]).strip(), ""
+    else:
+        text = text_of(root / "proc/cpuinfo")
+        named = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
+        flags = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
+        model, features = named.group(1) if named else platform.machine(), flags.group(1) if flags else ""
+    used = [feature for feature in features.split() if re.match(INSTRUCTIONS, feature)]
+    identity = hashlib.sha256(" ".join([model, *sorted(used)]).encode()).hexdigest()[:12]
+    return {"model": model, "cores": os.cpu_count() or 1, "features_id": identity}
+
+
+def _told(field: str) -> bool:
+    return field.strip("[]") not in NOT_TOLD
+
+
+def nvidia(listing: str, memory: int) -> list[dict]:
+    """From what NVIDIA_QUERY prints. A device without memory of its own (GB10) uses the host's, of which there are ``memory`` MiB."""
+    found = []
+    for line in listing.splitlines():
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) != 3:
+            continue
+        name, capability, size = fields
+        if (re.fullmatch(r"\d+\.\d+", capability) or not _told(capability)) and (size.isdigit() or not _told(size)):
+            found.append(
+                {
+                    "backend": "cuda",
+                    "name": name,
+                    "architecture": capability if _told(capability) else "",
+                    "memory_mib": int(size) if size.isdigit() else memory,
+                    "unified": not size.isdigit(),
+                }
+            )
+    return found
+
+
+def nvidia_without_tools(root: Path) -> list[dict]:
+    """From the driver's files, which tell neither compute capability nor memory."""
+    found = []
+    for path in sorted(root.glob("proc/driver/nvidia/gpus/*/information")):
+        model = re.search(r"^Model:\s*(.+)$", text_of(path), re.MULTILINE)
+        if model:
+            name = model.group(1).strip()
+            found.append({"backend": "cuda", "name": name, "architecture": "", "memory_mib": 0, "unified": False})
+    return found
+
+
+def amd(root: Path) -> dict[str, dict]:
+    """Name of the render node → device, in the order of the KFD topology, which is the one in which HIP counts them."""
+    found = {}
+    nodes = root / "sys/class/kfd/kfd/topology/nodes"
+    for properties in sorted(nodes.glob("*/properties"), key=lambda path: int(path.parent.name)):
+        values = _words(properties)
+        version = int(values.get("gfx_target_version", 0))
+        if not version:
+            continue
+        architecture = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
+        render = f"renderD{values.get('drm_render_minor', '').strip()}"
+        banks = [_words(bank) for bank in properties.parent.glob("mem_banks/*/properties")]
+        local = sum(int(bank.get("size_in_bytes", 0)) for bank in banks if bank.get("heap_type") in LOCAL_HEAPS) // MIB
+        integrated = int(values.get("cpu_cores_count", 0)) > 0 or architecture in UNIFIED_GFX
+        memory, unified = _amd_memory(root / "sys/class/drm" / render / "device", local, integrated)
+        found[render] = {
+            "backend": "hip",
+            "name": f"AMD {architecture}",
+            "architecture": architecture,
+            "memory_mib": memory,
+            "unified": unified,
+        }
+    return found
+
+
+def _amd_memory(device: Path, local: int, integrated: bool) -> tuple[int, bool]:
+    """Size in MiB, and whether that is the host's memory.
+
+    Of graphics inside a processor, programs get whichever is larger: what the firmware has set aside, or what the kernel may lend
+    them (GTT). Kernels from 6.10 on count the latter as the device's own, so that it has more than its video memory.
+
+    :param local: MiB that the KFD topology counts as the device's own; 0 where it tells nothing.
+    :param integrated: whether the device is known to be part of a processor.
+    """
+    own, lent = _mib(device / "mem_info_vram_total"), _mib(device / "mem_info_gtt_total")
+    if own is not None and local > own:
+        return lent or local, True
+    if (integrated or own == 0) and (lent or 0) > (own or 0):
+        return lent or 0, True
+    return own or local, False
+
+
+def _drm(root: Path) -> list[tuple[str, str, dict]]:
+    """PCI address, name and description of each render node, in the order of the addresses."""
+    found = []
+    for node in root.glob("sys/class/drm/renderD*"):
+        lines = text_of(node / "device/uevent").splitlines()
+        described = dict(line.split("=", 1) for line in lines if "=" in line)
+        found.append((described.get("PCI_SLOT_NAME", ""), node.name, described))
+    return sorted(found, key=lambda entry: entry[:2])
+
+
+def vulkan(root: Path, memory: int, nvidia_devices: list[dict], amd_devices: dict[str, dict]) -> list[dict]:
+    """Devices with a Vulkan driver, discrete ones first, as the Vulkan loader lists them. Integrated ones are left out beside
+    discrete ones, since llama.cpp leaves them out there too, at least in older builds."""
+    found = list(nvidia_devices)
+    for slot, name, described in _drm(root):
+        driver = described.get("DRIVER")
+        label = described.get("PCI_ID", slot).lower()
+        if driver == "amdgpu" and name in amd_devices:
+            found.append(amd_devices[name])
+        elif driver == "amdgpu":
+            size, unified = _amd_memory(root / "sys/class/drm" / name / "device", 0, False)
+            found.append({"name": f"AMD graphics {label}", "memory_mib": size, "unified": unified})
+        elif driver in INTEL_DRIVERS:
+            integrated = slot == INTEL_INTEGRATED
+            size = memory // 2 if integrated else 0
+            found.append({"name": f"Intel graphics {label}", "memory_mib": size, "unified": integrated})
+    discrete = [device for device in found if not device["unified"]]
+    return [{**device, "backend": "vulkan", "architecture": ""} for device in discrete or found]
+
+
+def apple(memory: int, ask: Ask) -> list[dict]:
+    """Graphics of Apple's own processors: what the system lets them lock, or else three quarters of the memory."""
+    limit = ask(["sysctl", "-n", "iogpu.wired_limit_mb"]).strip()
+    return [
+        {
+            "backend": "metal",
+            "name": ask(["sysctl", "-n", "machdep.cpu.brand_string"]).strip(),
+            "architecture": "apple",
+            "memory_mib": int(limit) if limit.isdigit() and int(limit) else memory * 3 // 4,
+            "unified": True,
+        }
+    ]
+
+
+def accelerators(memory: int, root: Path = ROOT, ask: Ask = output) -> list[dict]:
+    """Every device once for each backend that could drive it.
+
+    :param memory: MiB of the host.
+    """
+    if platform.system() == "Darwin":
+        return apple(memory, ask) if platform.machine() == "arm64" else []
+    from_nvidia = nvidia(ask(NVIDIA_QUERY), memory) or nvidia_without_tools(root)
+    from_amd = amd(root)
+    return [*from_nvidia, *from_amd.values(), *vulkan(root, memory, from_nvidia, from_amd)]
+
+
+def thunderbolt(root: Path = ROOT) -> list[dict]:
+    """Connections by Thunderbolt or USB4 to other hosts: ``device``, and of the worse direction ``lanes`` and ``gbit_per_lane``."""
+    found = []
+    for device in sorted(root.glob("sys/bus/thunderbolt/devices/*")):
+        if "DEVTYPE=thunderbolt_xdomain" not in text_of(device / "uevent").split():
+            continue
+        lanes = re.findall(r"\d+", text_of(device / "rx_lanes") + text_of(device / "tx_lanes"))
+        speeds = re.findall(r"\d+(?:\.\d+)?", text_of(device / "rx_speed") + text_of(device / "tx_speed"))
+        if lanes and speeds:
+            found.append(
+                {"device": device.name, "lanes": min(map(int, lanes)), "gbit_per_lane": min(map(float, speeds))}
+            )
+    return found

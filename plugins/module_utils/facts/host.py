@@ -1,0 +1,255 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a host has and what runs on it, read on that host."""
+
+from __future__ import annotations
+
+import grp
+import json
+import os
+import platform
+import pwd
+import re
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, versions
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import firewall, hardware, toolchains
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+
+MINIMUM_PYTHON = (3, 9)
+DEVICE_GROUPS = ("render", "video")
+"""Groups whose members may use the graphics devices of Linux."""
+
+VERSION_ARGUMENTS = {
+    "cmake": ["--version"],
+    "ninja": ["--version"],
+    "c++": ["-dumpfullversion", "-dumpversion"],
+    "ccache": ["--version"],
+    "nvcc": ["--version"],
+    "hipconfig": ["--version"],
+    "glslc": ["--version"],
+    "patch": ["--version"],
+}
+FIRMWARE_VERSION = {
+    "debian": [
+        ["dpkg-query", "--show", "--showformat=${Version}", "firmware-amd-graphics"],
+        ["dpkg-query", "--show", "--showformat=${Version}", "linux-firmware"],
+    ],
+    "redhat": [["rpm", "--query", "--queryformat=%{VERSION}", "amd-gpu-firmware"]],
+}
+"""Distribution family → commands of which the first that knows prints the version of the firmware of AMD's graphics."""
+
+
+def version_of(argv: list[str], ask: Ask = output) -> str | None:
+    """The first version number that a command prints, or None if it is not there or fails."""
+    return versions.first(ask(argv))
+
+
+def toolchain(installed: list[dict], root: Path = ROOT, ask: Ask = output) -> dict:
+    """Tool or library → its version, or None. A toolkit counts also where its commands are not in the search path."""
+    found = {tool: version_of([tool, *arguments], ask) for tool, arguments in VERSION_ARGUMENTS.items()}
+    for toolkit in installed:
+        if toolkit["backend"] in backends.TOOLKITS and not found[backends.toolkit(toolkit["backend"])]:
+            found[backends.toolkit(toolkit["backend"])] = toolkit["version"]
+    return {**found, **toolchains.libraries(installed, root)}
+
+
+def readable_by_all(path: str) -> bool:
+    """Whether every account may run the program: each folder above it is open, and so is what links lead to."""
+    for name in (path, os.path.realpath(path)):
+        for part in [Path(name), *Path(name).parents]:
+            if not part.exists() or not part.stat().st_mode & stat.S_IXOTH:
+                return False
+    return True
+
+
+def closed_to(account: str, path: str) -> str | None:
+    """The first part of a file's path that an account may not pass or read, or None. An account that is not there yet is everybody."""
+    try:
+        user = pwd.getpwnam(account)
+        groups = {user.pw_gid, *(group.gr_gid for group in grp.getgrall() if account in group.gr_mem)}
+    except KeyError:
+        user, groups = None, set()
+    real = Path(os.path.realpath(path))
+    for part in [*reversed(Path(path).parents), *reversed(real.parents), real]:
+        found = part.stat()
+        owned = user is not None and found.st_uid == user.pw_uid
+        shift = 6 if owned else 3 if found.st_gid in groups else 0
+        if not found.st_mode >> shift & (1 if stat.S_ISDIR(found.st_mode) else 4):
+            return str(part)
+    return None
+
+
+def python(scope: str) -> str | None:
+    """An interpreter that the services can use."""
+    for candidate in ("/usr/bin/python3", "/usr/local/bin/python3", "/opt/homebrew/bin/python3", sys.executable):
+        if not os.access(candidate, os.X_OK) or (scope == "system" and not readable_by_all(candidate)):
+            continue
+        version = re.match(r"Python (\d+)\.(\d+)", output([candidate, "--version"]))
+        if version and tuple(map(int, version.groups())) >= MINIMUM_PYTHON:
+            return candidate
+    return None
+
+
+def service_manager(scope: str) -> str:
+    if sys.platform == "darwin":
+        return "launchd"
+    if os.path.isdir("/run/systemd/system"):
+        if scope == "system":
+            return "systemd"
+        runtime = f"/run/user/{os.geteuid()}"
+        if os.path.exists(runtime + "/bus"):
+            os.environ.setdefault("XDG_RUNTIME_DIR", runtime)
+        if output(["systemctl", "--user", "show", "--property=Version"]):
+            return "systemd_user"
+    return "supervisor"
+
+
+def packaged(policy: str, main: str) -> dict:
+    """From what ``apt-cache policy`` says of the packages of llama.cpp: names of those that are installed, and upstream's version
+    of the main one that is installed, or else offered, or None."""
+    found = re.findall(r"^(\S+):\n  Installed: (\S+)\n  Candidate: (\S+)$", policy, re.MULTILINE)
+    installed = {name: version for name, version, _candidate in found if version != "(none)"}
+    offered = {name: candidate for name, _version, candidate in found}
+    version = re.match(r"(?:\d+:)?(\d[0-9.]*\d)", installed.get(main) or offered.get(main, ""))
+    return {"version": version.group(1) if version else None, "installed": sorted(installed)}
+
+
+def _packaged(catalogue: dict, family: str) -> dict | None:
+    if family not in catalogue:
+        return None
+    spec = catalogue[family]
+    names = sorted(
+        {
+            *(program["package"] for program in spec["programs"].values()),
+            *(name for libraries in spec["libraries"].values() for name in libraries),
+        }
+    )
+    return packaged(output(["apt-cache", "policy", *names]), spec["version"])
+
+
+def firmware(accelerators: list[dict], family: str, ask: Ask = output) -> str | None:
+    """Version of the package with the firmware of AMD's graphics, on a host that has such; None where no package tells."""
+    if not any(device["backend"] == "hip" for device in accelerators):
+        return None
+    told = (ask(command).strip() for command in FIRMWARE_VERSION.get(family, []))
+    return next((version for version in told if version), None)
+
+
+def measured_links(prefix: str) -> dict:
+    """Host → what was last measured of its link to this head; empty elsewhere."""
+    found = {}
+    for path in sorted(Path(prefix, "links").glob("*.json")):
+        with suppress(OSError, ValueError):
+            found[path.stem] = json.loads(path.read_text())
+    return found
+
+
+def kept_facts(prefix: str) -> dict:
+    """Host → facts, as the last run left them on its head; empty elsewhere."""
+    try:
+        return json.loads(Path(prefix, names.KEPT_FACTS).read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def defined_services(units: str) -> list[str]:
+    """Names of services whose definition this collection has written."""
+    found = []
+    for path in Path(units).glob("llamacpp-*") if os.path.isdir(units) else []:
+        if path.suffix in names.DEFINITION_ENDINGS and path.is_file() and not path.is_symlink():
+            with path.open(errors="replace") as stream:
+                if names.DEFINITION_MARK in stream.read(1000):
+                    found.append(path.stem)
+    return sorted(found)
+
+
+def facts(wanted_scope: str, catalogue: dict | None = None) -> dict:
+    """Everything that planning needs to know of this host. Stable: nothing here changes with the load.
+
+    :param catalogue: distribution family → its packages of llama.cpp, to look for them.
+    """
+    if wanted_scope == "auto":
+        may_become_root = os.geteuid() == 0 or (
+            bool(shutil.which("sudo"))
+            and subprocess.run(["sudo", "-n", "true"], capture_output=True, check=False).returncode == 0
+        )
+        wanted_scope = "system" if may_become_root else "user"
+    manager = service_manager(wanted_scope)
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    os_release = Path("/etc/os-release")
+    place = names.places(wanted_scope, manager, {"HOME": pwd.getpwuid(os.getuid()).pw_dir, **os.environ})
+    interpreter = python(wanted_scope)
+    installed = toolchains.find()
+    memory = hardware.memory_mib()
+    tools = {
+        **toolchain(installed),
+        "venv": version_of([interpreter, "-c", "import ensurepip, venv; print('1.0')"]) if interpreter else None,
+    }
+    distributed = (
+        names.distribution(os_release.read_text())
+        if os_release.exists()
+        else {
+            "id": platform.system().lower(),
+            "version": platform.release().split(".", maxsplit=1)[0],
+            "family": platform.system().lower(),
+        }
+    )
+    packages = _packaged(catalogue or {}, distributed["family"])
+    devices = hardware.accelerators(memory)
+    return {
+        "system": platform.system(),
+        "architecture": platform.machine(),
+        "distribution": distributed,
+        "packaged": packages,
+        "cpu": hardware.cpu(),
+        "memory_mib": memory,
+        "accelerators": devices,
+        "toolchain": tools,
+        "toolchains": installed,
+        "tools": sorted(
+            [*(tool for tool, version in tools.items() if version), *(packages["installed"] if packages else [])]
+        ),
+        "scope": wanted_scope,
+        "user": user,
+        "uid": os.geteuid(),
+        "accounts": {entry.pw_name: entry.pw_dir for entry in pwd.getpwall() if entry.pw_name.startswith("llamacpp")},
+        "device_groups": [group.gr_name for group in grp.getgrall() if group.gr_name in DEVICE_GROUPS],
+        "python": interpreter,
+        "service_manager": manager,
+        "supervisor": supervisor(place["prefix"]),
+        "lingering": {
+            "enabled": os.path.exists("/var/lib/systemd/linger/" + user),
+            "by_us": os.path.exists(place["prefix"] + "/lingering"),
+        },
+        "firewall": firewall.of_host() if manager == "systemd" else None,
+        "kernel": platform.release(),
+        "firmware": firmware(devices, distributed["family"]),
+        "thunderbolt": hardware.thunderbolt(),
+        "measured": measured_links(place["prefix"]),
+        "kept": kept_facts(place["prefix"]),
+        "defined": defined_services(place["units"]),
+        **place,
+    }
+
+
+def supervisor(prefix: str) -> dict:
+    """Version of the installation's own supervisor, and whether it runs."""
+    running = False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control:
+        try:
+            control.connect(prefix + "/supervisor/control.sock")
+            running = True
+        except PermissionError:
+            running = True
+        except OSError:
+            pass
+    return {"version": version_of([prefix + "/venv/bin/supervisord", "--version"]), "running": running}

@@ -1,0 +1,323 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The launcher of services, the one program of this collection that stays on a host. It works without a controller.
+
+For the head it waits until every worker shakes hands, writes down what they said, starts llama-server, keeps the log of this
+start, ends llama-server when a worker is lost, and writes down how it ended; the service manager then starts it anew. For a worker with a cache of
+tensors, from which llama.cpp never removes anything, it keeps that cache below its limit. It is installed beside a copy of
+rpc.py and needs nothing but Python 3.9.
+
+llama-server does not reconnect to a worker, and an idle one does not even notice that a worker died. So on Linux its
+connections are read from /proc once a second; elsewhere it ends by itself at the next request.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import http.client
+import importlib
+import json
+import os
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, cast
+
+try:
+    from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
+except ImportError:
+    rpc = importlib.import_module("rpc")  # as installed on a host
+
+HANDSHAKES = "handshakes.json"
+START_LOG = "start.log"
+ENDS = "ends.json"
+START_LOG_BYTES = 8 * 1024 * 1024
+LAST_BYTES = 4096
+LAST_LINES = 20
+LOST_AFTER_POLLS = 2
+PRUNE_SECONDS = 300
+MIB = 1024 * 1024
+PR_SET_PDEATHSIG = 1
+ESTABLISHED = 1
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"llamacpp: {text}\n")
+    sys.stdout.flush()
+
+
+def shake_hands(
+    endpoints: list[str], protocol: str | None, timeout: float, note: Callable[[dict], None], pause: float = 1.0
+) -> None:
+    """Waits until every worker answers.
+
+    A worker whose release does not fit is waited for like one that is not there yet: it is probably being replaced.
+
+    :param note: called with ``{endpoint: last answer of rpc.probe}`` whenever one of them has changed.
+    """
+    answers: dict = {}
+    while True:
+        for endpoint in endpoints:
+            before = answers.get(endpoint, {}).get("state")
+            if before == "ok":
+                continue
+            address, port = endpoint.rsplit(":", 1)
+            answers[endpoint] = rpc.probe(address, int(port), timeout, protocol)
+            if answers[endpoint]["state"] != before:
+                note(answers)
+                if answers[endpoint]["state"] != "ok":
+                    say(f"waiting for worker {endpoint}: {answers[endpoint]['state']}, {answers[endpoint]['detail']}")
+        if all(answer["state"] == "ok" for answer in answers.values()):
+            return
+        time.sleep(pause)
+
+
+def write_handshakes(state: Path, answers: dict) -> None:
+    partial = state / (HANDSHAKES + ".new")
+    partial.write_text(json.dumps({"time": int(time.time()), "workers": answers}))
+    partial.replace(state / HANDSHAKES)
+
+
+def write_end(state: Path, how: str, said: str) -> None:
+    """Counts the ends of llama-server, over all starts of the launcher, with how the last one came and the last lines of its log."""
+    try:
+        number = int(json.loads((state / ENDS).read_text())["number"])
+    except (OSError, ValueError, KeyError, TypeError):
+        number = 0
+    partial = state / (ENDS + ".new")
+    partial.write_text(json.dumps({"number": number + 1, "how": how, "log": said.splitlines()[-LAST_LINES:]}))
+    partial.replace(state / ENDS)
+
+
+def connections(tcp_table: str, inodes: set[str], endpoints: list[str]) -> set[str]:
+    """The endpoints to which a process that holds the socket inodes has an established connection.
+
+    :param tcp_table: text of /proc/net/tcp.
+    """
+    connected = set()
+    for line in tcp_table.splitlines()[1:]:
+        fields = line.split()
+        if int(fields[3], 16) == ESTABLISHED and fields[9] in inodes:
+            address, port = fields[2].split(":")
+            numeric = socket.inet_ntoa(struct.pack("=I", int(address, 16)))
+            connected.add(f"{numeric}:{int(port, 16)}")
+    return connected & set(endpoints)
+
+
+def socket_inodes(process: int) -> set[str]:
+    inodes = set()
+    for link in Path(f"/proc/{process}/fd").iterdir():
+        try:
+            target = os.readlink(link)
+        except OSError:
+            continue
+        if target.startswith("socket:["):
+            inodes.add(target[len("socket:[") : -1])
+    return inodes
+
+
+def healthy(url: str) -> bool:
+    connection = http.client.HTTPConnection(url.split("//", 1)[1], timeout=2)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+class Head:
+    """One llama-server process and what is watched about it."""
+
+    def __init__(self, argv: list[str], endpoints: list[str], url: str, state: Path) -> None:
+        self.endpoints = endpoints
+        self.url = url
+        self.ready = False
+        self.missing = 0
+        self.last = b""
+        self.process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            preexec_fn=_end_with_parent,
+        )
+        self.relay = threading.Thread(target=self._relay, args=(state / START_LOG,), daemon=True)
+        self.relay.start()
+
+    def _relay(self, path: Path) -> None:
+        """Passes the output on to the service's log, and keeps the beginning of this start in a file, and its end in memory."""
+        pipe = cast(IO[bytes], self.process.stdout).fileno()
+        room = START_LOG_BYTES
+        with path.open("wb", buffering=0) as start_log:
+            while part := os.read(pipe, 65536):
+                start_log.write(part[:room])
+                room -= len(part[:room])
+                self.last = (self.last + part)[-LAST_BYTES:]
+                os.write(sys.stdout.fileno(), part)
+
+    def lost_workers(self) -> list[str]:
+        """Workers whose connection is gone, seen twice in a row after the server had become ready."""
+        if not sys.platform.startswith("linux"):
+            return []
+        if not self.ready:
+            self.ready = healthy(self.url)
+            return []
+        try:
+            inodes = socket_inodes(self.process.pid)
+        except OSError:
+            return []
+        connected = connections(Path("/proc/net/tcp").read_text(), inodes, self.endpoints)
+        lost = [endpoint for endpoint in self.endpoints if endpoint not in connected]
+        self.missing = self.missing + 1 if lost else 0
+        return lost if self.missing >= LOST_AFTER_POLLS else []
+
+    def stop(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def _end_with_parent() -> None:
+    """A llama-server whose launcher was killed would keep the port and the workers."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def ended_how(status: int) -> str:
+    """What the return code of a process says of its end."""
+    return f"with status {status}" if status >= 0 else f"by signal {-status}"
+
+
+def _asked_to_stop(_number: int, _frame: object) -> None:
+    raise SystemExit(0)
+
+
+def run(
+    argv: list[str],
+    endpoints: list[str],
+    url: str,
+    state: Path,
+    protocol: str | None,
+    timeout: float,
+    pause: float = 1.0,
+) -> int:
+    """Waits, starts and watches; returns the exit status of the service: 0 only when it was asked to stop."""
+    signal.signal(signal.SIGTERM, _asked_to_stop)
+    signal.signal(signal.SIGINT, _asked_to_stop)
+    state.mkdir(exist_ok=True)
+    write_handshakes(state, {})
+    shake_hands(endpoints, protocol, timeout, lambda answers: write_handshakes(state, answers), pause)
+    try:
+        head = Head(argv, endpoints, url, state)
+    except OSError as error:
+        write_end(state, f"before it began, {error}", "")
+        say(f"llama-server could not be started: {error}")
+        time.sleep(pause)
+        return 1
+    how = ""
+    try:
+        while head.process.poll() is None:
+            time.sleep(pause)
+            lost = head.lost_workers()
+            if lost:
+                how = f"since it had lost worker {', '.join(lost)}"
+                say(f"lost worker {', '.join(lost)}: restarting llama-server")
+                head.stop()
+    except SystemExit:
+        head.stop()
+        head.relay.join(timeout=5)
+        raise
+    head.relay.join(timeout=5)
+    how = how or ended_how(head.process.returncode)
+    say(f"llama-server ended {how}")
+    write_end(state, how, head.last.decode("utf-8", "replace"))
+    time.sleep(pause)
+    return 1
+
+
+def prune(folder: Path, limit: int) -> list[str]:
+    """Removes files, those that were used longest ago first, until the folder holds no more than so many bytes; returns their names."""
+    files = []
+    for path in folder.rglob("*"):
+        try:
+            found = path.lstat()
+        except OSError:
+            continue
+        if stat.S_ISREG(found.st_mode):
+            files.append((max(found.st_atime, found.st_mtime), found.st_size, path))
+    held = sum(size for _used, size, _path in files)
+    removed = []
+    for _used, size, path in sorted(files):
+        if held <= limit:
+            break
+        path.unlink(missing_ok=True)
+        held -= size
+        removed.append(path.name)
+    return removed
+
+
+def _bound(cache: Path, limit: int) -> None:
+    removed = prune(cache, limit)
+    if removed:
+        say(f"removed {len(removed)} files from {cache} to keep it below {limit // MIB} MiB")
+
+
+def run_worker(argv: list[str], cache: Path, limit: int, pause: float = PRUNE_SECONDS) -> int:
+    """Runs a worker and keeps its cache below the limit in bytes; returns the exit status of the service."""
+    signal.signal(signal.SIGTERM, _asked_to_stop)
+    signal.signal(signal.SIGINT, _asked_to_stop)
+    _bound(cache, limit)
+    # A worker has to go on ignoring SIGPIPE, which a connection that was given up would end it with.
+    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, preexec_fn=_end_with_parent, restore_signals=False)
+    try:
+        while process.poll() is None:
+            try:
+                process.wait(timeout=pause)
+            except subprocess.TimeoutExpired:
+                _bound(cache, limit)
+    except SystemExit:
+        process.terminate()
+        process.wait()
+        raise
+    say(f"the worker ended with status {process.returncode}")
+    return 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Runs llama.cpp's programs as services.")
+    parts = parser.add_subparsers(dest="part", required=True)
+    head = parts.add_parser("head", help="wait for the workers, then run llama-server and watch it")
+    head.add_argument(
+        "--worker", action="append", default=[], metavar="ADDRESS:PORT", help="a worker that must answer first"
+    )
+    head.add_argument("--protocol", help="RPC protocol that this head speaks")
+    head.add_argument("--timeout", type=float, default=5.0, help="seconds for one handshake")
+    head.add_argument("--url", required=True, help="where llama-server answers")
+    head.add_argument("--state", required=True, type=Path, help="folder for the handshakes and the log of this start")
+    worker = parts.add_parser("worker", help="run a worker and bound its cache of tensors")
+    worker.add_argument("--cache", required=True, type=Path, help="folder of the cache")
+    worker.add_argument("--limit-mib", required=True, type=int, help="what the cache may hold")
+    for part in (head, worker):
+        part.add_argument("argv", nargs="+", help="the program and its arguments, after --")
+    options = parser.parse_args()
+    if options.part == "worker":
+        return run_worker(options.argv, options.cache, options.limit_mib * MIB)
+    return run(options.argv, options.worker, options.url, options.state, options.protocol, options.timeout)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,586 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Reads the header of a GGUF file, and tells what planning needs of it: sizes per layer, heads, context.
+
+No number in the file is trusted: counts and lengths are held against what is left of the file and of fixed limits, and
+the file is held to what llama.cpp holds it to when it loads a model.
+Format: ggml/docs/gguf.md of ggml-org/ggml, versions 2 and 3; what llama.cpp refuses: ggml/src/gguf.cpp.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import stat
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches
+
+MIB = 1024 * 1024
+MAX_HEADER_BYTES = 128 * MIB
+MAX_KEPT_BYTES = 8 * MIB
+MAX_KEYS = MAX_TENSORS = 65536
+MAX_DIMENSIONS = 4
+MAX_KEY, MAX_TENSOR_NAME = 65535, 63
+MAX_ELEMENTS = (1 << 63) - 1
+FIRST_CHUNK, LARGEST_CHUNK = 256 * 1024, 4 * MIB
+"""Bytes asked for at first, and at most; each time twice as many as before."""
+KEPT_ARRAY = 4096
+"""Longer arrays (vocabularies) are counted, not kept."""
+KEPT_STRING = 65536
+"""Longer strings are cut."""
+
+STRING, ARRAY = 8, 9
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
+
+TENSOR_TYPES = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1),
+    25: ("I16", 1, 2),
+    26: ("I32", 1, 4),
+    27: ("I64", 1, 8),
+    28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56),
+    30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
+    41: ("Q1_0", 128, 18),
+    42: ("Q2_0", 64, 18),
+}
+"""Tensor type of ggml.h → name, elements and bytes of one block."""
+
+FILE_TYPES = {
+    **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S"},
+    **{12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K"},
+    **{19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL"},
+    **{26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16"},
+    **{36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4_MOE", 39: "NVFP4", 40: "Q1_0", 41: "Q2_0"},
+}
+"""``general.file_type``, llama_ftype of llama.h → name."""
+
+
+KEYS_BY_LAYER = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
+CACHE_KEYS = (
+    *KEYS_BY_LAYER,
+    *(f"attention.{name}_length_{kind}" for name in ("key", "value") for kind in ("mla", "swa")),
+    *(
+        f"attention.{name}"
+        for name in ("sliding_window", "sliding_window_pattern", "recurrent_layers", "shared_kv_layers")
+    ),
+    *(f"ssm.{name}" for name in ("conv_kernel", "inner_size", "state_size", "group_count")),
+    *("full_attention_interval", "kda.head_dim", "wkv.head_size", "token_shift_count", "shortconv.l_cache"),
+    "nextn_predict_layers",
+)
+"""Keys of an architecture that tell the size of its cache."""
+
+
+class GGUFError(ValueError):
+    """The file is not a GGUF file that can be served; the message says why and ends a sentence that names the file."""
+
+
+def is_whole(value: Any) -> bool:
+    """Whether it is a number without fraction; true and false are none here."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+class Tensor(NamedTuple):
+    type: str
+    """Name of its type, as in ggml.h."""
+    shape: tuple[int, ...]
+    """Elements in each dimension; the first one is a row."""
+    elements: int
+    bytes: int
+
+
+class Model(NamedTuple):
+    """The headers of all files of a model."""
+
+    metadata: dict[str, Any]
+    """Of the first file. Arrays longer than KEPT_ARRAY are their length, strings longer than KEPT_STRING are cut."""
+    tensors: dict[str, Tensor]
+    files: list[dict]
+    """``name`` and ``bytes`` of each file."""
+
+
+class File:
+    """A file of this host, to read from; what :func:`read` opens for each part has these members."""
+
+    def __init__(self, path: str | Path) -> None:
+        """:raises OSError: it cannot be opened."""
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise GGUFError("is not a file")
+        self.stream = io.BufferedReader(io.FileIO(path))
+        self.size = os.fstat(self.stream.fileno()).st_size
+
+    def read(self, offset: int, count: int) -> bytes:
+        self.stream.seek(offset)
+        data = self.stream.read(count)
+        if len(data) != count:
+            raise GGUFError("became shorter while it was read")
+        return data
+
+    def close(self) -> None:
+        self.stream.close()
+
+
+def printable(text: str) -> str:
+    """Text for messages and results: characters that cannot be shown are escaped."""
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )
+
+
+def short(value: Any) -> str:
+    """A value of the file for a message."""
+    text = repr(value)
+    return text if len(text) < 60 else text[:57] + "..."
+
+
+class _Reader:
+    """Takes a header from front to back, through a window that is small against it."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+        self.limit = min(source.size, MAX_HEADER_BYTES)
+        self.window, self.start, self.at = b"", 0, 0
+        self.chunk = FIRST_CHUNK
+        self.kept = 0
+
+    def left(self, count: int) -> None:
+        """Checks that the header may go on for ``count`` bytes."""
+        if count <= self.limit - self.start - self.at:
+            return
+        if self.limit == MAX_HEADER_BYTES:
+            raise GGUFError(f"is refused: its header is longer than {MAX_HEADER_BYTES // MIB} MiB")
+        raise GGUFError(f"is truncated: its header goes on beyond the file's {self.source.size} bytes")
+
+    def need(self, count: int) -> None:
+        """Brings the next ``count`` bytes into the window."""
+        if self.at + count <= len(self.window):
+            return
+        self.left(count)
+        rest = self.window[self.at :]
+        self.start, self.at = self.start + self.at, 0
+        begin = self.start + len(rest)
+        wanted = min(max(count - len(rest), self.chunk), self.limit - begin)
+        self.window = rest + self.source.read(begin, wanted)
+        self.chunk = min(2 * self.chunk, LARGEST_CHUNK)
+
+    def skip(self, count: int) -> None:
+        self.left(count)
+        self.at += count
+
+    def number(self, form: struct.Struct) -> Any:
+        self.need(form.size)
+        (value,) = form.unpack_from(self.window, self.at)
+        self.at += form.size
+        return value
+
+    def spend(self, count: int) -> None:
+        """Counts what is kept of the metadata."""
+        self.kept += count
+        if self.kept > MAX_KEPT_BYTES:
+            raise GGUFError(
+                f"is refused: it has more than {MAX_KEPT_BYTES // MIB} MiB of metadata beside its vocabulary"
+            )
+
+    def keep(self, count: int) -> bytes:
+        self.spend(count)
+        self.need(count)
+        self.at += count
+        return self.window[self.at - count : self.at]
+
+    def name(self, longest: int, what: str) -> str:
+        """A key or the name of a tensor; bytes that are not UTF-8 are escaped, too."""
+        length = self.number(U64)
+        self.left(length)
+        if length > longest:
+            raise GGUFError(f"is refused: the name of a {what} has {length} bytes, at most {longest} are read")
+        return printable(self.keep(length).decode("utf-8", "backslashreplace"))
+
+    def text(self) -> str:
+        length = self.number(U64)
+        self.left(length)
+        data = self.keep(min(length, KEPT_STRING))
+        self.skip(length - len(data))
+        return data.decode("utf-8", "replace")
+
+    def value(self, key: str) -> Any:
+        kind = self.number(U32)
+        if kind == STRING:
+            return self.text()
+        count = None
+        if kind == ARRAY:
+            kind, count = self.number(U32), self.number(U64)
+            if kind == STRING:
+                return self.texts(count)
+            if kind == ARRAY:
+                raise GGUFError(f"is refused: its metadata {short(key)} is nested, which llama.cpp does not read")
+        if kind not in SCALARS:
+            raise GGUFError(f"is refused: its metadata {short(key)} has the unknown type {kind}")
+        return self.scalars(SCALARS[kind], count)
+
+    def scalars(self, form: str, count: int | None) -> Any:
+        one = struct.Struct("<" + form)
+        if count is None:
+            return one.unpack(self.keep(one.size))[0]
+        if count > KEPT_ARRAY:
+            self.skip(count * one.size)
+            return count
+        return list(struct.unpack(f"<{count}{form}", self.keep(count * one.size)))
+
+    def texts(self, count: int) -> list[str] | int:
+        self.left(count * U64.size)
+        if count <= KEPT_ARRAY:
+            self.spend(count * U64.size)
+            return [self.text() for _index in range(count)]
+        left, unpack = count, U64.unpack_from
+        while left:
+            self.need(U64.size)
+            window, at, last = self.window, self.at, len(self.window) - U64.size
+            while left and at <= last:
+                at += U64.size + unpack(window, at)[0]
+                left -= 1
+            self.at = at
+            self.left(0)
+        return count
+
+
+def _metadata(reader: _Reader, count: int) -> dict[str, Any]:
+    if count > MAX_KEYS:
+        reader.left(count * 12)
+        raise GGUFError(f"is refused: it has {count} keys, at most {MAX_KEYS} are read")
+    metadata: dict[str, Any] = {}
+    for _index in range(count):
+        key = reader.name(MAX_KEY, "key")
+        if not key:
+            raise GGUFError("is refused: it has a key without a name")
+        if key in metadata:
+            raise GGUFError(f"is refused: its metadata has {short(key)} twice")
+        metadata[key] = reader.value(key)
+    return metadata
+
+
+def _shape(reader: _Reader, name: str) -> tuple[tuple[int, ...], int]:
+    """Dimensions and number of elements of a tensor."""
+    dimensions = reader.number(U32)
+    if dimensions > MAX_DIMENSIONS:
+        raise GGUFError(f"is refused: tensor {short(name)} has {dimensions} dimensions")
+    shape, elements = tuple(reader.number(U64) for _index in range(dimensions)), 1
+    for size in shape:
+        elements *= size
+    if not 0 < elements <= MAX_ELEMENTS:
+        raise GGUFError(f"is refused: tensor {short(name)} has the shape {list(shape)}")
+    return shape, elements
+
+
+def _tensors(reader: _Reader, count: int, alignment: int) -> Iterator[tuple[str, Tensor]]:
+    """Name and size of each tensor of a file, which lie there without gaps, each at the next multiple of ``alignment``."""
+    end = 0
+    for _index in range(count):
+        name = reader.name(MAX_TENSOR_NAME, "tensor")
+        shape, elements = _shape(reader, name)
+        kind, offset = reader.number(U32), reader.number(U64)
+        if kind not in TENSOR_TYPES:
+            raise GGUFError(f"is refused: tensor {short(name)} has the unknown type {kind}")
+        type_name, per_block, block_bytes = TENSOR_TYPES[kind]
+        if (shape[0] if shape else 1) % per_block:
+            raise GGUFError(
+                f"is refused: tensor {short(name)} has rows of {shape[0] if shape else 1} elements, and {type_name} blocks of {per_block}"
+            )
+        expected = -(-end // alignment) * alignment
+        if offset != expected:
+            raise GGUFError(f"is refused: tensor {short(name)} is at {offset} of the data, it belongs at {expected}")
+        size = elements // per_block * block_bytes
+        end = offset + size
+        yield name, Tensor(type_name, shape, elements, size)
+    start = -(-(reader.start + reader.at) // alignment) * alignment
+    if count and start + end > reader.source.size:
+        raise GGUFError(f"is truncated: it has {reader.source.size} bytes, its tensors end at {start + end}")
+
+
+def _begin(reader: _Reader) -> tuple[int, int]:
+    """Number of tensors and of keys."""
+    if reader.source.size < 24:
+        raise GGUFError("is not a GGUF file: it is too short")
+    reader.need(24)
+    if reader.window[:4] != b"GGUF":
+        raise GGUFError("is not a GGUF file: it does not begin with GGUF")
+    version, tensors, keys = struct.unpack_from("<IQQ", reader.window, 4)
+    reader.at = 24
+    if version and not version & 0xFFFF:
+        raise GGUFError(
+            "is refused: it is a big-endian file, for other processors than those that llama.cpp serves here"
+        )
+    if version == 1:
+        raise GGUFError("is refused: it is of GGUF version 1, which llama.cpp no longer reads")
+    if version not in (2, 3):
+        raise GGUFError(f"is refused: GGUF version {version} is unknown, 2 and 3 are read")
+    return tensors, keys
+
+
+def _read_file(source: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Adds the tensors of one file and gives its metadata."""
+    reader = _Reader(source)
+    count, keys = _begin(reader)
+    metadata = _metadata(reader, keys)
+    alignment = metadata.get("general.alignment", 32)
+    if not is_whole(alignment) or alignment < 1 or alignment & (alignment - 1):
+        raise GGUFError(f"is refused: its alignment is {short(alignment)}, which is no power of 2")
+    if count + len(tensors) > MAX_TENSORS:
+        reader.left(count * 24)
+        raise GGUFError(f"is refused: it has {count + len(tensors)} tensors, at most {MAX_TENSORS} are read")
+    for name, tensor in _tensors(reader, count, alignment):
+        if name in tensors:
+            raise GGUFError(f"is refused: it has the tensor {short(name)} twice")
+        tensors[name] = tensor
+    return metadata
+
+
+def _other_parts(name: str, metadata: dict[str, Any]) -> Iterator[str]:
+    """Names of the files that belong to the first one, whose name is ``name``."""
+    count = metadata.get("split.count", 1)
+    if count in (0, 1):
+        return
+    match = re.fullmatch(r"(.*)-00001-of-(\d{5})\.gguf", name, re.DOTALL)
+    if not is_whole(count) or not match or int(match.group(2)) != count:
+        raise GGUFError(
+            f"is one of {short(count)} parts: name the first one, which ends in -00001-of-{short(count):0>5}.gguf"
+        )
+    if metadata.get("split.no") != 0:
+        raise GGUFError(f"is refused: it says that it is part {short(metadata.get('split.no'))}, counted from 0, not 0")
+    for index in range(2, count + 1):
+        yield f"{match.group(1)}-{index:05d}-of-{count:05d}.gguf"
+
+
+def read(name: str, open_file: Callable[[str], Any]) -> Model:
+    """The headers of a model; of a split one ``name`` is the first part, and the other parts are read, too.
+
+    :param open_file: given the name of a part, opens what has the members of :class:`File`.
+    :raises GGUFError: the file cannot be served; the message ends a sentence that begins with its path.
+    :raises OSError: it cannot be read.
+    """
+    tensors: dict[str, Tensor] = {}
+    with closing(open_file(name)) as source:
+        metadata = _read_file(source, tensors)
+        files = [{"name": printable(name), "bytes": source.size}]
+    for index, part in enumerate(_other_parts(name, metadata), 1):
+        try:
+            with closing(open_file(part)) as source:
+                found = _read_file(source, tensors).get("split.no")
+                files.append({"name": printable(part), "bytes": source.size})
+        except FileNotFoundError:
+            raise GGUFError(f"lacks its part {printable(part)}") from None
+        except GGUFError as error:
+            raise type(error)(f"has the part {printable(part)}, which {error}") from None
+        if found != index:
+            raise GGUFError(
+                f"has the part {printable(part)}, which is refused: it says that it is part {short(found)}, counted from 0, not {index}"
+            )
+    said = metadata.get("split.tensors.count", len(tensors))
+    if len(files) > 1 and said != len(tensors):
+        raise GGUFError(f"is refused: its parts hold {len(tensors)} tensors, it says {short(said)}")
+    return Model(metadata, tensors, files)
+
+
+def read_path(path: str) -> Model:
+    """:func:`read` of the file at ``path`` on this host."""
+    folder = Path(path).parent
+    return read(Path(path).name, lambda name: File(folder / name))
+
+
+def grouped(tensors: dict[str, Tensor]) -> list[dict]:
+    """The tensors in few rows: those that differ in the layer alone are one row.
+
+    :returns: rows with ``name`` (``*`` in place of the layer), ``type``, ``shape``, ``bytes`` (of one tensor) and ``layers``, in
+        which such a tensor is; null of those outside the layers.
+    """
+    rows: dict[tuple, list[int]] = {}
+    for name, tensor in tensors.items():
+        match = re.fullmatch(r"blk\.(0|[1-9][0-9]{0,5})\.(.+)", name, re.DOTALL)
+        row = rows.setdefault((f"blk.*.{match[2]}" if match else name, bool(match), tensor), [])
+        if match:
+            row.append(int(match[1]))
+    return [
+        {
+            "name": name,
+            "type": tensor.type,
+            "shape": list(tensor.shape),
+            "bytes": tensor.bytes,
+            "layers": layers if within else None,
+        }
+        for (name, within, tensor), layers in rows.items()
+    ]
+
+
+def _quantisation(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> str | None:
+    """The file's own word for it, else the type that most of its bytes have."""
+    said = metadata.get("general.file_type")
+    if is_whole(said) and said in FILE_TYPES:
+        return FILE_TYPES[said]
+    sizes: dict[str, int] = {}
+    for tensor in tensors.values():
+        sizes[tensor.type] = sizes.get(tensor.type, 0) + tensor.bytes
+    return max(sizes, key=lambda kind: sizes[kind], default=None)
+
+
+def _whole(value: Any, what: str) -> int:
+    """A positive count; of a list (one value a layer) the largest."""
+    if isinstance(value, list):
+        value = max(value, default=None)
+    if not is_whole(value) or not 0 < value < 1 << 31:
+        raise GGUFError(f"is refused: its {what} is {short(value)}")
+    return value
+
+
+def _kept_keys(metadata: dict[str, Any], architecture: str, layers: int) -> dict[str, int | list[int]]:
+    """CACHE_KEYS by their names without that of the architecture; KEYS_BY_LAYER only where they differ from layer to layer."""
+    found: dict[str, int | list[int]] = {}
+    for key in CACHE_KEYS:
+        value = metadata.get(f"{architecture}.{key}")
+        if isinstance(value, list) and len(value) >= layers and all(isinstance(entry, int) for entry in value):
+            found[key] = [int(entry) for entry in value[:layers]]
+        elif isinstance(value, int) and key not in KEYS_BY_LAYER:
+            found[key] = value
+    for key, value in found.items():
+        if not all(0 <= entry < 1 << 31 for entry in (value if isinstance(value, list) else [value])):
+            raise GGUFError(f"is refused: its {key} is {short(value)}")
+    return found
+
+
+def summarize(model: Model) -> dict:
+    """What planning needs of a model.
+
+    :returns: ``architecture``, ``name``, ``parameters``, ``quantisation``, ``layers``, ``width``, ``heads``, ``kv_heads``,
+        ``key_dimension``, ``value_dimension``, ``context``, ``vocabulary``, ``keys`` (what else tells the size of the cache) and, in
+        bytes, ``layer_bytes`` (a list), ``input_bytes`` (the token embedding, which stays on the head), ``output_bytes`` (on the
+        device of the last layer) and ``largest_tensor_bytes``; ``tensors`` (see grouped), ``files`` (``name`` and ``bytes`` of each)
+        and ``bytes`` of all of them.
+    :raises GGUFError: the model cannot be served; the message ends a sentence that begins with its path.
+    """
+    metadata, tensors = model.metadata, model.tensors
+    architecture = metadata.get("general.architecture")
+    if not isinstance(architecture, str):
+        raise GGUFError("is refused: it names no architecture")
+
+    def of_model(key: str, default: Any = None) -> Any:
+        return metadata.get(f"{architecture}.{key}", default)
+
+    layers = _whole(of_model("block_count"), "number of layers")
+    width = _whole(of_model("embedding_length"), "width")
+    recurrent = architecture in caches.RECURRENT
+    heads = 1 if recurrent else _whole(of_model("attention.head_count"), "number of heads")
+    layer_bytes, input_bytes, output_bytes = [0] * min(layers, 1 + len(tensors)), 0, 0
+    for name, tensor in tensors.items():
+        match = re.match(r"blk\.(\d{1,6})\.", name)
+        if match and int(match.group(1)) < len(layer_bytes):
+            layer_bytes[int(match.group(1))] += tensor.bytes
+        elif name.startswith("token_embd"):
+            input_bytes += tensor.bytes
+        else:
+            output_bytes += tensor.bytes
+    if len(layer_bytes) != layers:
+        raise GGUFError(f"is refused: it claims {layers} layers and holds {len(tensors)} tensors")
+    if "output.weight" not in tensors:
+        output_bytes += tensors["token_embd.weight"].bytes if "token_embd.weight" in tensors else 0
+    vocabulary = metadata.get("tokenizer.ggml.tokens", of_model("vocab_size", 1))
+    return {
+        "architecture": printable(architecture),
+        "name": printable(str(metadata.get("general.name", model.files[0]["name"]))),
+        "parameters": sum(tensor.elements for tensor in tensors.values()),
+        "quantisation": _quantisation(metadata, tensors),
+        "layers": layers,
+        "width": width,
+        "heads": heads,
+        "kv_heads": 1 if recurrent else _whole(of_model("attention.head_count_kv", heads), "number of KV heads"),
+        "key_dimension": _whole(of_model("attention.key_length", width // heads), "key length"),
+        "value_dimension": _whole(of_model("attention.value_length", width // heads), "value length"),
+        "context": _whole(of_model("context_length"), "context length"),
+        "vocabulary": len(vocabulary) if isinstance(vocabulary, list) else _whole(vocabulary, "vocabulary"),
+        "keys": _kept_keys(metadata, architecture, layers),
+        "layer_bytes": layer_bytes,
+        "input_bytes": input_bytes,
+        "output_bytes": output_bytes,
+        "largest_tensor_bytes": max((tensor.bytes for tensor in tensors.values()), default=0),
+        "tensors": grouped(tensors),
+        "files": model.files,
+        "bytes": sum(file["bytes"] for file in model.files),
+    }
+
+
+COUNTS = ("layers", "width", "heads", "kv_heads", "key_dimension", "value_dimension", "context", "vocabulary")
+SIZES = ("input_bytes", "output_bytes")
+
+
+def _numbers(value: Any, least: int) -> bool:
+    """Whether this is a whole number, or a list of them."""
+    return all(isinstance(one, int) and one >= least for one in (value if isinstance(value, list) else [value]))
+
+
+def _row(row: dict, layers: int) -> bool:
+    """Whether this can be one of grouped."""
+    within, shape = row.get("layers"), row.get("shape")
+    return (
+        all(isinstance(row.get(key), str) for key in ("name", "type"))
+        and _numbers(row.get("bytes"), 0)
+        and isinstance(shape, list)
+        and _numbers(shape, 1)
+        and (within is None or (isinstance(within, list) and _numbers(within, 0) and max(within, default=0) < layers))
+    )
+
+
+def problem(summary: dict) -> str | None:
+    """What is wrong with a summary that was written down, or None."""
+
+    def whole(value: Any, least: int) -> bool:
+        return is_whole(value) and value >= least
+
+    for key in ("architecture", "name", *COUNTS, "layer_bytes", *SIZES):
+        if key not in summary:
+            return f"lacks {key}"
+    for key in ("architecture", "name"):
+        if not isinstance(summary[key], str):
+            return f"has {short(summary[key])} as {key}"
+    for key in (*COUNTS, *SIZES):
+        if not whole(summary[key], 1 if key in COUNTS else 0):
+            return f"has {short(summary[key])} as {key}"
+    sizes = summary["layer_bytes"]
+    if not isinstance(sizes, list) or len(sizes) != summary["layers"] or not all(whole(size, 0) for size in sizes):
+        return f"has {short(sizes)} as layer_bytes, which are not the sizes of {summary['layers']} layers"
+    keys, rows = summary.get("keys", {}), summary.get("tensors", [])
+    if not isinstance(keys, dict) or not all(key in CACHE_KEYS and _numbers(value, 0) for key, value in keys.items()):
+        return f"has {short(keys)} as keys"
+    for row in rows if isinstance(rows, list) else [rows]:
+        if not isinstance(row, dict) or not _row(row, summary["layers"]):
+            return f"has {short(row)} among its tensors"
+    return None

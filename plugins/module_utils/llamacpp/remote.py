@@ -1,0 +1,216 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Reads the header of a model that is still on a web server: HTTP range requests, never the whole file.
+
+Nothing that the server says is trusted: each reply is held against what was asked for, before its body is read.
+"""
+
+from __future__ import annotations
+
+import functools
+import http.client
+import re
+import socket
+import ssl
+import threading
+import urllib.error
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
+
+from ansible.module_utils.urls import Request, make_context
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf
+
+MAX_REDIRECTS = 5
+SECONDS_OF_SILENCE = 20
+
+WHY = {
+    401: "is not given to everybody (HTTP 401): accept the model's licence on its page, and give the option token",
+    403: "is not given to everybody (HTTP 403): accept the model's licence on its page, and give the option token",
+    404: "is not there (HTTP 404): correct the URL",
+    416: "is empty, or shorter than its server said before (HTTP 416): name another file",
+    429: "is asked for too often (HTTP 429): wait a while, or give the option token",
+}
+
+
+class RemoteError(gguf.GGUFError):
+    """The server does not give what is needed; the message ends a sentence that begins with the URL, and says what to do."""
+
+
+def shown(url: str) -> str:
+    """A URL for messages: without what may be a secret."""
+    try:
+        parts = urlsplit(url)
+        return gguf.printable(urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")))
+    except ValueError:
+        return gguf.printable(url.partition("?")[0])
+
+
+def _origin(url: str) -> tuple:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port
+
+
+def _redirected(url: str, location: str | None) -> str:
+    if not location:
+        raise RemoteError("is redirected, and its server does not say where: give the URL of the file itself")
+    found = urljoin(url, location)
+    allowed = ("https",) if urlsplit(url).scheme == "https" else ("http", "https")
+    if urlsplit(found).scheme not in allowed:
+        raise RemoteError(
+            f"is redirected to {shown(found)}, and only {' or '.join(allowed)} is followed: give the URL of the file itself"
+        )
+    return found
+
+
+def _failed(error: Exception) -> RemoteError:
+    """What a request failed of, as a sentence."""
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(reason, ssl.SSLError):
+        return RemoteError(
+            f"is not served safely, {gguf.printable(str(reason))}: correct the server's certificate, or trust its authority on this host"
+        )
+    if isinstance(reason, socket.gaierror):
+        return RemoteError(
+            f"has a host that is not found ({reason.strerror}): correct the name, or set https_proxy where a proxy is needed"
+        )
+    if isinstance(reason, (socket.timeout, TimeoutError)):
+        return RemoteError(f"has a server that is silent for {SECONDS_OF_SILENCE} s: try again, or use another server")
+    if isinstance(error, http.client.IncompleteRead):
+        return RemoteError("was cut off: its server sent less than it said; try again")
+    if isinstance(error, (http.client.InvalidURL, ValueError)):
+        return RemoteError(f"is no URL ({gguf.printable(str(error))}): correct it")
+    told = gguf.printable(str(reason)) or type(reason).__name__
+    return RemoteError(f"cannot be read ({told}): look at the server, the network and the proxy of https_proxy")
+
+
+@functools.lru_cache(maxsize=1)
+def _client() -> Request:
+    """Made once, since loading the trusted authorities takes longer than a request."""
+    return Request(context=make_context(), follow_redirects="none", decompress=False)
+
+
+class RemoteFile:
+    """A file on a web server, as :func:`gguf.read` takes it."""
+
+    def __init__(self, url: str, token: str | None = None) -> None:
+        """:raises RemoteError: the server does not give parts of the file."""
+        self.url, self.token = url, token
+        self.size: int | None = None
+        self.first = self._range(0, gguf.FIRST_CHUNK)
+
+    def read(self, offset: int, count: int) -> bytes:
+        if offset + count <= len(self.first):
+            return self.first[offset : offset + count]
+        return self._range(offset, count)
+
+    def close(self) -> None:
+        self.first = b""
+
+    def _range(self, offset: int, count: int) -> bytes:
+        try:
+            with self._open(offset, count) as reply:
+                expected = self._expected(reply, offset, count)
+                data = reply.read(expected)
+        except RemoteError:
+            raise
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise _failed(error) from error
+        if len(data) != expected:
+            raise RemoteError(f"was cut off: its server said {expected} bytes and sent {len(data)}; try again")
+        return data
+
+    def _open(self, offset: int, count: int) -> Any:
+        url = self.url
+        for _redirect in range(MAX_REDIRECTS + 1):
+            if urlsplit(url).scheme not in ("http", "https"):
+                raise RemoteError("is no URL of a web server: it begins with http:// or https://")
+            headers = {"Range": f"bytes={offset}-{offset + count - 1}", "Accept-Encoding": "identity"}
+            if self.token and _origin(url) == _origin(self.url):
+                headers["Authorization"] = f"Bearer {self.token}"
+            try:
+                return _client().open("GET", url, headers=headers, timeout=SECONDS_OF_SILENCE, use_netrc=not self.token)
+            except urllib.error.HTTPError as error:
+                with error:
+                    if error.code in (301, 302, 303, 307, 308):
+                        url = _redirected(url, error.headers.get("Location"))
+                        continue
+                    remedy = "try again later" if error.code >= 500 else "look at the URL in a browser"
+                    raise RemoteError(WHY.get(error.code, f"is not given out (HTTP {error.code}): {remedy}")) from error
+        raise RemoteError(f"is redirected more than {MAX_REDIRECTS} times: give the URL of the file itself")
+
+    def _expected(self, reply: Any, offset: int, count: int) -> int:
+        """Bytes that a reply has, whose body has not been read yet."""
+        if reply.headers.get_content_type() == "text/html":
+            raise RemoteError(
+                "is a web page, not a file: give the URL of the download, which on Hugging Face has /resolve/ where the page has /blob/"
+            )
+        if reply.status != 206:
+            raise RemoteError(
+                f"has a server that sends whole files only (HTTP {reply.status} to a range request): use a server with ranges, "
+                "or download the file and give its path"
+            )
+        said = reply.headers.get("Content-Range", "")
+        match = re.fullmatch(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})", said)
+        if not match or reply.headers.get("Content-Encoding", "identity") != "identity":
+            raise RemoteError(
+                f"has a server that does not say which part it sends (Content-Range {gguf.short(said)}): use another server"
+            )
+        first, last, size = map(int, match.groups())
+        if self.size is not None and size != self.size:
+            raise RemoteError(f"changed while it was read, from {self.size} to {size} bytes: try again")
+        if first != offset or last != min(offset + count, size) - 1:
+            raise RemoteError(
+                f"has a server that sends another part than was asked for (bytes {offset} to {offset + count - 1}, "
+                f"Content-Range {gguf.short(said)}): use another server"
+            )
+        self.size = size
+        return last - first + 1
+
+
+def read(url: str, token: str | None = None) -> gguf.Model:
+    """The headers of a model; of a split one ``url`` is that of the first part, and the others lie beside it.
+
+    :param token: is sent to the server of ``url`` as a bearer token, not to where it redirects.
+    :raises GGUFError: the file cannot be read or served; the message ends a sentence that begins with its URL.
+    """
+    if token and not re.fullmatch(r"[!-~]+", token):
+        raise RemoteError(
+            "is asked for with a token that has spaces, line ends or letters beyond ASCII: correct the option token"
+        )
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise _failed(error) from error
+    folder, _slash, first = parts.path.rpartition("/")
+
+    def opened(name: str) -> RemoteFile:
+        beside = urlunsplit(parts._replace(path=f"{folder}/{quote(name)}"))
+        return RemoteFile(url if name == unquote(first) else beside, token)
+
+    return gguf.read(unquote(first), opened)
+
+
+def within(seconds: float, work: Callable[[], Any]) -> Any:
+    """What ``work`` gives or raises. It is left behind in a thread of its own when it takes longer: looking up a name, or a reply
+    that comes byte by byte, cannot be stopped otherwise.
+
+    :raises RemoteError: it takes longer.
+    """
+    result: dict[str, Any] = {}
+
+    def run() -> None:
+        try:
+            result["value"] = work()
+        except Exception as error:
+            result["error"] = error
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise RemoteError(f"could not be read within {seconds:g} s: raise the option timeout, or use another server")
+    if "error" in result:
+        raise result["error"]
+    return result["value"]

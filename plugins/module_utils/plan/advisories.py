@@ -1,0 +1,584 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Known traps that a plan meets. An error that the operator has not accepted by id stops the run.
+
+ADVISORIES at the end is the table; above it stands, for each entry, the condition under which it is met. Traps that planning avoids by
+itself have no entry: docs/plan.md says of every known symptom how it is met.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices
+
+LOOPBACK = "127."
+MIB = 1024 * 1024
+THREAD = "ggml-org/llama.cpp#{}"
+
+THREE_ENDPOINTS_HANG = (10620, 10819)
+"""Builds on which three endpoints were seen to hang, the newest that was tried included (#28487)."""
+RDNA35_GARBAGE = (10040, 11062)
+"""From the build that lets integrated devices read the host's buffers (#24233) to the last before a tree that does not (11063)."""
+RDNA35 = ("gfx1150", "gfx1151")
+CHUNKED_SENDS = 6141
+"""First build that sends a tensor in pieces (#15188)."""
+LARGEST_SEND = 1 << 31
+"""Bytes that macOS does not send or receive at once."""
+SENDING = "ggml/src/ggml-rpc/ggml-rpc.cpp"
+"""The file of llama.cpp that sends tensors."""
+WIDE_MODELS = ("qwen3moe", 4096)
+"""Architecture and least width of models that were seen to abort over RPC before that, on Linux too: Qwen3 235B and 480B."""
+STRIX_HALO = "gfx1151"
+STRIX_HALO_KERNEL = (6, 18, 4)
+FAULTY_FIRMWARE = "20251125"
+DEFAULT_MTU = 1500
+THUNDERBOLT_LANES, THUNDERBOLT_GBIT = 2, 20
+"""Lanes, and Gbit/s of each, of a connection between hosts with USB4 or Thunderbolt 3 and newer."""
+VULKAN_MEMORY = "vulkan-shared-memory"
+"""Where it is accepted, devices lend more than their driver shows as their own."""
+OLLAMA_ARCHITECTURES = ("deepseekocr", "glm4moelite", "glmocr", "gptoss", "mllama", "nemotron_h_omni", "qwen25vl")
+"""Architectures in files of Ollama that upstream names otherwise or does not have."""
+ROUTER_OPTIONS = ("--models-preset", "--models-dir")
+
+
+class Seen(NamedTuple):
+    """What a condition looks at.
+
+    ``hosts`` are the inventory's with ``variables`` and ``facts``, ``summary`` is the model's, ``used`` the devices that get layers.
+    """
+
+    plan: dict
+    hosts: dict
+    summary: dict
+    used: list[devices.Device]
+
+    @property
+    def generation(self) -> int:
+        """Build that tells what the release that serves understands and suffers from."""
+        return self.plan["release"]["generation"]
+
+    @property
+    def mainline(self) -> bool:
+        """Whether the release that serves is llama.cpp, by whose build numbers traps are known."""
+        return not self.plan["release"].get("fork")
+
+    @property
+    def variables(self) -> dict:
+        """Those of the head, where server and model are described."""
+        return self.hosts[self.plan["head"]["host"]]["variables"]
+
+
+Found = list[tuple]
+"""Host (or None) and what is put into message and remedy, for each place where the condition holds."""
+
+
+def _security_floor(seen: Seen) -> Found:
+    floor, known = capabilities.SECURITY_FLOOR, capabilities.IK_LLAMA_SEEN
+    found: Found = []
+    for build, fork in sorted(
+        {(release["generation"], release.get("fork")) for release in seen.plan["releases"].values()}, key=str
+    ):
+        if fork:
+            told = f"Commit {build} of {fork} lets"
+            if build > known:
+                told = f"Commit {build} of {fork} is newer than {known}, the last one that was looked at, which lets"
+            remedy = f"Set llama_release to build {floor} or newer of llama.cpp, or let nobody but the head reach the workers."
+            found.append((None, {"told": told, "remedy": remedy}))
+        elif build < floor:
+            found.append(
+                (None, {"told": f"Build {build} lets", "remedy": f"Set llama_release to build {floor} or newer."})
+            )
+    return found
+
+
+def _unmaintained_backends(seen: Seen) -> Found:
+    releases = seen.plan["releases"]
+    return [
+        (
+            name,
+            {
+                "fork": releases[build["release"]]["fork"],
+                "backend": build["backend"],
+                "maintained": " or ".join(backends.IK_LLAMA_MAINTAINED),
+            },
+        )
+        for name, host in seen.plan["hosts"].items()
+        for build in host["builds"]
+        if "fork" in releases[build["release"]] and build["backend"] not in backends.IK_LLAMA_MAINTAINED
+    ]
+
+
+def _unprotected_workers(seen: Seen) -> Found:
+    found = []
+    for name, host in seen.plan["hosts"].items():
+        exposed = [worker["endpoint"] for worker in host["workers"] if not worker["endpoint"].startswith(LOOPBACK)]
+        if exposed and host["service_manager"] != "systemd":
+            found.append((name, {"endpoints": ", ".join(exposed)}))
+    return found
+
+
+def _open_server(seen: Seen) -> Found:
+    head = seen.plan["head"]
+    if head["address"].startswith(LOOPBACK) or "--api-key-file" in head["argv"]:
+        return []
+    return [(head["host"], {"listens": f"{head['address']}:{head['port']}"})]
+
+
+def _unused_accelerators(seen: Seen) -> Found:
+    return [
+        (name, {"devices": ", ".join(host["unused_accelerators"])})
+        for name, host in seen.plan["hosts"].items()
+        if host["unused_accelerators"]
+    ]
+
+
+def _mistyped(seen: Seen) -> Found:
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, host in seen.hosts.items():
+        for mistyped in host["mistyped"].items():
+            found.setdefault(mistyped, []).append(name)
+    return [
+        (names[0] if len(names) == 1 else None, {"variable": variable, "meant": meant, "names": ", ".join(names)})
+        for (variable, meant), names in sorted(found.items())
+    ]
+
+
+def _unknown_options(seen: Seen) -> Found:
+    found = []
+    for name, host in seen.plan["hosts"].items():
+        set_for = {
+            (option, seen.plan["releases"][build["release"]]["generation"])
+            for build in host["builds"]
+            if "fork" not in seen.plan["releases"][build["release"]]
+            for option in build["cmake_options"]
+        }
+        for option, generation in sorted(set_for):
+            first, last = backends.OPTION_BUILDS.get(option, (0, None))
+            if not first <= generation <= (last or generation):
+                known = f"up to {last}" if not first else f"{first} to {last}" if last else f"from {first} on"
+                found.append((name, {"option": option, "build": generation, "known": known}))
+    return found
+
+
+def _reads_pages(seen: Seen) -> bool:
+    """Whether llama-server maps the model's file, which is its default too."""
+    return seen.plan["head"]["load_mode"] in (None, "mmap")
+
+
+def _mmap_hangs(seen: Seen) -> Found:
+    return [
+        (device.host, {"device": device.name, "mib": round(device.weights_mib), "limit": devices.MMAP_LIMIT_MIB})
+        for device in seen.used
+        if device.hangs_on_mmap and _reads_pages(seen)
+    ]
+
+
+def _mmap_is_slow(seen: Seen) -> Found:
+    return [
+        (device.host, {"device": device.name, "mib": round(device.weights_mib), "memory": device.host_memory_mib})
+        for device in seen.used
+        if device.slow_on_mmap and not device.hangs_on_mmap and _reads_pages(seen)
+    ]
+
+
+def _vulkan_without_mmap(seen: Seen) -> Found:
+    head, mode = seen.plan["head"]["host"], seen.plan["head"]["load_mode"]
+    own = any(device.backend == "vulkan" and device.unified and device.host == head for device in seen.used)
+    return [(head, {"mode": mode})] if own and mode in ("none", "dio") else []
+
+
+def _vulkan_memory(seen: Seen) -> Found:
+    """A share beyond what the driver shows as the device's own, or a model that does not fit within that."""
+    if seen.plan["fits"]:
+        return [
+            (device.host, {"device": device.name, "limit": device.visible_mib, "told": f"is to hold {share} MiB"})
+            for device in seen.used
+            for share in [round(device.held_mib)]
+            if share > device.visible_mib
+        ]
+    return [
+        (
+            name,
+            {
+                "device": worker["device"],
+                "limit": devices.visible_mib(worker["backend"], accelerator, worker["environment"]),
+                "told": f"has {accelerator['memory_mib']} MiB, and the model does not fit",
+            },
+        )
+        for name, host in seen.plan["hosts"].items()
+        for worker in host["workers"]
+        for accelerator in [devices.accelerator_of(seen.hosts[name]["facts"], worker["device"])]
+        if worker["used"]
+        and accelerator
+        and devices.visible_mib(worker["backend"], accelerator, worker["environment"]) < accelerator["memory_mib"]
+    ]
+
+
+def _sends_whole_tensors(seen: Seen) -> bool:
+    """Whether a tensor goes to a worker in one piece, and no patch changes how it is sent."""
+    patched = any(SENDING in patch["files"] for patch in seen.plan["release"].get("patches", []))
+    remote = any(device.endpoint for device in seen.used)
+    return seen.mainline and seen.generation < CHUNKED_SENDS and remote and not patched
+
+
+def _wide_tensor(seen: Seen) -> Found:
+    largest = seen.summary.get("largest_tensor_bytes", 0)
+    concerned = {seen.plan["head"]["host"], *(device.host for device in seen.used if device.endpoint)}
+    mac = [name for name in sorted(concerned) if seen.hosts[name]["facts"]["system"] == "Darwin"]
+    if not _sends_whole_tensors(seen) or largest < LARGEST_SEND or not mac:
+        return []
+    return [(mac[0], {"build": seen.generation, "mib": largest // MIB, "first": CHUNKED_SENDS})]
+
+
+def _wide_model(seen: Seen) -> Found:
+    architecture, width = WIDE_MODELS
+    is_one = seen.summary["architecture"] == architecture and seen.summary["width"] >= width
+    if not is_one or not _sends_whole_tensors(seen):
+        return []
+    return [(None, {"build": seen.generation, "model": seen.summary["name"], "first": CHUNKED_SENDS})]
+
+
+def _three_endpoints(seen: Seen) -> Found:
+    endpoints = [device.endpoint for device in seen.used if device.endpoint]
+    first, last = THREE_ENDPOINTS_HANG
+    if not seen.mainline or len(endpoints) < 3 or not first <= seen.generation <= last:
+        return []
+    return [(None, {"count": len(endpoints), "build": seen.generation, "first": first, "last": last})]
+
+
+def _garbage(seen: Seen) -> Found:
+    first, last = RDNA35_GARBAGE
+    if not seen.mainline or not first <= seen.generation <= last:
+        return []
+    return [
+        (device.host, {"device": device.name, "architecture": device.architecture, "build": seen.generation})
+        for device in seen.used
+        if device.backend == "hip" and device.architecture in RDNA35
+    ]
+
+
+def _cache_kernels(seen: Seen) -> Found:
+    kinds = seen.variables["llama_server_cache_type_k"], seen.variables["llama_server_cache_type_v"]
+    if not seen.mainline or not backends.needs_all_quants(*kinds):
+        return []
+    found = []
+    for name in dict.fromkeys(device.host for device in seen.used if device.backend in ("cuda", "hip")):
+        options = [
+            build["cmake_options"].get(backends.ALL_QUANTS, "OFF")
+            for build in seen.plan["hosts"][name]["builds"]
+            if build["backend"] in ("cuda", "hip")
+        ]
+        if not all(backends.is_on(value) for value in options):
+            found.append((name, {"k": kinds[0], "v": kinds[1]}))
+    return found
+
+
+def _router(seen: Seen) -> Found:
+    given = [
+        argument
+        for argument in seen.variables["llama_server_extra_args"]
+        if argument.split("=", 1)[0] in ROUTER_OPTIONS
+    ]
+    endpoints = [device for device in seen.used if device.endpoint]
+    return [(seen.plan["head"]["host"], {"option": given[0]})] if given and endpoints else []
+
+
+def _ollama(seen: Seen) -> Found:
+    architecture = seen.summary["architecture"]
+    return (
+        [(seen.plan["head"]["host"], {"path": seen.plan["model"]["path"], "architecture": architecture})]
+        if architecture in OLLAMA_ARCHITECTURES
+        else []
+    )
+
+
+def _by_thunderbolt(link: dict) -> bool:
+    return str(link.get("interface") or "").startswith("thunderbolt")
+
+
+def _narrow_thunderbolt(seen: Seen) -> Found:
+    return [
+        (name, {"device": found["device"], "lanes": found["lanes"], "gbit": f"{found['gbit_per_lane']:g}"})
+        for name, host in seen.plan["hosts"].items()
+        if any(map(_by_thunderbolt, host["links"]))
+        for found in seen.hosts[name]["facts"].get("thunderbolt") or []
+        if found["lanes"] < THUNDERBOLT_LANES or found["gbit_per_lane"] < THUNDERBOLT_GBIT
+    ]
+
+
+def _small_packets(seen: Seen) -> Found:
+    return [
+        (name, {"interface": link["interface"], "index": index})
+        for name, host in seen.plan["hosts"].items()
+        for index, link in enumerate(host["links"])
+        if _by_thunderbolt(link) and link.get("manage") and (link.get("mtu") or DEFAULT_MTU) <= DEFAULT_MTU
+    ]
+
+
+def _untuned(seen: Seen) -> Found:
+    if seen.plan["fits"]:
+        return []
+    return [
+        (name, {"device": accelerator["name"], "mib": accelerator["memory_mib"], "memory": host["facts"]["memory_mib"]})
+        for name, host in seen.hosts.items()
+        for accelerator in host["facts"]["accelerators"]
+        if accelerator["backend"] == "hip"
+        and accelerator["unified"]
+        and accelerator["memory_mib"] < host["facts"]["memory_mib"] * 3 // 4
+        and not seen.plan["hosts"][name]["tuning"]["parameters"]
+    ]
+
+
+def _strix_halos(seen: Seen) -> list[tuple[str, dict]]:
+    """Name and facts of hosts with graphics of this kind that get layers."""
+    names = dict.fromkeys(device.host for device in seen.used if device.architecture == STRIX_HALO)
+    return [(name, seen.hosts[name]["facts"]) for name in names]
+
+
+def _old_kernel(seen: Seen) -> Found:
+    found = []
+    for name, facts in _strix_halos(seen):
+        version = tuple(map(int, re.findall(r"\d+", facts.get("kernel") or "")[:3]))
+        if version and version < STRIX_HALO_KERNEL:
+            found.append((name, {"kernel": facts["kernel"], "first": ".".join(map(str, STRIX_HALO_KERNEL))}))
+    return found
+
+
+def _faulty_firmware(seen: Seen) -> Found:
+    return [
+        (name, {"version": facts["firmware"]})
+        for name, facts in _strix_halos(seen)
+        if FAULTY_FIRMWARE in (facts.get("firmware") or "")
+    ]
+
+
+class Advisory(NamedTuple):
+    """``severity`` is error where running would give no answer, a wrong one, or an open door; everything else is a warning."""
+
+    id: str
+    severity: str
+    condition: Callable[[Seen], Found]
+    message: str
+    remedy: str
+    reference: str
+
+
+ADVISORIES = (
+    Advisory(
+        "rpc-remote-code-execution",
+        "error",
+        _security_floor,
+        "{told} whoever reaches a worker's port run code on its host, without authentication.",
+        "{remedy}",
+        "CVE-2026-34159",
+    ),
+    Advisory(
+        "unprotected-worker",
+        "error",
+        _unprotected_workers,
+        "RPC has no authentication, and nothing on this host closes {endpoints} to others than the head.",
+        "Let a firewall of your own close the port and accept this advisory, or run the workers as system services of systemd.",
+        "https://github.com/ggml-org/llama.cpp/blob/master/tools/rpc/README.md",
+    ),
+    Advisory(
+        "open-server",
+        "error",
+        _open_server,
+        "The server listens on {listens} and answers everybody who reaches it.",
+        "Set llama_server_api_key_file, or let it listen on 127.0.0.1 behind a proxy of your own.",
+        "https://github.com/ggml-org/llama.cpp/pull/25655",
+    ),
+    Advisory(
+        "hip-mmap-hang",
+        "error",
+        _mmap_hangs,
+        "{device} of {host} is to get {mib} MiB of the model from mapped pages by HIP into memory that it shares with the processor, and "
+        "loading hangs or aborts there from about {limit} MiB on.",
+        "Leave llama_server_load_mode out or set it to dio, or to none with a build before b7668.",
+        THREAD.format(19745),
+    ),
+    Advisory(
+        "hip-mmap-slow",
+        "warning",
+        _mmap_is_slow,
+        "{device} of {host} is to get {mib} MiB of the model from mapped pages, more than half of the {memory} MiB that both share, and "
+        "loading by HIP becomes very slow there.",
+        "Set llama_server_load_mode to dio, or to none with a build before b7668.",
+        "https://github.com/lhl/strix-halo-testing",
+    ),
+    Advisory(
+        "vulkan-without-mmap",
+        "warning",
+        _vulkan_without_mmap,
+        "llama_server_load_mode is {mode}, and with Vulkan on memory that is the host's own the head then needs more of it than with mmap.",
+        "Leave llama_server_load_mode out, or set it to mmap.",
+        "https://github.com/lhl/strix-halo-testing",
+    ),
+    Advisory(
+        VULKAN_MEMORY,
+        "error",
+        _vulkan_memory,
+        "{device} of {host} {told}, and Mesa's Vulkan driver shows {limit} MiB, two thirds of the memory that it shares with the "
+        "processor, as the device's own: larger shares were seen to end with out of memory while loading.",
+        "Serve with HIP (llama_backend: hip), use more workers (llama_placement: all), or set radv_enable_unified_heap_on_apu: 'true' in the "
+        "environment of the endpoint in llama_worker_endpoints.",
+        THREAD.format(28571),
+    ),
+    Advisory(
+        "wide-tensor-send",
+        "error",
+        _wide_tensor,
+        "The model has a tensor of {mib} MiB, which build {build} sends at once: macOS refuses 2 GiB and more, and the head aborts while loading.",
+        "Set llama_release to build {first} or newer, or give the change of pull request 15188 in its patches.",
+        THREAD.format(15055),
+    ),
+    Advisory(
+        "wide-model-abort",
+        "error",
+        _wide_model,
+        "Builds like {build} were seen to abort over RPC with models like {model}: Qwen3 of 235 billion parameters and more.",
+        "Set llama_release to build {first} or newer, or give the change of pull request 15188 in its patches.",
+        THREAD.format(15055),
+    ),
+    Advisory(
+        "three-endpoints-hang",
+        "error",
+        _three_endpoints,
+        "The plan uses {count} workers, and builds {first} to {last}, of which {build} is one, were seen to hang with three or more.",
+        "Set llama_release to another build, or let llama_placement: fewest use two workers.",
+        THREAD.format(28487),
+    ),
+    Advisory(
+        "hip-garbage",
+        "error",
+        _garbage,
+        "Build {build} computes wrong results with HIP on {device} of {host} ({architecture}), and nothing but the text tells.",
+        "Set llama_release to a build before 10040 or to 0.3.36 of source pypi, or llama_backend of {host} to vulkan.",
+        THREAD.format(28211),
+    ),
+    Advisory(
+        "cache-kernels",
+        "error",
+        _cache_kernels,
+        "llama_server_cache_type_k {k} with llama_server_cache_type_v {v} needs kernels that the programs of {host} may not have: then the "
+        "worker aborts at the first token.",
+        "Use q8_0 or q4_0 for both, or compile with GGML_CUDA_FA_ALL_QUANTS, which source git, pypi and archive do by themselves.",
+        THREAD.format(27905),
+    ),
+    Advisory(
+        "router-with-workers",
+        "error",
+        _router,
+        "llama_server_extra_args has {option}: the server starts another one for each model, and the second waits for ever, since a worker "
+        "serves one at a time.",
+        "Leave {option} out, and give each model a cluster with workers of its own.",
+        THREAD.format(28908),
+    ),
+    Advisory(
+        "ollama-architecture",
+        "error",
+        _ollama,
+        "{path} has the architecture {architecture}, by which only Ollama calls it: llama-server refuses the file.",
+        "Set llama_model_path to the GGUF file that Hugging Face has of this model.",
+        "https://github.com/ollama/ollama",
+    ),
+    Advisory(
+        "thunderbolt-mtu",
+        "warning",
+        _small_packets,
+        "llama_links[{index}] of {host} manages {interface} with packets of 1500 bytes, which is slow on Thunderbolt.",
+        "Set mtu of that link on both ends, up to 65522.",
+        "https://docs.kernel.org/admin-guide/thunderbolt.html",
+    ),
+    Advisory(
+        "thunderbolt-lanes",
+        "warning",
+        _narrow_thunderbolt,
+        "{device} of {host}, its connection by Thunderbolt to another host, runs with {lanes} of 2 lanes, {gbit} of 20 Gbit/s each.",
+        "Use a cable for 40 Gbit/s and ports of {host} and its peer that have it, then look at {device} in /sys/bus/thunderbolt/devices.",
+        "https://docs.kernel.org/admin-guide/thunderbolt.html",
+    ),
+    Advisory(
+        "graphics-memory-limit",
+        "warning",
+        _untuned,
+        "The model does not fit, and the kernel of {host} lends {device} only {mib} of {memory} MiB.",
+        "Set llama_host_tuning of {host}.",
+        "docs/hardware.md",
+    ),
+    Advisory(
+        "strix-halo-kernel",
+        "warning",
+        _old_kernel,
+        "{host} runs kernel {kernel}: on its graphics (gfx1151) compute is stable from {first} on.",
+        "Install kernel {first} or newer on {host}.",
+        "https://github.com/kyuz0/amd-strix-halo-toolboxes",
+    ),
+    Advisory(
+        "strix-halo-firmware",
+        "warning",
+        _faulty_firmware,
+        "{host} has linux-firmware {version}, with which ROCm fails on its graphics (gfx1151).",
+        "Install another version of linux-firmware on {host}.",
+        "https://github.com/kyuz0/amd-strix-halo-toolboxes",
+    ),
+    Advisory(
+        "backend-unmaintained",
+        "warning",
+        _unmaintained_backends,
+        "{host} builds {fork} for {backend}, which its maintainers do not look after.",
+        "Set llama_backend to {maintained} there, or llama_release to llama.cpp.",
+        "https://github.com/ikawrakow/ik_llama.cpp#readme",
+    ),
+    Advisory(
+        "accelerator-unused",
+        "warning",
+        _unused_accelerators,
+        "{host} has {devices}, but llama.cpp is built there for the CPU: no toolchain for it was found.",
+        "Install ROCm with hipBLAS, CUDA with cuBLAS, or glslc and the Vulkan headers, or set llama_backend to cpu to say that this is meant.",
+        "docs/variables.md",
+    ),
+    Advisory(
+        "variable-unknown",
+        "warning",
+        _mistyped,
+        "{variable} is set for {names}, and there is no such variable, so it does nothing.",
+        "Name it {meant}, if that is meant.",
+        "docs/variables.md",
+    ),
+    Advisory(
+        "cmake-option-unknown",
+        "warning",
+        _unknown_options,
+        "{option} is set for {host}, and build {build} does not know it: only builds {known} do, so it does nothing.",
+        "Take it out of llama_build_cmake_options, or set llama_release to one of those builds.",
+        "docs/variables.md",
+    ),
+)
+
+
+def evaluate(plan: dict, hosts: dict, summary: dict, used: list[devices.Device]) -> list[dict]:
+    """What the plan meets, as docs/plan.md describes it, without ``accepted``.
+
+    :param hosts: the inventory's, as planning takes them.
+    :param summary: of the model that is served.
+    :param used: the devices that get layers.
+    """
+    seen = Seen(plan, hosts, summary, used)
+    return [
+        {
+            "id": advisory.id,
+            "severity": advisory.severity,
+            "host": host,
+            "message": advisory.message.format(host=host, **values),
+            "remedy": advisory.remedy.format(host=host, **values),
+            "reference": advisory.reference,
+        }
+        for advisory in ADVISORIES
+        for host, values in advisory.condition(seen)
+    ]

@@ -1,0 +1,112 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What an apply would change, from a plan and from what each host reports: which builds, and which services start again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases
+
+
+def decide(plan: dict, drifts: dict[str, dict | None]) -> dict:
+    """What an apply would do.
+
+    :param drifts: host → what state.drift found there; None where the host did not answer.
+    :returns: ``restarts`` (host → names of the services that have to be started anew), ``behind`` (hosts on which anything
+        differs), ``builders`` (id of a build that some host lacks → the host that compiles it, or has it, for the others),
+        ``shared`` (ids of those builds that other hosts get from it), ``sources`` (ids of the releases of those that no host has yet),
+        ``unreached`` (hosts that did not answer).
+    """
+    reached = {name: drift for name, drift in drifts.items() if drift is not None}
+    anew = _restarts(plan, reached)
+    building = _builders(plan, reached)
+    senders = {building["builders"][identity] for identity in building["shared"]}
+    return {
+        "restarts": anew,
+        "behind": sorted(
+            name for name, drift in reached.items() if drift["differences"] or anew[name] or name in senders
+        ),
+        "unreached": sorted(set(plan["hosts"]) - set(reached)),
+        **building,
+    }
+
+
+def lacking(plan: dict, tools: dict[str, list[str]], builders: Collection[str]) -> dict[str, dict]:
+    """What each host lacks: ``required`` and ``optional``, tool → package. What only makes builds faster is for hosts that build now.
+
+    :param tools: host that answered → tools that it has.
+    :param builders: hosts that build.
+    """
+    return {
+        name: {
+            "required": _without(plan["hosts"][name]["tools"], present),
+            "optional": _without(plan["hosts"][name]["optional_tools"], present) if name in builders else {},
+        }
+        for name, present in tools.items()
+    }
+
+
+def _without(packages: dict[str, str], present: Collection[str]) -> dict[str, str]:
+    return {tool: package for tool, package in packages.items() if tool not in present}
+
+
+def _builders(plan: dict, drifts: dict[str, dict]) -> dict:
+    """A host that has a build already comes first, then the order of the inventory."""
+    hosts_of: dict[str, list[str]] = {}
+    release_of: dict[str, str] = {}
+    for name in drifts:
+        for build in plan["hosts"][name]["builds"]:
+            hosts_of.setdefault(build["id"], []).append(name)
+            release_of[build["id"]] = build["release"]
+    builders: dict[str, str] = {}
+    shared, sources = [], set()
+    for identity, hosts in hosts_of.items():
+        lacking = [name for name in hosts if identity in drifts[name]["missing_builds"]]
+        source = plan["releases"][release_of[identity]]["source"]
+        if not lacking or source == "package":
+            continue
+        if source in releases.COMPILED:
+            builders[identity] = next((name for name in hosts if name not in lacking), lacking[0])
+            if set(lacking) != {builders[identity]}:
+                shared.append(identity)
+        if builders.get(identity) not in set(hosts) - set(lacking):
+            sources.add(release_of[identity])
+    return {"builders": builders, "shared": shared, "sources": sorted(sources)}
+
+
+def _served(services: list[str]) -> bool:
+    """Whether one of these services belonged to a cluster that serves."""
+    return any(not name.startswith(names.STAGING_SERVICES) for name in services)
+
+
+def _restarts(plan: dict, drifts: dict[str, dict]) -> dict[str, list[str]]:
+    """Services that do not run as planned, and the head with its model and any worker that it uses or used: it does not reconnect."""
+    found = {
+        name: [
+            service["name"]
+            for service in host["services"]
+            if drifts[name]["services"][service["name"]]["state"] not in ("running", "waiting")
+            or service["name"] in drifts[name]["redefined"]
+            or any(f"/releases/{identity}/" in service["process"][0] for identity in drifts[name]["missing_builds"])
+        ]
+        for name, host in plan["hosts"].items()
+        if name in drifts
+    }
+    used = {
+        (name, f"{names.SERVICES}worker-{worker['name']}")
+        for name, host in plan["hosts"].items()
+        for worker in host["workers"]
+        if worker["used"]
+    }
+    name_of_head = plan["head"]["host"]
+    head = found.get(name_of_head, [])
+    touched = any((name, service) in used for name, services in found.items() for service in services) or (
+        name_of_head in drifts and plan["model"]["path"] in drifts[name_of_head]["changed_files"]
+    )
+    if heads.SERVICE not in head and (touched or any(_served(drift["stale"]) for drift in drifts.values())):
+        head.append(heads.SERVICE)
+    return found

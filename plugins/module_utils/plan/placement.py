@@ -1,0 +1,315 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which device gets which layers, and what that costs it, as llama.cpp itself decides and counts (load_tensors of llama-model.cpp).
+
+llama-server takes whole units in the order of its devices: the layers, then the output. ``-ts`` gives the units of each. What a
+unit brings along is told by the names of its tensors, since those are the same in all files of an architecture.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import re
+import struct
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches
+
+MIB = 1024 * 1024
+
+ROWS = frozenset(("token_embd", "position_embd", "token_types"))
+STAYS = {caches.OLD: ROWS | {"token_embd_norm"}, caches.MIDDLE: ROWS, caches.NEW: ROWS | {"per_layer_token_embd"}}
+"""Build → beginnings of the names of tensors that stay in the head's memory, since only single rows of them are read."""
+WITH_FIRST_LAYER = {
+    caches.OLD: frozenset(),
+    caches.MIDDLE: frozenset(("token_embd_norm",)),
+    caches.NEW: frozenset(("token_embd_norm", "per_layer_model_proj", "per_layer_proj_norm")),
+}
+"""Build → those that go with the first layer. Others go with the output."""
+WITH_EACH_DEVICE = frozenset(("rope_freqs", "rope_factors_long", "rope_factors_short"))
+"""Those of which every device that has layers gets a copy."""
+
+ROW_MULTIPLE = {"cuda": 512, "hip": 512}
+"""Backend → its kernels for quantised tensors read rows of a multiple of so many elements: the last row is longer where it is not one."""
+ALIGNMENT = {"cuda": 128, "hip": 128}
+"""Backend → bytes that tensors are aligned to in a buffer."""
+USUAL_ALIGNMENT = 32
+CPU = "CPU"
+"""The head's memory, as overrides name it."""
+FLOATS = frozenset(("F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64"))
+
+
+MASKS = 12
+"""So many times as much as the scores of one head are for masks; 4 were seen, and 8.5 with a window of the whole context."""
+STATES, RECURRENT_STATES = 16, 32
+"""So many values of the width, and of a recurrent layer's inner width, are kept for each token; 33 of twice the width were seen of mamba."""
+
+
+class Part(NamedTuple):
+    """Tensors of one name and shape."""
+
+    name: str
+    bytes: int
+    unit: int | None
+    """The unit it belongs to; None of what stays in the head's memory."""
+    extra: int = 0
+    """Bytes by which a row of it is short of ROW_MULTIPLE."""
+    device: str | None = None
+    """The device it is on whatever its unit is; None where it goes with its unit."""
+
+
+def compute_bound(summary: dict, settings: caches.Settings) -> int:
+    """Upper bound of a device's compute buffer in bytes: attention scores and masks without flash attention, states, and the logits."""
+    tokens = min(settings.micro_batch, caches.BATCH, settings.context)
+    scores = (summary["heads"] + MASKS) * caches.padded(settings.context, 256)
+    inner = summary.get("keys", {}).get("ssm.inner_size") or 0
+    return 4 * tokens * (scores + summary["vocabulary"] + STATES * summary["width"] + RECURRENT_STATES * inner)
+
+
+def _short_of(row: dict) -> int:
+    """Bytes by which the rows of a quantised tensor are short of a multiple of 512 elements."""
+    if row["type"] in FLOATS or not row["shape"]:
+        return 0
+    elements = -row["shape"][0] % 512
+    return row["bytes"] * elements // math.prod(row["shape"])
+
+
+def _parts(summary: dict, build: int) -> tuple[list[Part], list[Part]]:
+    """The tensors that llama-server loads, and those of which devices get copies."""
+    layers, last = summary["layers"], summary["layers"] - caches.next_layers(summary)
+    parts, copies = [], []
+    for row in summary["tensors"]:
+        if row["layers"] is not None:
+            names = ((layer, row["name"].replace("*", str(layer))) for layer in row["layers"] if layer < last)
+            parts += [Part(name, row["bytes"], layer, _short_of(row)) for layer, name in names]
+            continue
+        beginning = row["name"].split(".", 1)[0]
+        if beginning in WITH_EACH_DEVICE:
+            copies.append(Part(row["name"], row["bytes"], None))
+            continue
+        unit = None if beginning in STAYS[build] else 0 if beginning in WITH_FIRST_LAYER[build] else layers
+        parts.append(Part(row["name"], row["bytes"], unit, _short_of(row)))
+    if not any(part.name == "output.weight" for part in parts):
+        parts += [part._replace(unit=layers) for part in parts if part.name == "token_embd.weight"]
+    return parts, copies
+
+
+def _parts_without_names(summary: dict) -> tuple[list[Part], list[Part]]:
+    sizes = [*summary["layer_bytes"], summary["output_bytes"]]
+    return [Part("", summary["input_bytes"], None), *(Part("", size, unit) for unit, size in enumerate(sizes))], []
+
+
+def _moved(parts: list[Part], overrides: Sequence[tuple[str, str]]) -> list[Part]:
+    """The tensors with those that an override names on its device. The first one that names a tensor counts."""
+    expressions = [(re.compile(pattern), device) for pattern, device in overrides]
+    found = []
+    for part in parts:
+        device = next((device for expression, device in expressions if expression.search(part.name)), None)
+        found.append(part if device is None else part._replace(unit=None, device=None if device == CPU else device))
+    return found
+
+
+class Share(NamedTuple):
+    """What one device gets: layers, whether the output, and bytes of weights and of the cache."""
+
+    layers: int
+    output: bool
+    weights: int
+    kv: int
+
+
+def _once(parts: Iterable[Part]) -> list[Part]:
+    """Tensors without those that are there by the same name: the token embedding, and the output that is tied to it."""
+    return list({part.name or index: part for index, part in enumerate(parts)}.values())
+
+
+class Load:
+    """What the units cost: unit i is layer i, the last one the output."""
+
+    def __init__(
+        self,
+        summary: dict,
+        settings: caches.Settings,
+        generation: int,
+        overrides: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        """
+        :param summary: gguf.summarize; of one without ``tensors`` the sizes of the layers are all there is.
+        :param generation: build number of the release.
+        :param overrides: expressions for names of tensors, each with the device that these are on.
+        """
+        self.layers = summary["layers"]
+        self.units = self.layers + 1
+        self.compute = compute_bound(summary, settings)
+        self.kv, self.kv_exact = caches.sizes(summary, settings, generation)
+        builds = caches.readings(generation)
+        if "tensors" in summary:
+            found = [_parts(summary, build) for build in builds]
+            self.weights_exact = caches.known(summary) and all(entry == found[0] for entry in found)
+        else:
+            found, self.weights_exact = [_parts_without_names(summary)], False
+        parts, self.copies = found[-1]
+        self.parts = _moved(parts, overrides)
+        windows = caches.windowed(summary, builds[-1])
+        self.copied = [not (summary["architecture"] == "gemma4" and window) for window in windows]
+        self.weights = [0] * self.units
+        for part in self.parts:
+            if part.unit is not None:
+                self.weights[part.unit] += part.bytes
+
+    def on_head(self, units: Sequence[int] = ()) -> int:
+        """Bytes of weights in the head's memory, with these units on its processor. A tied output is no copy there."""
+        kept = [part for part in self.parts if part.device is None and (part.unit is None or part.unit in units)]
+        kept += self.copies if any(unit < self.layers and self.copied[unit] for unit in units) else []
+        return sum(caches.padded(part.bytes, USUAL_ALIGNMENT) for part in _once(kept))
+
+    def fixed(self, device: str) -> int:
+        """Bytes of weights that overrides put on this device."""
+        return sum(part.bytes for part in _once(part for part in self.parts if part.device == device))
+
+    def of(self, start: int, count: int) -> tuple[int, int]:
+        """Bytes of weights and of cache of the units from ``start`` on, on one device."""
+        end = min(start + count, self.layers)
+        copies = sum(part.bytes for part in self.copies) if any(self.copied[start:end]) else 0
+        return sum(self.weights[start : start + count]) + copies, sum(self.kv[start:end])
+
+    def share(self, units: list[int], backend: str, device: str = "") -> Share:
+        """What a device with these units gets, to the byte.
+
+        :param backend: of the device, which knows how tensors are laid out.
+        :param device: its name in overrides.
+        """
+        alignment, multiple = ALIGNMENT.get(backend, USUAL_ALIGNMENT), ROW_MULTIPLE.get(backend)
+        own = set(units)
+        parts = [part for part in self.parts if part.unit in own]
+        parts += _once(part for part in self.parts if device and part.device == device)
+        parts += self.copies if any(unit < self.layers and self.copied[unit] for unit in units) else []
+        return Share(
+            sum(unit < self.layers for unit in units),
+            self.layers in own,
+            sum(caches.padded(part.bytes + (part.extra if multiple else 0), alignment) for part in parts),
+            sum(self.kv[unit] for unit in units if unit < self.layers),
+        )
+
+    def most(self, start: int, capacity: int) -> int:
+        """How many units from ``start`` on the capacity holds."""
+        count = 0
+        while start + count < self.units and sum(self.of(start, count + 1)) <= capacity:
+            count += 1
+        return count
+
+
+def _single(value: float) -> float:
+    """The nearest number that 32 bits hold."""
+    return struct.unpack("f", struct.pack("f", value))[0]
+
+
+def assigned(layers: int, gpu_layers: int, split: Sequence[float]) -> list[int | None]:
+    """The device of each unit as llama.cpp computes it, in 32-bit floats; None is the head's processor.
+
+    :param gpu_layers: ``-ngl``: so many units are on devices, the last ones.
+    :param split: ``-ts``, a share for each device.
+    """
+    first, taken = max(layers + 1 - gpu_layers, 0), min(gpu_layers, layers + 1)
+    total, ends = 0.0, []
+    for share in split:
+        total = _single(total + _single(share))
+        ends.append(total)
+    ends = [_single(end / total) for end in ends] if total else []
+    return [
+        bisect.bisect_right(ends, _single(_single(unit - first) / taken)) if ends and unit >= first else None
+        for unit in range(layers + 1)
+    ]
+
+
+class Placed(NamedTuple):
+    """The devices that are used, in llama-server's order, and what they are given."""
+
+    devices: list[dict]
+    """``backend``, ``device``, ``host``, ``capacity_mib``, ``buffer`` (how the log names it), and ``endpoint`` of a worker's."""
+    split: Sequence[float]
+    """``-ts``: a share for each of them; where the model does not fit, more than some hold."""
+    load: Load
+    gpu_layers: int
+    reasons: list[str]
+    """Why it does not fit, if so."""
+
+    def lent(self) -> list[dict]:
+        """The workers among the devices; they come first."""
+        return [device for device in self.devices if "endpoint" in device]
+
+    def own(self) -> list[dict]:
+        """The head's own devices."""
+        return [device for device in self.devices if "endpoint" not in device]
+
+    def units_of(self, device: int | None) -> list[int]:
+        """The units of one of the devices, or of the head's processor."""
+        shares = self.split if self.devices else []
+        return [
+            unit for unit, other in enumerate(assigned(self.load.layers, self.gpu_layers, shares)) if other == device
+        ]
+
+    def shares(self) -> list[Share]:
+        """Of each device what it gets."""
+        return [
+            self.load.share(self.units_of(index), device["backend"], device["buffer"])
+            for index, device in enumerate(self.devices)
+        ]
+
+    def on_head(self) -> Share:
+        """What the head's processor keeps."""
+        units = self.units_of(None)
+        return self.load.share(units, "cpu")._replace(weights=self.load.on_head(units))
+
+
+def fits(load: Load, start: int, capacities: list[int]) -> bool:
+    """Whether the units from ``start`` on find room in capacities (bytes), in their order."""
+    for capacity in capacities:
+        start += load.most(start, capacity)
+    return start >= load.units
+
+
+def distribute(load: Load, capacities: list[int], first: int = 0) -> list[int]:
+    """Units per device in proportion to the capacities (bytes), each device with no more than it holds, unless together they cannot hold
+    the model.
+
+    Every device gets a unit while there are enough of them.
+
+    :param first: the first unit that is not on the head's processor.
+    """
+    held = fits(load, first, capacities)
+    shares: list[int] = []
+    start = first
+    for index, capacity in enumerate(capacities):
+        later = capacities[index + 1 :]
+        left = load.units - start
+        wanted = round(left * capacity / max(1, sum(capacities[index:])))
+        wanted = min(max(wanted, 1), max(left - len(later), 0)) if later else left
+        possible = (
+            [count for count in range(load.most(start, capacity) + 1) if fits(load, start + count, later)]
+            if held
+            else [wanted]
+        )
+        shares.append(min(possible, key=lambda count: abs(count - wanted)))
+        start += shares[-1]
+    return shares
+
+
+def fewest(load: Load, capacities: list[int], own: Sequence[int] = (), first: int = 0) -> tuple[list[int], list[int]]:
+    """The fewest devices that hold the model, largest first: of the head's own, and of others only where those are too small.
+
+    :param capacities: bytes, of the others.
+    :param own: bytes, of the head's own devices, which come last.
+    :returns: indices of the others and of the head's own; all of them when even those do not hold it.
+    """
+    by_size = sorted(range(len(capacities)), key=lambda index: -capacities[index])
+    own_by_size = sorted(range(len(own)), key=lambda index: -own[index])
+    candidates: list[tuple[list[int], list[int]]] = [([], sorted(own_by_size[:count])) for count in range(1, len(own))]
+    candidates += [(sorted(by_size[:count]), sorted(own_by_size)) for count in range(len(by_size) + 1)]
+    for others, mine in candidates:
+        if fits(load, first, [*(capacities[index] for index in others), *(own[index] for index in mine)]):
+            return others, mine
+    return candidates[-1]

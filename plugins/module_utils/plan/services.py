@@ -1,0 +1,74 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The services of a host, as its service manager needs them."""
+
+from __future__ import annotations
+
+import math
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
+
+
+def _cache_keeper(plan: dict, host: str, worker: dict) -> list[str]:
+    """The launcher of a worker that keeps tensors on disk: it may hold what was asked for, and never less than the planned model needs.
+    A worker on its staging port shares that cache and leaves the keeping of it to the one that serves."""
+    if not worker["cache"] or plan["staging"]:
+        return []
+    own = plan["hosts"][host]
+    needed = sum(entry["weights_mib"] for entry in plan["placement"] if f"[{worker['endpoint']}]" in entry["device"])
+    limit = max(worker["cache_mib"], math.ceil(needed))
+    launcher = [own["python"], own["runtime"] + "/runtime.py", "worker"]
+    return [*launcher, "--cache", worker["environment"]["LLAMA_CACHE"], "--limit-mib", str(limit), "--"]
+
+
+def of_host(plan: dict, host: str) -> list[dict]:
+    """The services of one host, as its service manager needs them."""
+    prefix = names.STAGING_SERVICES if plan["staging"] else names.SERVICES
+    found = [
+        {
+            "name": f"{prefix}worker-{worker['name']}",
+            "kind": "worker",
+            "temporary": plan["staging"],
+            "description": f"llama.cpp RPC worker {worker['name']} ({worker['device']})",
+            "argv": [*_cache_keeper(plan, host, worker), *worker["argv"]],
+            "process": worker["argv"],
+            "environment": worker["environment"],
+            "listens": worker["endpoint"],
+            "protocol": worker["protocol"],
+            "reads": [],
+            "after": [],
+            "credentials": {},
+            "devices": backends.device_files(worker["backend"]),
+            "allow": sorted(
+                {
+                    "localhost",
+                    worker["endpoint"].rsplit(":", 1)[0],
+                    *(source for rule in plan["hosts"][host]["firewall"] for source in rule["sources"]),
+                }
+            ),
+        }
+        for worker in plan["hosts"][host]["workers"]
+    ]
+    if host == plan["head"]["host"]:
+        head = plan["head"]
+        found.append(
+            {
+                "name": f"{prefix}server",
+                "kind": "head",
+                "temporary": plan["staging"],
+                "description": f"llama.cpp server of cluster {plan['cluster']}",
+                "argv": [*head["launcher"], "--", *head["argv"]],
+                "process": head["argv"],
+                "environment": head["environment"],
+                "listens": f"{head['address']}:{head['port']}",
+                "reads": [plan["model"]["path"], *([head["api_key_file"]] if head["api_key_file"] else [])],
+                "after": [service["name"] for service in found],
+                "devices": sorted({path for backend in head["backends"] for path in backends.device_files(backend)}),
+                "credentials": {heads.KEYS: head["api_key_file"]} if head["api_key_file"] else {},
+                "allow": [],
+            }
+        )
+    return found

@@ -1,0 +1,220 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which toolkit and compiler of a host build llama.cpp there. A toolchain is described in facts/toolchains.py."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.versions import numbers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+
+TITLES = {"hip": "ROCm", "cuda": "CUDA", "cpu": "a compiler"}
+MINIMUM_ROCM = "6.1"
+ROCWMMA_SINCE = {"gfx1151": "7.2"}
+"""Architecture → first ROCm whose rocWMMA supports it, where the headers themselves cannot be read."""
+
+CUDA_SINCE = {
+    "8.0": "11.0",
+    "8.6": "11.1",
+    "8.7": "11.4",
+    "8.9": "11.8",
+    "9.0": "11.8",
+    "10.0": "12.8",
+    "10.3": "12.9",
+    "11.0": "13.0",
+    "12.0": "12.8",
+    "12.1": "12.9",
+}
+"""Compute capability → first CUDA that compiles for it."""
+CUDA_LEFT_OUT = (("13.0", "7.5"), ("12.0", "5.0"))
+"""From which CUDA on, capabilities below which one are no longer compiled for."""
+MINIMUM_COMPILER = "9"
+"""First GCC whose standard library holds std::filesystem, which llama.cpp uses."""
+
+
+def lacking(toolkit: dict) -> list[str]:
+    """Libraries of its backend that a toolkit does not have. Of one that was not looked at, none."""
+    if "libraries" not in toolkit:
+        return []
+    return [name for name in backends.libraries(toolkit["backend"]) if name not in toolkit["libraries"]]
+
+
+def _unfit(toolchain: dict, architectures: list[str]) -> str | None:
+    """Why this one cannot build for these architectures, with what could; None where it can."""
+    own = f"{TITLES[toolchain['backend']]} {toolchain['version']}"
+    version = numbers(toolchain["version"])
+    if toolchain["backend"] == "hip" and version < numbers(MINIMUM_ROCM):
+        return f"{own}, too old for llama.cpp: install ROCm {MINIMUM_ROCM} or newer"
+    if toolchain["backend"] == "cuda":
+        for architecture in architectures:
+            since = CUDA_SINCE.get(architecture)
+            if since and version < numbers(since):
+                return f"{own}, too old for compute capability {architecture}: install CUDA {since} or newer"
+            for first, least in CUDA_LEFT_OUT:
+                if version >= numbers(first) and numbers(architecture) < numbers(least):
+                    return f"{own}, which no longer compiles for compute capability {architecture}: install CUDA older than {first}"
+    return None
+
+
+def _named(
+    name: str, backend: str, wanted: str, facts: dict, beside: Collection[str]
+) -> tuple[dict | None, dict | None]:
+    """Toolkit and compiler at the prefix that the operator names, which may be meant for another backend of the host. Of a host that
+    was not asked, the prefix is believed."""
+    prefix = wanted.rstrip("/") or "/"
+    where = f"llama_build_toolchain of {name} is {wanted}"
+    installed = facts.get("toolchains")
+    if installed is None:
+        return next(iter(_told(backend, facts, prefix)), None), None
+    there = [toolchain for toolchain in installed if prefix in (toolchain["prefix"], *toolchain["links"])]
+    if not there:
+        known = ", ".join(toolchain["prefix"] for toolchain in installed) or "none was found"
+        raise Refusal(
+            f"{where}, and neither ROCm, CUDA nor a compiler was found there: use the prefix of one that is installed ({known}), "
+            "or leave it out"
+        )
+    by_backend = {toolchain["backend"]: toolchain for toolchain in there}
+    toolkit = by_backend.get(backend) if backend in backends.TOOLKITS else None
+    if not toolkit and any(other in by_backend for other in beside):
+        return None, None
+    if not toolkit and "cpu" not in by_backend:
+        raise Refusal(
+            f"{where}, which is {TITLES[there[0]['backend']]}, and llama.cpp is built there for {backend}: "
+            f"name a toolchain for {backend}, or set llama_backend"
+        )
+    return toolkit, by_backend.get("cpu")
+
+
+def _told(backend: str, facts: dict, prefix: str | None) -> list[dict]:
+    """A toolkit of which the version alone is known, if that; its compiler is where it usually is."""
+    version = facts["toolchain"].get(backends.toolkit(backend))
+    if backend not in backends.TOOLKITS or not version:
+        return []
+    compiler = f"{prefix}/{'llvm/bin/clang' if backend == 'hip' else 'bin/nvcc'}" if prefix else None
+    return [{"backend": backend, "prefix": prefix, "version": version, "compiler": compiler, "rocwmma": None}]
+
+
+def _newest(name: str, offered: list[dict], architectures: list[str], wanted: str | None) -> dict | None:
+    """The last of these toolkits that fits and has its libraries, or else the distribution's, to which packages bring them; None where
+    there is none at all, as before its packages are installed."""
+    fitting = [toolkit for toolkit in offered if not _unfit(toolkit, architectures)]
+    if offered and not fitting:
+        raise Refusal(
+            f"{name} has {_unfit(offered[-1], architectures)}"
+            + (f" (llama_build_toolchain is {wanted})" if wanted else "")
+            + ", or set llama_backend to another one"
+        )
+    whole = [toolkit for toolkit in fitting if not lacking(toolkit)]
+    whole = whole or [toolkit for toolkit in fitting if toolkit["prefix"] == names.SYSTEM]
+    if fitting and not whole:
+        title = TITLES[fitting[-1]["backend"]]
+        raise Refusal(
+            f"{name} has {title} {fitting[-1]['version']} in {fitting[-1]['prefix']} without {', '.join(lacking(fitting[-1]))}"
+            + (f" (llama_build_toolchain is {wanted})" if wanted else "")
+            + f": install their development packages for that {title}, name one that has them in llama_build_toolchain, or set llama_backend"
+            " to another one"
+        )
+    return whole[-1] if whole else None
+
+
+def chosen(
+    name: str, backend: str, facts: dict, wanted: str | None, architectures: list[str], beside: Collection[str] = ()
+) -> dict:
+    """What a host builds with: the toolkit that the operator names, or else the newest that fits the devices and has its libraries.
+
+    :param facts: of the host; ``toolchains`` is missing or None where it was not asked.
+    :param wanted: ``llama_build_toolchain``.
+    :param architectures: of the host's devices for this backend.
+    :param beside: the host's other backends.
+    :returns: ``toolkit`` (a toolchain, or None), ``version`` of the toolkit and ``compiler`` (versions, None where not known),
+        ``environment`` of the build.
+    :raises Refusal: none of them fits.
+    """
+    toolkit, compiler = _named(name, backend, wanted, facts, beside) if wanted else (None, None)
+    if backend in backends.TOOLKITS:
+        found = [toolchain for toolchain in facts.get("toolchains") or [] if toolchain["backend"] == backend]
+        offered = [toolkit] if toolkit else found or _told(backend, facts, None)
+        toolkit = _newest(name, offered, architectures, wanted if toolkit else None)
+    version = compiler["version"] if compiler else facts["toolchain"].get("c++")
+    _recent_enough(name, facts, version)
+    return {
+        "toolkit": toolkit,
+        "version": toolkit["version"] if toolkit else facts["toolchain"].get(backends.toolkit(backend)),
+        "compiler": version,
+        "environment": {**_compiler_environment(compiler, backend), **_toolkit_environment(toolkit)},
+    }
+
+
+def _recent_enough(name: str, facts: dict, version: str | None) -> None:
+    if version and facts["system"] == "Linux" and numbers(version) < numbers(MINIMUM_COMPILER):
+        raise Refusal(
+            f"{name} has the C++ compiler {version}, too old for llama.cpp: install GCC {MINIMUM_COMPILER} or newer, and name its "
+            "prefix in llama_build_toolchain, or use a release that is compiled already, with source: binary or package"
+        )
+
+
+def _compiler_environment(compiler: dict | None, backend: str) -> dict[str, str]:
+    if not compiler:
+        return {}
+    cxx = compiler["compiler"]
+    environment = {"CC": cxx.replace("clang++", "clang").replace("g++", "gcc"), "CXX": cxx}
+    return {**environment, **({"CUDAHOSTCXX": cxx} if backend == "cuda" else {})}
+
+
+def _toolkit_environment(toolkit: dict | None) -> dict[str, str]:
+    """CUDAToolkit_ROOT and ROCM_PATH are where llama.cpp's cmake looks for the toolkit's libraries. ROCM_PATH does not name a
+    distribution's own: clang would then look for AMD's device libraries there, and not beside itself, where the distribution has them."""
+    if not toolkit or not toolkit["prefix"]:
+        return {}
+    variable = {"hip": "HIPCXX", "cuda": "CUDACXX"}[toolkit["backend"]]
+    compiler = {variable: toolkit["compiler"]} if toolkit["compiler"] else {}
+    if toolkit["backend"] == "cuda":
+        return {**compiler, "CUDAToolkit_ROOT": toolkit["prefix"]}
+    variables = ["HIP_PATH"] if toolkit["prefix"] == names.SYSTEM else ["HIP_PATH", "ROCM_PATH"]
+    return {**compiler, **dict.fromkeys(variables, toolkit["prefix"])}
+
+
+def _check_declared_rocwmma(where: str, toolkit: dict | None, architectures: list[str]) -> None:
+    """Of a host that was not asked, the declared version of ROCm stands for that of the headers."""
+    if not toolkit or not toolkit["version"]:
+        return
+    for target in architectures:
+        since = ROCWMMA_SINCE.get(target.split(":", maxsplit=1)[0])
+        if since and numbers(toolkit["version"]) < numbers(since):
+            raise Refusal(
+                f"{where}, and rocWMMA supports {target} from ROCm {since} on, while ROCm {toolkit['version']} is declared there: install a "
+                "newer ROCm with rocWMMA and give its version in llama_hardware.toolchain, or leave it out"
+            )
+
+
+def check_rocwmma(name: str, toolkit: dict | None, generation: int, architectures: list[str]) -> None:
+    """Refuses rocWMMA where the tree, the headers or the architecture do not allow it."""
+    option = backends.ROCWMMA
+    where = f"llama_build_cmake_options of {name} has {option}"
+    first, last = backends.OPTION_BUILDS[option]
+    if not first <= generation <= (last or generation):
+        raise Refusal(f"{where}, which build {generation} does not know (builds {first} to {last} do): leave it out")
+    if not toolkit or "links" not in toolkit:
+        _check_declared_rocwmma(where, toolkit, architectures)
+        return
+    headers = toolkit["rocwmma"]
+    if not headers:
+        raise Refusal(
+            f"{where}, and there are no headers of rocWMMA in {toolkit['prefix']}/include: install rocWMMA's development package for "
+            f"ROCm {toolkit['version']}, or leave it out"
+        )
+    if not headers["architectures"]:
+        raise Refusal(
+            f"{where}, and the headers of rocWMMA {headers['version']} in {toolkit['prefix']}/include are not whole, rocwmma/internal/config.hpp "
+            "is missing or names no architecture: install them from AMD's packages, or leave it out"
+        )
+    lacking = [target for target in architectures if target.split(":")[0] not in headers["architectures"]]
+    if lacking:
+        raise Refusal(
+            f"{where}, and rocWMMA {headers['version']} in {toolkit['prefix']}/include does not support {', '.join(lacking)} (it supports "
+            f"{', '.join(headers['architectures'])}): install a newer ROCm with rocWMMA and name it in llama_build_toolchain, or leave it out"
+        )
