@@ -20,7 +20,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import run
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes as decisions
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import cluster as cluster_plan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases, workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry, releases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Catalogue, Cluster
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions, html_page, inventory, output, sources
 
 display = Display()
@@ -46,9 +47,9 @@ def complete(plan: dict) -> None:
         plan["hosts"][head["host"]]["files"].append({"path": model["path"], **sources.known_answer_model(*size)[1]})
 
 
-def keep_facts(plan: dict, hosts: dict) -> str:
+def keep_facts(plan: dict, cluster: Cluster) -> str:
     """The facts that are left on the head for a run in which a host does not answer, as text; it becomes a file of the plan."""
-    facts = {name: workers.planned_from(host["facts"]) for name, host in hosts.items()}
+    facts = {name: host.kept_facts for name, host in cluster.hosts.items()}
     text = json.dumps(facts, indent=1, sort_keys=True) + "\n"
     content = text.encode()
     head = plan["hosts"][plan["head"]["host"]]
@@ -82,22 +83,18 @@ class ActionModule(ActionBase):
         )
         if arguments["shown"]:
             return self._show(arguments["shown"], arguments["html"], task_vars["hostvars"])
-        cluster, hosts = inventory.hosts(task_vars)
+        name, hosts = inventory.hosts(task_vars)
         digest = hashlib.sha256(b"".join(path.read_bytes() for path in RUNTIME_FILES)).hexdigest()[:12]
         staging = arguments["staging"]
         try:
-            for name, host in hosts.items():
-                variables = host["variables"]
-                host["facts"] = workers.known(
-                    name, host["facts"], variables["llama_hardware"], variables["llama_host_scope"]
-                )
-            self._look_up_release(hosts, task_vars)
-            plan = cluster_plan.make(cluster, hosts, arguments["model"] or {}, inventory.packages(), digest, staging)
+            catalogue = entry.catalogue(inventory.packages())
+            cluster = self._look_up_releases(entry.read(name, hosts), catalogue, task_vars)
+            plan = cluster_plan.make(cluster, arguments["model"] or {}, catalogue, digest, staging)
         except Refusal as refusal:
-            plan = cluster_plan.refused(cluster, refusal)
+            plan = cluster_plan.refused(name, refusal)
         if not plan["refused"]:
             complete(plan)
-            kept = keep_facts(plan, hosts)
+            kept = keep_facts(plan, cluster)
         if staging:
             return {"changed": False, "plan": plan}
         if arguments["path"]:
@@ -139,17 +136,17 @@ class ActionModule(ActionBase):
         show(plan, report.changes_of(plan, changes, drifts, unasked), html)
         return {"changed": False, "changes": changes}
 
-    def _look_up_release(self, hosts, task_vars):
-        """Puts what only the controller can look up into those of the head's releases of which some host has a build."""
+    def _look_up_releases(self, cluster: Cluster, catalogue: Catalogue, task_vars: dict) -> Cluster:
+        """The cluster with what only the controller can look up in those releases of which some host has a build."""
 
         def find(path):
             beside = os.path.join(task_vars.get("inventory_dir") or "", os.path.expanduser(path))
             return beside if os.path.isabs(beside) and os.path.exists(beside) else self._find_needle("files", path)
 
-        used = cluster_plan.release_variables(hosts, inventory.packages())
-        head = next(host for host in hosts.values() if "head" in host["groups"])
-        for variable in used:
+        resolved = {}
+        for variable in cluster_plan.release_variables(cluster, catalogue):
             try:
-                head["variables"][variable] = sources.resolved(head["variables"][variable], find)
+                resolved[variable] = sources.resolved(cluster.releases[variable], find)
             except Refusal as refusal:
                 raise releases.renamed(refusal, variable) from None
+        return cluster._replace(releases={**cluster.releases, **resolved})

@@ -10,7 +10,9 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import verification
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, gguf
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import placement
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import placement, releases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.entry import DECLARED, facts_of, server_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Device, Model, Worker
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from conftest import until
 
@@ -53,29 +55,34 @@ def workers(programs):
 
 def planned(path, endpoints, split, gpu_layers=None, **variables):
     """The placement, and llama-server's command line without its program. In overrides ``{1}`` is the second device."""
-    defaults = {variable: option.get("default") for variable, option in inventory.specification().items()}
+    summary = gguf.summarize(gguf.read_path(str(path)))
+    devices = tuple(
+        Device("here", "cpu", "CPU", ABLE["buffer_name"].format(endpoint=endpoint), 0, {}, worker_at(endpoint))
+        for endpoint in endpoints[: len(split)]
+    )
+    defaults = {name: option.get("default") for name, option in inventory.specification().items()}
     chosen = {
         **defaults,
         "llama_server_port": SERVER_PORT,
         "llama_server_load_mode": "none",
-        "llama_server_context": 4096,
+        "llama_server_warmup": False,
     }
-    chosen |= {"llama_server_warmup": False, **{f"llama_server_{name}": value for name, value in variables.items()}}
-    summary = gguf.summarize(gguf.read_path(str(path)))
-    devices = [
-        {"backend": "cpu", "endpoint": endpoint, "buffer": ABLE["buffer_name"].format(endpoint=endpoint)}
-        for endpoint in endpoints[: len(split)]
-    ]
+    chosen |= {"llama_server_context": 4096, **{f"llama_server_{name}": value for name, value in variables.items()}}
     chosen["llama_server_override_tensor"] = [
-        entry.format(*(device["buffer"] for device in devices)) for entry in chosen["llama_server_override_tensor"]
+        entry.format(*(device.buffer for device in devices)) for entry in chosen["llama_server_override_tensor"]
     ]
-    overrides = heads.overrides_of(chosen, [placement.CPU, *(device["buffer"] for device in devices)])
-    load = placement.Load(summary, heads.settings_of(chosen, summary), GENERATION, overrides)
-    layers = load.units if gpu_layers is None else gpu_layers
-    placed = placement.Placed(devices, split, load, layers, [])
-    model = {"path": str(path), "summary": summary}
-    release = {"capabilities": ABLE, "ref": "0.3.36"}
-    return placed, heads.argv_of({"variables": chosen, "facts": {}}, release, model, placed, "")[1:]
+    server = server_of(chosen)
+    overrides = heads.overrides_of(server, [placement.CPU, *(device.buffer for device in devices)])
+    load = placement.Load(summary, heads.settings_of(server, summary), GENERATION, overrides)
+    placed = placement.Placed(devices, split, load, load.units if gpu_layers is None else gpu_layers)
+    release = releases.release_of(inventory.specification()["llama_release"]["default"], {})
+    serving = heads.Serving(server, facts_of(DECLARED), release, Model(str(path), None, summary), placed, "", None, "")
+    return placed, heads.argv_of(serving)[1:]
+
+
+def worker_at(endpoint):
+    address, port = endpoint.split(":")
+    return Worker("one", "here", address, int(port), 0, "cpu", "cpu", "CPU", False, None, False, 0, True, 0, {})
 
 
 def logged(programs, arguments, folder):
@@ -101,7 +108,7 @@ def logged(programs, arguments, folder):
 
 def compared(placed, found):
     """What differs, a line each."""
-    expected = {device["buffer"]: share for device, share in zip(placed.devices, placed.shares())}
+    expected = {device.buffer: share for device, share in zip(placed.devices, placed.shares())}
     host = {"model": 0.0, "KV": 0.0}
     wrong = []
     for device, sizes in found.items():

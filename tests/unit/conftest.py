@@ -8,13 +8,16 @@ from pathlib import Path
 import jsonschema
 import pytest
 from ansible.module_utils.testing import patch_module_args
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import make
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import make, refused
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 
 SCHEMA = jsonschema.Draft202012Validator(
     json.loads((Path(__file__).resolve().parents[2] / "docs" / "plan.schema.json").read_text())
 )
+CATALOGUE = entry.catalogue(inventory.packages())
 RELEASE = {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "a" * 64}
 
 FACTS = {
@@ -35,7 +38,7 @@ FACTS = {
 
 
 class Cluster:
-    """Builds the input of make; variables and facts are set per host before the plan is made."""
+    """Builds the input of entry.read; variables and facts are set per host before the plan is made."""
 
     def __init__(self):
         self.hosts = {}
@@ -55,7 +58,10 @@ class Cluster:
 
     def plan(self, staging=False):
         hosts = copy.deepcopy(self.hosts)
-        plan = make("test", hosts, self.model, inventory.packages(), "runtime-id", staging)
+        try:
+            plan = make(entry.read("test", hosts), self.model, CATALOGUE, "runtime-id", staging)
+        except Refusal as refusal:
+            plan = refused("test", refusal)
         SCHEMA.validate(plan)
         return plan
 

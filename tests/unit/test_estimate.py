@@ -2,6 +2,7 @@
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import estimate
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Link
 
 
 def links_of(pair, **measured):
@@ -67,7 +68,7 @@ def test_a_release_that_does_not_wait_takes_at_most_so_long(pair, release, bound
     ],
 )
 def test_the_kind_of_a_link(endpoint, interface, kind):
-    links = [{"address": "198.51.100.2/30", "interface": interface}]
+    links = [Link(interface, "198.51.100.2/30", None, None, False)]
     assert estimate.kind_of(endpoint, links) == kind
 
 

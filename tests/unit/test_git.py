@@ -57,7 +57,7 @@ class Repository:
         return sources.resolved(self.request(ref, **more), nowhere)
 
     def fetched(self, ref, **more):
-        return sources.fetch(releases.release_of(self.resolved(ref, **more), {}))
+        return sources.fetch(releases.release_of(self.resolved(ref, **more), {}).as_json())
 
 
 @pytest.fixture
@@ -74,8 +74,8 @@ def test_a_branch_or_tag_is_a_commit_with_its_count(repository, ref, index, buil
     found = repository.resolved(ref)
     assert (found["commit"], found["build"]) == (repository.commits[index], build)
     release = releases.release_of(found, {})
-    assert release["ref"] == f"git-{repository.commits[index][:8]}"
-    assert (release["revision"], release["build"]) == (repository.commits[index], build)
+    assert release.ref == f"git-{repository.commits[index][:8]}"
+    assert (release.origin["revision"], release.build) == (repository.commits[index], build)
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_a_repository_behind_a_network(repository, served):
     request = {"source": "git", "repository": served, "ref": "topic/one"}
     found = sources.resolved(request, nowhere)
     assert (found["commit"], found["build"]) == (repository.commits[3], 4)
-    assert sources.fetch(releases.release_of(found, {})).commit == repository.commits[3]
+    assert sources.fetch(releases.release_of(found, {}).as_json()).commit == repository.commits[3]
     with pytest.raises(Refusal, match="no tag, branch or commit"):
         sources.resolved({**request, "ref": "2" * 40}, nowhere)
 
@@ -119,9 +119,9 @@ def test_a_commit_is_counted_once(repository):
 def test_the_tag_of_a_build_and_a_commit_with_its_build_are_not_looked_up(repository):
     shutil.rmtree(repository.path)
     tag = releases.release_of(repository.resolved("b4321"), {})
-    assert (tag["build"], tag["revision"], tag["commit"], tag["ref"]) == (4321, "refs/tags/b4321", "unknown", "b4321")
+    assert (tag.build, tag.origin["revision"], tag.commit, tag.ref) == (4321, "refs/tags/b4321", "unknown", "b4321")
     commit = releases.release_of(repository.resolved(repository.commits[0], build=8600), {})
-    assert (commit["build"], commit["commit"]) == (8600, repository.commits[0])
+    assert (commit.build, commit.commit) == (8600, repository.commits[0])
 
 
 def test_a_tag_wins_over_a_branch_of_its_name(repository):
@@ -164,7 +164,7 @@ def test_a_history_that_was_cut_off_cannot_be_counted(repository, tmp_path):
     ):
         sources.resolved(request, nowhere)
     release = releases.release_of(sources.resolved({**request, "build": 3}, nowhere), {})
-    assert sources.fetch(release).commit == repository.commits[2]
+    assert sources.fetch(release.as_json()).commit == repository.commits[2]
 
 
 def test_a_controller_without_git(repository, monkeypatch):
@@ -247,9 +247,9 @@ def test_patches_are_known_by_their_content(tmp_path):
         value = sources.resolved({**request, "patches": list(patches)}, lambda path: str(tmp_path / path))
         return releases.release_of(value, {})
 
-    assert release("one.patch")["patches"][0]["path"] == str(tmp_path / "one.patch")
-    assert release("one.patch")["id"] == release("two.patch")["id"]
-    assert release("one.patch")["id"] not in (release()["id"], release("one.patch", "two.patch")["id"])
+    assert release("one.patch").patches[0].path == str(tmp_path / "one.patch")
+    assert release("one.patch").id == release("two.patch").id
+    assert release("one.patch").id not in (release().id, release("one.patch", "two.patch").id)
     assert "patches" not in release()
 
 

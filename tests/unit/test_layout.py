@@ -22,6 +22,7 @@ MAY_IMPORT = {
 BEYOND_THE_LIBRARY = {("llamacpp/remote.py", "ansible.module_utils.urls")}
 """Proxies, certificates and redirects are Ansible's to know; it is there wherever a module runs."""
 OLDEST_PYTHON = (3, 9)
+LONGEST_FUNCTION = 60
 
 
 def modules():
@@ -74,3 +75,14 @@ def test_no_room_has_a_circle():
         ready = [name for name in left if known[name] <= placed]
         assert ready, f"a circle of imports: {left}"
         placed.update(ready)
+
+
+def test_functions_fit_on_a_screen():
+    long = [
+        f"{path.relative_to(PLUGINS)}: {node.name}"
+        for path in sorted(PLUGINS.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        if node.end_lineno - node.lineno >= LONGEST_FUNCTION
+    ]
+    assert long == []

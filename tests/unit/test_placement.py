@@ -1,6 +1,7 @@
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import placement
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Device
 
 GIB = 1 << 30
 
@@ -197,11 +198,11 @@ def test_tensors_are_laid_out_as_the_device_needs_it(small):
 
 
 def test_devices_and_the_processor_share_the_model(small):
-    devices = [{"backend": "cpu", "buffer": name} for name in ("one", "two")]
-    placed = placement.Placed(devices, [1, 1], loaded(small), 2, [])
+    devices = tuple(Device("here", "cpu", name, name, 0, {}) for name in ("one", "two"))
+    placed = placement.Placed(devices, [1, 1], loaded(small), 2)
     assert [(share.layers, share.output) for share in placed.shares()] == [(1, False), (0, True)]
     assert placed.on_head() == placement.Share(2, False, 2 * 1024 + 8192, 2 * 256 * 64 * 2 * 2)
-    alone = placement.Placed([], [], loaded(small), 0, [])
+    alone = placement.Placed((), (), loaded(small), 0)
     assert alone.on_head().output
     assert alone.shares() == []
 
@@ -211,8 +212,8 @@ def test_overrides_move_tensors_whatever_their_layer(small):
     settings = caches.Settings(256)
     overrides = [(r"blk\.0\.b", "CPU"), (r"\.b\.", "two"), ("never", "one")]
     load = placement.Load(small, settings, caches.NEW, overrides)
-    devices = [{"backend": "cpu", "buffer": name} for name in ("one", "two")]
-    placed = placement.Placed(devices, [3, 1], load, 4, [])
+    devices = tuple(Device("here", "cpu", name, name, 0, {}) for name in ("one", "two"))
+    placed = placement.Placed(devices, [3, 1], load, 4)
     assert [share.weights for share in placed.shares()] == [3 * 1024, 1024 + 8192 + 2 * 2048]
     assert placed.on_head().weights == 8192 + 2048
     assert load.fixed("two") == 2 * 2048
@@ -223,7 +224,7 @@ def test_a_tied_output_on_the_device_of_the_embedding_is_no_copy(small, device, 
     load = placement.Load(small, caches.Settings(256), caches.NEW, [("token_embd", device)])
     assert (load.on_head(), load.fixed("one")) == moved
     assert load.weights[3] == 1024
-    alone = placement.Placed([], [], loaded(small), 0, [])
+    alone = placement.Placed((), (), loaded(small), 0)
     assert alone.on_head().weights == 4 * 1024 + 8192
 
 

@@ -9,14 +9,14 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry, placement, releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import placement, releases, workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.changes import decide, lacking
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import release_variables
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.staging import MODEL as staging_model
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.staging import obstacles
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory, sources
-from conftest import FACTS, Cluster, known_answer_of
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import sources
+from conftest import CATALOGUE, FACTS, Cluster, known_answer_of
 
 GPU = {"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}
 CUDA = {"accelerators": [GPU, GPU], "toolchain": {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", "nvcc": "12.9"}}
@@ -200,9 +200,9 @@ def test_tensors_go_where_the_operator_wants_them(pair):
     pair.hosts["head"]["variables"]["llama_server_override_tensor"] = overrides
     plan = pair.plan()
     matrix = 128 * 128 * 4 / placement.MIB
-    for entry, old, more in zip(plan["placement"], before["placement"], (-11, 8)):
-        assert entry["weights_mib"] == pytest.approx(old["weights_mib"] + more * matrix, abs=0.011)
-        assert entry["kv_mib"] == old["kv_mib"]
+    for placed, old, more in zip(plan["placement"], before["placement"], (-11, 8)):
+        assert placed["weights_mib"] == pytest.approx(old["weights_mib"] + more * matrix, abs=0.011)
+        assert placed["kv_mib"] == old["kv_mib"]
     kept = [found["head"]["cpu"]["weights_mib"] for found in (before, plan)]
     assert kept[1] == pytest.approx(kept[0] + 3 * matrix, abs=0.011)
     argv = plan["head"]["argv"]
@@ -308,7 +308,7 @@ def test_a_worker_without_a_link_is_reached_where_ansible_reaches_it(pair):
 def test_a_release_of_one_host_alone_is_refused(pair):
     pair.hosts["worker1"]["variables"]["llama_release"] = "b8700"
     with pytest.raises(Refusal, match="llama_release of worker1 differs from that of the head head"):
-        release_variables(pair.hosts, inventory.packages())
+        release_variables(entry.read("test", pair.hosts), CATALOGUE)
 
 
 def test_moved_tensors_cross_the_network_more_often_than_is_counted(pair, big_model):
@@ -322,7 +322,7 @@ def test_a_declared_version_without_quotes():
     with pytest.raises(
         Refusal, match=r"llama_hardware of box has cmake: 3.28 in toolchain: write the version in quotes"
     ):
-        workers.known("box", None, {"toolchain": {"cmake": 3.28}})
+        entry.known("box", None, {"toolchain": {"cmake": 3.28}})
 
 
 def test_a_micro_batch_without_a_number(pair):
@@ -748,7 +748,7 @@ def test_more_workers_of_a_backend_than_it_has_devices():
         "head",
         "worker",
         facts=CUDA,
-        llama_model_known_answer={},
+        llama_model_known_answer=known_answer_of(),
         llama_worker_endpoints=[{"backend": "cuda"}] * 3,
     )
     reason = cluster.reason()
@@ -805,12 +805,12 @@ def test_seventeen_workers_are_too_many():
     ],
 )
 def test_declared_hardware_wins_over_facts(facts, hardware, memory):
-    known = workers.known("here", facts, hardware)
+    known = entry.known("here", facts, hardware)
     assert (known or {}).get("memory_mib") == memory
 
 
 def test_a_declared_mac_of_an_ordinary_user():
-    facts = workers.known(
+    facts = entry.known(
         "here", None, {"system": "Darwin", "home": "/Users/u", "cores": 16, "memory_mib": 65536}, "user"
     )
     assert facts["units"] == "/Users/u/Library/LaunchAgents"
@@ -821,24 +821,24 @@ def test_a_declared_mac_of_an_ordinary_user():
 
 
 def test_a_declared_distribution_and_scope():
-    facts = workers.known("here", None, {"distribution": "fedora 43", "home": "/home/u"}, "user")
+    facts = entry.known("here", None, {"distribution": "fedora 43", "home": "/home/u"}, "user")
     assert facts["distribution"] == {"id": "fedora", "version": "43", "family": "redhat"}
     assert (facts["service_manager"], facts["units"]) == ("systemd_user", "/home/u/.config/systemd/user")
     assert facts["packaged"] is None
     for newer in ("ubuntu 26.04", "debian 14", "debian forky"):
-        assert workers.known("here", None, {"distribution": newer})["packaged"]
-    assert workers.known("here", None, {"distribution": "debian 13"})["packaged"] is None
+        assert entry.known("here", None, {"distribution": newer})["packaged"]
+    assert entry.known("here", None, {"distribution": "debian 13"})["packaged"] is None
 
 
 def test_what_stands_in_for_facts_never_replaces_them():
     found = {"memory_mib": 1, "system": "Linux", "distribution": {"id": "debian"}, "scope": "system"}
     hardware = {"memory_mib": 2, "system": "Darwin", "distribution": "fedora 43", "home": "/x", "cores": 3}
-    assert workers.known("here", found, hardware, "user") == {**found, "memory_mib": 2}
+    assert entry.known("here", found, hardware, "user") == {**found, "memory_mib": 2}
 
 
 def test_the_home_of_a_user_that_nobody_told_is_not_guessed():
-    assert workers.known("here", None, {}, "user")["prefix"] == "~/.local/share/llamacpp"
-    assert workers.known("here", None, {"home": "/home/me"}, "user")["prefix"] == "/home/me/.local/share/llamacpp"
+    assert entry.known("here", None, {}, "user")["prefix"] == "~/.local/share/llamacpp"
+    assert entry.known("here", None, {"home": "/home/me"}, "user")["prefix"] == "/home/me/.local/share/llamacpp"
 
 
 @pytest.mark.parametrize(
@@ -850,7 +850,7 @@ def test_the_home_of_a_user_that_nobody_told_is_not_guessed():
 )
 def test_declared_hardware_that_cannot_be(hardware, scope, said):
     with pytest.raises(Refusal) as raised:
-        workers.known("here", None, hardware, scope)
+        entry.known("here", None, hardware, scope)
     for part in ("here", *said):
         assert part in str(raised.value)
 
@@ -1261,7 +1261,7 @@ def test_staging_is_a_second_cluster_on_the_other_ports(staged):
     assert staging["head"]["url"] == "http://127.0.0.1:8180"
     assert "--metrics" not in staging["head"]["argv"]
     assert "--api-key-file" not in staging["head"]["argv"]
-    assert staging["model"]["known_answer"] == staging_model
+    assert staging["model"]["known_answer"] == staging_model._asdict()
     for name in serving["hosts"]:
         assert serving["hosts"][name]["builds"] == staging["hosts"][name]["builds"]
     names = {
@@ -1337,7 +1337,7 @@ def test_an_account_of_somebody_elses(pair):
 def test_a_release_keeps_its_id():
     """Warm caches and installed clusters depend on it; what is new must count only where it is given."""
     release = releases.release_of({**PYPI, "checksum": "sha256:" + "a" * 64}, {})
-    assert release["id"] == "pypi-0.3.36-fbd5d3174550"
+    assert release.id == "pypi-0.3.36-fbd5d3174550"
 
 
 def test_a_build_of_upstream_by_its_tag_alone(local):
@@ -1559,11 +1559,9 @@ def test_a_release_is_the_same_wherever_it_lies():
     checksum = "sha256:" + "a" * 64
     places = ({"path": "/a"}, {"path": "/b"}, {"url": "https://192.0.2.1/c"})
     archives = [{"source": "archive", "checksum": checksum, "build": 9000, **place} for place in places]
-    assert len({releases.release_of(archive, {})["id"] for archive in archives}) == 1
+    assert len({releases.release_of(archive, {}).id for archive in archives}) == 1
     commit = {"source": "git", "ref": "b9000", "commit": "c" * 40}
-    assert (
-        releases.release_of(commit, {})["id"] == releases.release_of({**commit, "repository": "/srv/git/x"}, {})["id"]
-    )
+    assert releases.release_of(commit, {}).id == releases.release_of({**commit, "repository": "/srv/git/x"}, {}).id
 
 
 @pytest.mark.parametrize("address", ["https://token@192.0.2.1/x", "https://me:word@192.0.2.1/x", "ssh://me:word@h/x"])
@@ -1601,14 +1599,13 @@ def test_only_releases_of_which_a_host_has_a_build_are_looked_up(both, monkeypat
     variables.update({f"llama_release_{name}": {**BRANCH, "ref": name} for name in ("cpu", "vulkan", "hip", "cuda")})
     variables["llama_release"] = BRANCH
     both.hosts["worker1"]["variables"].update(variables)
-    look_up = plan_action.ActionModule.__new__(plan_action.ActionModule)._look_up_release
-    look_up(both.hosts, {})
+    action = plan_action.ActionModule.__new__(plan_action.ActionModule)
+    action._look_up_releases(entry.read("test", both.hosts), CATALOGUE, {})
     assert looked_up == ["vulkan", "hip"]
     for host in both.hosts.values():
         host["variables"]["llama_release_hip"] = None
-    both.hosts["worker2"] = {**both.hosts["worker1"], "facts": None}
     looked_up.clear()
-    look_up(both.hosts, {})
+    action._look_up_releases(entry.read("test", both.hosts), CATALOGUE, {})
     assert looked_up == ["vulkan", "master"]
 
 
@@ -1623,3 +1620,22 @@ def test_a_branch_of_a_backend_that_no_host_has_is_no_part_of_the_plan(pair):
 def test_devices_are_named_as_their_generation_does(both):
     argv = both.plan()["head"]["argv"]
     assert argv[argv.index("--device") + 1] == "RPC[192.0.2.11:50053],Vulkan0"
+
+
+def test_values_of_an_environment_become_text_as_programs_read_it(local):
+    variables = local.hosts["here"]["variables"]
+    variables["llama_server_environment"] = {"radv_enable_unified_heap_on_apu": True, "NUMBER": 1, "TEXT": "a b"}
+    variables["llama_worker_endpoints"][0]["environment"] = {"FLAG": False}
+    plan = local.plan()
+    expected = {"radv_enable_unified_heap_on_apu": "true", "NUMBER": "1", "TEXT": "a b"}
+    assert plan["head"]["environment"] == expected
+    assert plan["hosts"]["here"]["workers"][0]["environment"] == {"FLAG": "false"}
+
+
+@pytest.mark.parametrize("value", [None, {"a": 1}, ["a"]])
+def test_what_is_no_value_of_an_environment(local, value):
+    local.hosts["here"]["variables"]["llama_server_environment"] = {"NAME": value}
+    assert f"llama_server_environment has NAME: {value!r}: give a text" in local.reason()
+    local.hosts["here"]["variables"]["llama_server_environment"] = {}
+    local.hosts["here"]["variables"]["llama_worker_endpoints"][1]["environment"] = {"NAME": value}
+    assert "environment in llama_worker_endpoints[1] of here has NAME" in local.reason()

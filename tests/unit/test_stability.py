@@ -5,11 +5,12 @@ import json
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import plan as action
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import workers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import make
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import make, refused
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
-from conftest import FACTS, SCHEMA, known_answer_of
+from conftest import CATALOGUE, FACTS, SCHEMA, known_answer_of
 
 GROUPS = {"llama_cluster": ["head", "one", "two"], "llama_head": ["head"], "llama_workers": ["one", "two"]}
 ADDRESSES = {"head": "192.0.2.10", "one": "192.0.2.11", "two": "192.0.2.12"}
@@ -30,13 +31,17 @@ def run(facts):
         | ({"llama_facts": {"facts": copy.deepcopy(facts[name])}} if name in facts else {"llama_facts": {}})
         for name, address in ADDRESSES.items()
     }
-    cluster, hosts = inventory.hosts({"groups": GROUPS, "hostvars": hostvars})
-    plan = make(cluster, hosts, {}, inventory.packages(), "runtime-id")
+    name, hosts = inventory.hosts({"groups": GROUPS, "hostvars": hostvars})
+    try:
+        cluster = entry.read(name, hosts)
+        plan = make(cluster, {}, CATALOGUE, "runtime-id")
+    except Refusal as refusal:
+        plan = refused(name, refusal)
     if plan["refused"]:
         SCHEMA.validate(plan)
         return plan, None
     action.complete(plan)
-    kept = action.keep_facts(plan, hosts)
+    kept = action.keep_facts(plan, cluster)
     SCHEMA.validate(plan)
     return plan, kept
 
@@ -88,7 +93,7 @@ def test_what_the_first_build_installed_to_be_faster(facts):
 
 def test_no_fact_of_a_host_is_about_its_load():
     known = {"accounts", "defined", "kept", "lingering", "measured", "supervisor", "tools", "uid", "user"}
-    assert set(host.facts("user")) == (workers.PLANNED_FROM | known)
+    assert set(host.facts("user")) == (entry.PLANNED_FROM | known)
 
 
 @pytest.mark.parametrize("name", ["one", "two"])

@@ -12,9 +12,10 @@ from ansible.vars.hostvars import HostVars
 from ansible.vars.manager import VariableManager
 from ansible_collections.llamacpp.cluster.plugins.action import plan as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import advisories, workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import advisories, entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import make, refused
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+from conftest import CATALOGUE
 
 FOLDER = Path(__file__).resolve().parents[2] / "inventories"
 GIB = 1 << 30
@@ -47,11 +48,8 @@ def plan(source, **extra):
     }
     cluster, hosts = inventory.hosts(told)
     try:
-        for name, host in hosts.items():
-            own = host["variables"]
-            host["facts"] = workers.known(name, host["facts"], own["llama_hardware"], own["llama_host_scope"])
-        action.ActionModule._look_up_release(None, hosts, told)
-        return make(cluster, hosts, {}, inventory.packages(), "runtime-id")
+        read = action.ActionModule._look_up_releases(None, entry.read(cluster, hosts), CATALOGUE, told)
+        return make(read, {}, CATALOGUE, "runtime-id")
     except Refusal as refusal:
         return refused(cluster, refusal)
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import toolchains
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.toolchains import lacking
 from conftest import Cluster, known_answer_of
 from machines import Machine
@@ -269,7 +269,7 @@ def test_a_compiler_that_the_operator_names(planned, machine):
     def install(facts):
         compiler = {"prefix": prefix, "links": [], "version": "14", "compiler": f"{prefix}/bin/g++", "rocwmma": None}
         facts["toolchains"] = [
-            *(entry for entry in facts["toolchains"] if entry["backend"] != "cpu"),
+            *(toolchain for toolchain in facts["toolchains"] if toolchain["backend"] != "cpu"),
             {"backend": "cpu", **compiler},
         ]
 
@@ -288,8 +288,8 @@ def without(*libraries):
 
     def take(facts):
         facts["toolchain"].update(dict.fromkeys(libraries))
-        for entry in facts["toolchains"]:
-            entry["libraries"] = [name for name in entry["libraries"] if name not in libraries]
+        for toolchain in facts["toolchains"]:
+            toolchain["libraries"] = [name for name in toolchain["libraries"] if name not in libraries]
 
     return take
 
@@ -298,16 +298,16 @@ def toolkit_without(version, *libraries):
     """Takes libraries from one toolkit; the host's others keep theirs."""
 
     def take(facts):
-        for entry in facts["toolchains"]:
-            if entry["version"] == version:
-                entry["libraries"] = [name for name in entry["libraries"] if name not in libraries]
+        for toolchain in facts["toolchains"]:
+            if toolchain["version"] == version:
+                toolchain["libraries"] = [name for name in toolchain["libraries"] if name not in libraries]
 
     return take
 
 
 def only(version):
     return lambda facts: facts.update(
-        toolchains=[entry for entry in facts["toolchains"] if entry["version"] == version]
+        toolchains=[toolchain for toolchain in facts["toolchains"] if toolchain["version"] == version]
     )
 
 
@@ -352,7 +352,7 @@ def only(version):
         ),
         (
             "constructed/nvidia_without_tools",
-            lambda facts: [entry.update(architecture="8.6") for entry in facts["accelerators"]],
+            lambda facts: [device.update(architecture="8.6") for device in facts["accelerators"]],
             {},
             ["llama_worker_endpoints[0] of here lends CUDA0, NVIDIA GeForce RTX 3090, whose memory is not known"],
         ),
@@ -606,7 +606,7 @@ LLVMPIPE = {"backend": "vulkan", "name": "llvmpipe", "architecture": "", "memory
 def test_a_software_device_that_is_declared(planned):
     def declare(facts):
         facts["toolchain"]["glslc"] = "2025.2"
-        facts.update(workers.known("here", facts, {"accelerators": [LLVMPIPE]}))
+        facts.update(entry.known("here", facts, {"accelerators": [LLVMPIPE]}))
 
     plan = planned(
         "recorded/vm_without_devices",
@@ -623,20 +623,20 @@ STRIX = {"backend": "hip", "name": "declared", "architecture": "gfx1151", "memor
 
 
 def test_a_host_that_is_only_declared_builds_with_what_it_is_said_to_have():
-    facts = workers.known("here", None, {"memory_mib": 128200, "accelerators": [STRIX]})
+    facts = entry.known("here", None, {"memory_mib": 128200, "accelerators": [STRIX]})
     rocwmma = {"GGML_HIP_ROCWMMA_FATTN": "ON"}
     assert build_of(plan_of(facts, "0.3.20", llama_build_cmake_options=rocwmma))["environment"] == {}
     prefix = {"llama_build_toolchain": "/opt/rocm-7.2.0"}
     assert build_of(plan_of(facts, **prefix))["environment"] == ROCM
-    old = workers.known(
-        "here", None, {"accelerators": [STRIX], "toolchain": {**workers.DECLARED["toolchain"], "hipconfig": "5.7"}}
+    old = entry.known(
+        "here", None, {"accelerators": [STRIX], "toolchain": {**entry.DECLARED["toolchain"], "hipconfig": "5.7"}}
     )
     assert "here has ROCm 5.7" in plan_of(old)["reasons"][0]
 
 
 def test_rocwmma_of_a_host_that_is_only_declared_follows_the_version_of_rocm():
-    tools = {**workers.DECLARED["toolchain"], "hipconfig": "6.4.2"}
-    facts = workers.known("here", None, {"memory_mib": 128200, "accelerators": [STRIX], "toolchain": tools})
+    tools = {**entry.DECLARED["toolchain"], "hipconfig": "6.4.2"}
+    facts = entry.known("here", None, {"memory_mib": 128200, "accelerators": [STRIX], "toolchain": tools})
     reason = plan_of(facts, "0.3.20", llama_build_cmake_options={"GGML_HIP_ROCWMMA_FATTN": "ON"})["reasons"][0]
     for part in ("GGML_HIP_ROCWMMA_FATTN", "gfx1151 from ROCm 7.2 on", "6.4.2", "or leave it out"):
         assert part in reason
@@ -644,7 +644,7 @@ def test_rocwmma_of_a_host_that_is_only_declared_follows_the_version_of_rocm():
 
 def test_a_cuda_of_a_host_that_is_only_declared_is_believed():
     cuda = {"backend": "cuda", "name": "declared", "architecture": "8.6", "memory_mib": 24564, "unified": False}
-    facts = workers.known("here", None, {"memory_mib": 64000, "accelerators": [cuda]})
+    facts = entry.known("here", None, {"memory_mib": 64000, "accelerators": [cuda]})
     build = build_of(plan_of(facts, llama_build_toolchain="/usr/local/cuda-12.9"))
     assert build["environment"] == {
         "CUDACXX": "/usr/local/cuda-12.9/bin/nvcc",
@@ -653,14 +653,14 @@ def test_a_cuda_of_a_host_that_is_only_declared_is_believed():
 
 
 def test_a_compiler_of_a_host_that_is_only_declared_is_believed():
-    facts = workers.known("here", None, {"memory_mib": 64000})
+    facts = entry.known("here", None, {"memory_mib": 64000})
     assert build_of(plan_of(facts, llama_build_toolchain="/opt/gcc-15"))["environment"] == {}
 
 
 def test_facts_of_an_older_version_are_enough(planned):
     def older(facts):
-        for entry in facts["toolchains"]:
-            del entry["libraries"]
+        for toolchain in facts["toolchains"]:
+            del toolchain["libraries"]
         assert build_of(plan_of({**facts}))["backend"] == "hip"
         del facts["toolchains"]
         for library in (*toolchains.HEADERS, *toolchains.OTHER_LIBRARIES):
@@ -671,7 +671,7 @@ def test_facts_of_an_older_version_are_enough(planned):
 
 def test_a_declared_toolchain_stands_for_all(tmp_path, monkeypatch):
     facts = Machine("constructed/strix_halo", tmp_path).settle(monkeypatch).facts()
-    known = workers.known("here", facts, {"toolchain": {**facts["toolchain"], "hipconfig": "7.3"}})
+    known = entry.known("here", facts, {"toolchain": {**facts["toolchain"], "hipconfig": "7.3"}})
     build = build_of(plan_of(known))
     assert build["environment"] == {}
     named = build_of(plan_of(known, llama_build_toolchain="/opt/rocm-7.3.0"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from typing import Any
 
 ACCOUNT = "llamacpp"
 BUILD_ACCOUNT = "llamacpp-build"
@@ -37,7 +38,7 @@ ROLLING = ("opensuse-tumbleweed",)
 """Distributions whose version is a date: builds would be others after every upgrade."""
 
 
-def distribution(os_release: str) -> dict:
+def distribution(os_release: str) -> dict[str, Any]:
     """From the text of /etc/os-release: id, version and the family whose packages it uses."""
     values = dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', os_release, re.MULTILINE))
     names = [values.get("ID", "unknown"), *values.get("ID_LIKE", "").split()]
@@ -46,7 +47,7 @@ def distribution(os_release: str) -> dict:
     return {"id": names[0], "version": "" if names[0] in ROLLING else version, "family": family}
 
 
-def places(scope: str, manager: str, environment: Mapping[str, str]) -> dict:
+def places(scope: str, manager: str, environment: Mapping[str, str]) -> dict[str, Any]:
     """Where things are installed: the installation, the cache that outlives it, and the service definitions.
 
     :param environment: of the connecting user, with ``HOME``.

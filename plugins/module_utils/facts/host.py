@@ -172,20 +172,33 @@ def defined_services(units: str) -> list[str]:
     return sorted(found)
 
 
+def scope(wanted: str) -> str:
+    """``auto`` becomes ``system`` where the connecting user is or may become root, else ``user``."""
+    if wanted != "auto":
+        return wanted
+    may_become_root = os.geteuid() == 0 or (
+        bool(shutil.which("sudo"))
+        and subprocess.run(["sudo", "-n", "true"], capture_output=True, check=False).returncode == 0
+    )
+    return "system" if may_become_root else "user"
+
+
+def _distribution() -> dict:
+    os_release = Path("/etc/os-release")
+    if os_release.exists():
+        return names.distribution(os_release.read_text())
+    system = platform.system().lower()
+    return {"id": system, "version": platform.release().split(".", maxsplit=1)[0], "family": system}
+
+
 def facts(wanted_scope: str, catalogue: dict | None = None) -> dict:
     """Everything that planning needs to know of this host. Stable: nothing here changes with the load.
 
     :param catalogue: distribution family → its packages of llama.cpp, to look for them.
     """
-    if wanted_scope == "auto":
-        may_become_root = os.geteuid() == 0 or (
-            bool(shutil.which("sudo"))
-            and subprocess.run(["sudo", "-n", "true"], capture_output=True, check=False).returncode == 0
-        )
-        wanted_scope = "system" if may_become_root else "user"
+    wanted_scope = scope(wanted_scope)
     manager = service_manager(wanted_scope)
     user = pwd.getpwuid(os.geteuid()).pw_name
-    os_release = Path("/etc/os-release")
     place = names.places(wanted_scope, manager, {"HOME": pwd.getpwuid(os.getuid()).pw_dir, **os.environ})
     interpreter = python(wanted_scope)
     installed = toolchains.find()
@@ -194,15 +207,7 @@ def facts(wanted_scope: str, catalogue: dict | None = None) -> dict:
         **toolchain(installed),
         "venv": version_of([interpreter, "-c", "import ensurepip, venv; print('1.0')"]) if interpreter else None,
     }
-    distributed = (
-        names.distribution(os_release.read_text())
-        if os_release.exists()
-        else {
-            "id": platform.system().lower(),
-            "version": platform.release().split(".", maxsplit=1)[0],
-            "family": platform.system().lower(),
-        }
-    )
+    distributed = _distribution()
     packages = _packaged(catalogue or {}, distributed["family"])
     devices = hardware.accelerators(memory)
     return {

@@ -9,7 +9,8 @@ constructors in llama-kv-cache*.cpp and llama-memory-recurrent.cpp.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 OLD, MIDDLE, NEW = READ = (6170, 8643, 11063)
 """Builds whose sources were read: the trees of llama-cpp-python 0.3.16, 0.3.20 and 0.3.36."""
@@ -156,7 +157,7 @@ def _each(value: int | list[int] | None, layers: int, default: int = 0) -> list[
     return [default if value is None else int(value)] * layers
 
 
-def windowed(summary: dict, build: int) -> list[bool]:
+def windowed(summary: Mapping[str, Any], build: int) -> list[bool]:
     """Of each layer whether it attends to a sliding window only."""
     keys, layers, architecture = summary.get("keys", {}), summary["layers"], summary["architecture"]
     if architecture in ("lfm2", "lfm2moe") and window_size(summary, build):
@@ -174,7 +175,7 @@ def windowed(summary: dict, build: int) -> list[bool]:
     return [index < last and (not period or index % period != dense) for index in range(layers)]
 
 
-def window_size(summary: dict, build: int) -> int:
+def window_size(summary: Mapping[str, Any], build: int) -> int:
     """Tokens of the sliding window; 0 where there is none."""
     told = summary.get("keys", {}).get("attention.sliding_window")
     architecture = summary["architecture"]
@@ -188,19 +189,20 @@ def window_size(summary: dict, build: int) -> int:
     return window.size if window.size and (window.fixed or told is None) else told or 0
 
 
-def next_layers(summary: dict) -> int:
+def next_layers(summary: Mapping[str, Any]) -> int:
     """Layers at the end that predict further tokens, which llama-server does not load unless asked to."""
     return summary.get("keys", {}).get("nextn_predict_layers") or 0
 
 
-def _kv_heads(summary: dict) -> list[int]:
+def _kv_heads(summary: Mapping[str, Any]) -> list[int]:
     keys = summary.get("keys", {})
     return _each(keys.get("attention.head_count_kv", summary["kv_heads"]), summary["layers"])
 
 
-def _state(summary: dict) -> int:
+def _state(summary: Mapping[str, Any]) -> int:
     """Bytes of a recurrent layer's state: of its convolution, and its own. Both are 32-bit floats."""
-    keys, width = summary.get("keys", {}), summary["width"]
+    keys: Mapping[str, int] = summary.get("keys", {})
+    width: int = summary["width"]
     heads = _each(keys.get("attention.head_count", summary["heads"]), 1)[0]
     convolution = keys.get("ssm.conv_kernel") or 0
     if keys.get("wkv.head_size"):
@@ -214,7 +216,7 @@ def _state(summary: dict) -> int:
     return 4 * (max(0, convolution - 1) * (inner + 2 * groups * state) + state * inner)
 
 
-def _recurrent(summary: dict) -> list[bool]:
+def _recurrent(summary: Mapping[str, Any]) -> list[bool]:
     keys, layers, architecture = summary.get("keys", {}), summary["layers"], summary["architecture"]
     if architecture in RECURRENT or architecture in BOTH:
         return [True] * layers
@@ -231,7 +233,7 @@ def _recurrent(summary: dict) -> list[bool]:
     return [not known(summary)] * layers
 
 
-def _cached(summary: dict, build: int) -> list[bool]:
+def _cached(summary: Mapping[str, Any], build: int) -> list[bool]:
     """Of each layer whether it has keys and values of its own."""
     keys, layers, architecture = summary.get("keys", {}), summary["layers"], summary["architecture"]
     last = layers if build in KEPT_NEXT.get(architecture, ()) else layers - next_layers(summary)
@@ -245,7 +247,7 @@ def _cached(summary: dict, build: int) -> list[bool]:
     return [index < last and not (free and recurrent) for index, recurrent in enumerate(_recurrent(summary))]
 
 
-def layers_of(summary: dict, build: int, flash: bool) -> list[Layer]:
+def layers_of(summary: Mapping[str, Any], build: int, flash: bool) -> list[Layer]:
     """What each layer keeps.
 
     :param summary: of a model, gguf.summarize.
@@ -277,7 +279,7 @@ def layers_of(summary: dict, build: int, flash: bool) -> list[Layer]:
     ]
 
 
-def cells(summary: dict, settings: Settings, build: int) -> tuple[int, int]:
+def cells(summary: Mapping[str, Any], settings: Settings, build: int) -> tuple[int, int]:
     """Tokens that a layer's cache has room for: of a layer that attends to everything, and of one with a window."""
     context, parallel, streams = settings.context, settings.parallel, 1 if settings.unified else settings.parallel
     micro = min(settings.micro_batch, BATCH, context)
@@ -294,12 +296,12 @@ def cells(summary: dict, settings: Settings, build: int) -> tuple[int, int]:
     return each * streams, (each if settings.full_window else short) * streams
 
 
-def known(summary: dict) -> bool:
+def known(summary: Mapping[str, Any]) -> bool:
     """Whether it is known what this architecture caches."""
     return summary["architecture"] in PLAIN | set(WINDOWS) | RECURRENT | HYBRID
 
 
-def _sizes(summary: dict, settings: Settings, build: int) -> list[int]:
+def _sizes(summary: Mapping[str, Any], settings: Settings, build: int) -> list[int]:
     full, short = cells(summary, settings, build)
     found = []
     for layer in layers_of(summary, build, settings.flash(build)):
@@ -311,7 +313,7 @@ def _sizes(summary: dict, settings: Settings, build: int) -> list[int]:
     return found
 
 
-def sizes(summary: dict, settings: Settings, generation: int) -> tuple[list[int], bool]:
+def sizes(summary: Mapping[str, Any], settings: Settings, generation: int) -> tuple[list[int], bool]:
     """Bytes that are kept for each layer, and whether they are exact; an upper bound where not.
 
     :param generation: build number of the release.

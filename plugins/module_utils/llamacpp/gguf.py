@@ -15,7 +15,7 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -126,7 +126,7 @@ class Model(NamedTuple):
     metadata: dict[str, Any]
     """Of the first file. Arrays longer than KEPT_ARRAY are their length, strings longer than KEPT_STRING are cut."""
     tensors: dict[str, Tensor]
-    files: list[dict]
+    files: list[dict[str, Any]]
     """``name`` and ``bytes`` of each file."""
 
 
@@ -419,13 +419,13 @@ def read_path(path: str) -> Model:
     return read(Path(path).name, lambda name: File(folder / name))
 
 
-def grouped(tensors: dict[str, Tensor]) -> list[dict]:
+def grouped(tensors: dict[str, Tensor]) -> list[dict[str, Any]]:
     """The tensors in few rows: those that differ in the layer alone are one row.
 
     :returns: rows with ``name`` (``*`` in place of the layer), ``type``, ``shape``, ``bytes`` (of one tensor) and ``layers``, in
         which such a tensor is; null of those outside the layers.
     """
-    rows: dict[tuple, list[int]] = {}
+    rows: dict[tuple[Any, ...], list[int]] = {}
     for name, tensor in tensors.items():
         match = re.fullmatch(r"blk\.(0|[1-9][0-9]{0,5})\.(.+)", name, re.DOTALL)
         row = rows.setdefault((f"blk.*.{match[2]}" if match else name, bool(match), tensor), [])
@@ -460,7 +460,7 @@ def _whole(value: Any, what: str) -> int:
         value = max(value, default=None)
     if not is_whole(value) or not 0 < value < 1 << 31:
         raise GGUFError(f"is refused: its {what} is {short(value)}")
-    return value
+    return int(value)
 
 
 def _kept_keys(metadata: dict[str, Any], architecture: str, layers: int) -> dict[str, int | list[int]]:
@@ -478,7 +478,7 @@ def _kept_keys(metadata: dict[str, Any], architecture: str, layers: int) -> dict
     return found
 
 
-def summarize(model: Model) -> dict:
+def summarize(model: Model) -> dict[str, Any]:
     """What planning needs of a model.
 
     :returns: ``architecture``, ``name``, ``parameters``, ``quantisation``, ``layers``, ``width``, ``heads``, ``kv_heads``,
@@ -547,7 +547,7 @@ def _numbers(value: Any, least: int) -> bool:
     return all(isinstance(one, int) and one >= least for one in (value if isinstance(value, list) else [value]))
 
 
-def _row(row: dict, layers: int) -> bool:
+def _row(row: dict[str, Any], layers: int) -> bool:
     """Whether this can be one of grouped."""
     within, shape = row.get("layers"), row.get("shape")
     return (
@@ -559,7 +559,7 @@ def _row(row: dict, layers: int) -> bool:
     )
 
 
-def problem(summary: dict) -> str | None:
+def problem(summary: Mapping[str, Any]) -> str | None:
     """What is wrong with a summary that was written down, or None."""
 
     def whole(value: Any, least: int) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 SENTENCE = (
     "every layer of this model lives on some worker of your cluster and each one must move the answer one word forward "
@@ -80,7 +81,7 @@ def shapes(width: int) -> list[tuple[str, tuple[int, ...]]]:
     return [("token_embd.weight", tokens), *of_layer, ("output_norm.weight", (width,)), ("output.weight", tokens)]
 
 
-def _tensors(layers: int, width: int, kind: str) -> list[dict]:
+def _tensors(layers: int, width: int, kind: str) -> list[dict[str, Any]]:
     """The tensors as gguf.grouped tells them."""
     found = []
     for name, shape in shapes(width):
@@ -97,7 +98,7 @@ def _tensors(layers: int, width: int, kind: str) -> list[dict]:
     return found
 
 
-def summary(layers: int, width: int, kind: str) -> dict:
+def summary(layers: int, width: int, kind: str) -> dict[str, Any]:
     """What gguf.summarize says of the written model, without writing it; all but its files."""
     vocabulary = len(CONTROL_TOKENS) + len(BYTE_TOKENS) + len(pieces())
     matrices = layers * 7 * width * width + 2 * width * vocabulary

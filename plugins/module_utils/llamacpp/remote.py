@@ -47,7 +47,7 @@ def shown(url: str) -> str:
         return gguf.printable(url.partition("?")[0])
 
 
-def _origin(url: str) -> tuple:
+def _origin(url: str) -> tuple[Any, ...]:
     parts = urlsplit(url)
     return parts.scheme, parts.hostname, parts.port
 
@@ -112,7 +112,7 @@ class RemoteFile:
         try:
             with self._open(offset, count) as reply:
                 expected = self._expected(reply, offset, count)
-                data = reply.read(expected)
+                data: bytes = reply.read(expected)
         except RemoteError:
             raise
         except (OSError, ValueError, http.client.HTTPException) as error:

@@ -14,6 +14,7 @@ import ipaddress
 import socket
 import struct
 import time
+from typing import Any
 
 HELLO = 14
 DEVICE_COUNT = 15
@@ -87,7 +88,7 @@ class _Connection:
         return self._receive(size)
 
 
-def _devices(connection: _Connection, major: int) -> list[dict]:
+def _devices(connection: _Connection, major: int) -> list[dict[str, Any]]:
     if major < 3:
         requests = [b""]
     else:
@@ -102,7 +103,7 @@ def _devices(connection: _Connection, major: int) -> list[dict]:
     return devices
 
 
-def _converse(address: str, port: int, deadline: float, hello: bytes) -> dict:
+def _converse(address: str, port: int, deadline: float, hello: bytes) -> dict[str, Any]:
     with _Connection(address, port, deadline) as connection:
         reply = connection.ask(HELLO, hello, (3, 28))
         version = tuple(reply[:3])
@@ -122,11 +123,11 @@ def compatible(client: str, server: str) -> bool:
     return client_major == server_major and server_minor <= client_minor
 
 
-def _answer(state: str, detail: str, **more: object) -> dict:
+def _answer(state: str, detail: str, **more: object) -> dict[str, Any]:
     return {"state": state, "detail": detail, "protocol": None, "devices": [], **more}
 
 
-def probe(address: str, port: int, timeout: float = 5.0, protocol: str | None = None) -> dict:
+def probe(address: str, port: int, timeout: float = 5.0, protocol: str | None = None) -> dict[str, Any]:
     """Shakes hands with the worker at ``address:port`` and asks for its devices.
 
     :param address: numeric IPv4 address; workers listen on nothing else.

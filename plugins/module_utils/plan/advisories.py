@@ -10,11 +10,12 @@ itself have no entry: docs/plan.md says of every known symptom how it is met.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Cluster, Facts, Release, Server
 
 LOOPBACK = "127."
 MIB = 1024 * 1024
@@ -47,33 +48,25 @@ ROUTER_OPTIONS = ("--models-preset", "--models-dir")
 
 
 class Seen(NamedTuple):
-    """What a condition looks at.
+    """What a condition looks at: ``release`` and ``summary`` are those that serve, ``used`` the devices that get layers."""
 
-    ``hosts`` are the inventory's with ``variables`` and ``facts``, ``summary`` is the model's, ``used`` the devices that get layers.
-    """
-
-    plan: dict
-    hosts: dict
-    summary: dict
-    used: list[devices.Device]
+    plan: Mapping[str, Any]
+    cluster: Cluster
+    release: Release
+    summary: Mapping[str, Any]
+    used: Sequence[devices.Holder]
 
     @property
     def generation(self) -> int:
         """Build that tells what the release that serves understands and suffers from."""
-        return self.plan["release"]["generation"]
+        return self.release.generation
 
     @property
-    def mainline(self) -> bool:
-        """Whether the release that serves is llama.cpp, by whose build numbers traps are known."""
-        return not self.plan["release"].get("fork")
-
-    @property
-    def variables(self) -> dict:
-        """Those of the head, where server and model are described."""
-        return self.hosts[self.plan["head"]["host"]]["variables"]
+    def server(self) -> Server:
+        return self.cluster.server
 
 
-Found = list[tuple]
+Found = list[tuple[Any, dict[str, Any]]]
 """Host (or None) and what is put into message and remedy, for each place where the condition holds."""
 
 
@@ -139,8 +132,8 @@ def _unused_accelerators(seen: Seen) -> Found:
 
 def _mistyped(seen: Seen) -> Found:
     found: dict[tuple[str, str], list[str]] = {}
-    for name, host in seen.hosts.items():
-        for mistyped in host["mistyped"].items():
+    for name, host in seen.cluster.hosts.items():
+        for mistyped in host.unknown_variables.items():
             found.setdefault(mistyped, []).append(name)
     return [
         (names[0] if len(names) == 1 else None, {"variable": variable, "meant": meant, "names": ", ".join(names)})
@@ -207,29 +200,29 @@ def _vulkan_memory(seen: Seen) -> Found:
             {
                 "device": worker["device"],
                 "limit": devices.visible_mib(worker["backend"], accelerator, worker["environment"]),
-                "told": f"has {accelerator['memory_mib']} MiB, and the model does not fit",
+                "told": f"has {accelerator.memory_mib} MiB, and the model does not fit",
             },
         )
         for name, host in seen.plan["hosts"].items()
         for worker in host["workers"]
-        for accelerator in [devices.accelerator_of(seen.hosts[name]["facts"], worker["device"])]
+        for accelerator in [devices.accelerator_of(seen.cluster.hosts[name].facts, worker["device"])]
         if worker["used"]
         and accelerator
-        and devices.visible_mib(worker["backend"], accelerator, worker["environment"]) < accelerator["memory_mib"]
+        and devices.visible_mib(worker["backend"], accelerator, worker["environment"]) < accelerator.memory_mib
     ]
 
 
 def _sends_whole_tensors(seen: Seen) -> bool:
     """Whether a tensor goes to a worker in one piece, and no patch changes how it is sent."""
-    patched = any(SENDING in patch["files"] for patch in seen.plan["release"].get("patches", []))
+    patched = any(SENDING in patch.files for patch in seen.release.patches)
     remote = any(device.endpoint for device in seen.used)
-    return seen.mainline and seen.generation < CHUNKED_SENDS and remote and not patched
+    return seen.release.mainline and seen.generation < CHUNKED_SENDS and remote and not patched
 
 
 def _wide_tensor(seen: Seen) -> Found:
     largest = seen.summary.get("largest_tensor_bytes", 0)
     concerned = {seen.plan["head"]["host"], *(device.host for device in seen.used if device.endpoint)}
-    mac = [name for name in sorted(concerned) if seen.hosts[name]["facts"]["system"] == "Darwin"]
+    mac = [name for name in sorted(concerned) if seen.cluster.hosts[name].facts.system == "Darwin"]
     if not _sends_whole_tensors(seen) or largest < LARGEST_SEND or not mac:
         return []
     return [(mac[0], {"build": seen.generation, "mib": largest // MIB, "first": CHUNKED_SENDS})]
@@ -246,14 +239,14 @@ def _wide_model(seen: Seen) -> Found:
 def _three_endpoints(seen: Seen) -> Found:
     endpoints = [device.endpoint for device in seen.used if device.endpoint]
     first, last = THREE_ENDPOINTS_HANG
-    if not seen.mainline or len(endpoints) < 3 or not first <= seen.generation <= last:
+    if not seen.release.mainline or len(endpoints) < 3 or not first <= seen.generation <= last:
         return []
     return [(None, {"count": len(endpoints), "build": seen.generation, "first": first, "last": last})]
 
 
 def _garbage(seen: Seen) -> Found:
     first, last = RDNA35_GARBAGE
-    if not seen.mainline or not first <= seen.generation <= last:
+    if not seen.release.mainline or not first <= seen.generation <= last:
         return []
     return [
         (device.host, {"device": device.name, "architecture": device.architecture, "build": seen.generation})
@@ -263,8 +256,8 @@ def _garbage(seen: Seen) -> Found:
 
 
 def _cache_kernels(seen: Seen) -> Found:
-    kinds = seen.variables["llama_server_cache_type_k"], seen.variables["llama_server_cache_type_v"]
-    if not seen.mainline or not backends.needs_all_quants(*kinds):
+    kinds = seen.server.cache_type_k, seen.server.cache_type_v
+    if not seen.release.mainline or not backends.needs_all_quants(*kinds):
         return []
     found = []
     for name in dict.fromkeys(device.host for device in seen.used if device.backend in ("cuda", "hip")):
@@ -279,11 +272,7 @@ def _cache_kernels(seen: Seen) -> Found:
 
 
 def _router(seen: Seen) -> Found:
-    given = [
-        argument
-        for argument in seen.variables["llama_server_extra_args"]
-        if argument.split("=", 1)[0] in ROUTER_OPTIONS
-    ]
+    given = [argument for argument in seen.server.extra_args if argument.split("=", 1)[0] in ROUTER_OPTIONS]
     endpoints = [device for device in seen.used if device.endpoint]
     return [(seen.plan["head"]["host"], {"option": given[0]})] if given and endpoints else []
 
@@ -297,17 +286,17 @@ def _ollama(seen: Seen) -> Found:
     )
 
 
-def _by_thunderbolt(link: dict) -> bool:
+def _by_thunderbolt(link: Mapping[str, Any]) -> bool:
     return str(link.get("interface") or "").startswith("thunderbolt")
 
 
 def _narrow_thunderbolt(seen: Seen) -> Found:
     return [
-        (name, {"device": found["device"], "lanes": found["lanes"], "gbit": f"{found['gbit_per_lane']:g}"})
+        (name, {"device": found.device, "lanes": found.lanes, "gbit": f"{found.gbit_per_lane:g}"})
         for name, host in seen.plan["hosts"].items()
         if any(map(_by_thunderbolt, host["links"]))
-        for found in seen.hosts[name]["facts"].get("thunderbolt") or []
-        if found["lanes"] < THUNDERBOLT_LANES or found["gbit_per_lane"] < THUNDERBOLT_GBIT
+        for found in seen.cluster.hosts[name].facts.thunderbolt
+        if found.lanes < THUNDERBOLT_LANES or found.gbit_per_lane < THUNDERBOLT_GBIT
     ]
 
 
@@ -324,36 +313,34 @@ def _untuned(seen: Seen) -> Found:
     if seen.plan["fits"]:
         return []
     return [
-        (name, {"device": accelerator["name"], "mib": accelerator["memory_mib"], "memory": host["facts"]["memory_mib"]})
-        for name, host in seen.hosts.items()
-        for accelerator in host["facts"]["accelerators"]
-        if accelerator["backend"] == "hip"
-        and accelerator["unified"]
-        and accelerator["memory_mib"] < host["facts"]["memory_mib"] * 3 // 4
+        (name, {"device": accelerator.name, "mib": accelerator.memory_mib, "memory": host.facts.memory_mib})
+        for name, host in seen.cluster.hosts.items()
+        for accelerator in host.facts.accelerators
+        if accelerator.backend == "hip"
+        and accelerator.unified
+        and accelerator.memory_mib < host.facts.memory_mib * 3 // 4
         and not seen.plan["hosts"][name]["tuning"]["parameters"]
     ]
 
 
-def _strix_halos(seen: Seen) -> list[tuple[str, dict]]:
+def _strix_halos(seen: Seen) -> list[tuple[str, Facts]]:
     """Name and facts of hosts with graphics of this kind that get layers."""
     names = dict.fromkeys(device.host for device in seen.used if device.architecture == STRIX_HALO)
-    return [(name, seen.hosts[name]["facts"]) for name in names]
+    return [(name, seen.cluster.hosts[name].facts) for name in names]
 
 
 def _old_kernel(seen: Seen) -> Found:
     found = []
     for name, facts in _strix_halos(seen):
-        version = tuple(map(int, re.findall(r"\d+", facts.get("kernel") or "")[:3]))
+        version = tuple(map(int, re.findall(r"\d+", facts.kernel)[:3]))
         if version and version < STRIX_HALO_KERNEL:
-            found.append((name, {"kernel": facts["kernel"], "first": ".".join(map(str, STRIX_HALO_KERNEL))}))
+            found.append((name, {"kernel": facts.kernel, "first": ".".join(map(str, STRIX_HALO_KERNEL))}))
     return found
 
 
 def _faulty_firmware(seen: Seen) -> Found:
     return [
-        (name, {"version": facts["firmware"]})
-        for name, facts in _strix_halos(seen)
-        if FAULTY_FIRMWARE in (facts.get("firmware") or "")
+        (name, {"version": facts.firmware}) for name, facts in _strix_halos(seen) if FAULTY_FIRMWARE in facts.firmware
     ]
 
 
@@ -562,14 +549,8 @@ ADVISORIES = (
 )
 
 
-def evaluate(plan: dict, hosts: dict, summary: dict, used: list[devices.Device]) -> list[dict]:
-    """What the plan meets, as docs/plan.md describes it, without ``accepted``.
-
-    :param hosts: the inventory's, as planning takes them.
-    :param summary: of the model that is served.
-    :param used: the devices that get layers.
-    """
-    seen = Seen(plan, hosts, summary, used)
+def evaluate(seen: Seen) -> list[dict[str, Any]]:
+    """What the plan meets, as docs/plan.md describes it, without ``accepted``."""
     return [
         {
             "id": advisory.id,

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases
 
 
-def decide(plan: dict, drifts: dict[str, dict | None]) -> dict:
+def decide(plan: dict[str, Any], drifts: dict[str, dict[str, Any] | None]) -> dict[str, Any]:
     """What an apply would do.
 
     :param drifts: host → what state.drift found there; None where the host did not answer.
@@ -35,7 +36,7 @@ def decide(plan: dict, drifts: dict[str, dict | None]) -> dict:
     }
 
 
-def lacking(plan: dict, tools: dict[str, list[str]], builders: Collection[str]) -> dict[str, dict]:
+def lacking(plan: dict[str, Any], tools: dict[str, list[str]], builders: Collection[str]) -> dict[str, dict[str, Any]]:
     """What each host lacks: ``required`` and ``optional``, tool → package. What only makes builds faster is for hosts that build now.
 
     :param tools: host that answered → tools that it has.
@@ -54,7 +55,7 @@ def _without(packages: dict[str, str], present: Collection[str]) -> dict[str, st
     return {tool: package for tool, package in packages.items() if tool not in present}
 
 
-def _builders(plan: dict, drifts: dict[str, dict]) -> dict:
+def _builders(plan: dict[str, Any], drifts: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """A host that has a build already comes first, then the order of the inventory."""
     hosts_of: dict[str, list[str]] = {}
     release_of: dict[str, str] = {}
@@ -83,7 +84,7 @@ def _served(services: list[str]) -> bool:
     return any(not name.startswith(names.STAGING_SERVICES) for name in services)
 
 
-def _restarts(plan: dict, drifts: dict[str, dict]) -> dict[str, list[str]]:
+def _restarts(plan: dict[str, Any], drifts: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
     """Services that do not run as planned, and the head with its model and any worker that it uses or used: it does not reconnect."""
     found = {
         name: [

@@ -1,13 +1,23 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is known of the devices that hold layers in a plan."""
+"""The devices that may hold a part of the model, and what is known of those that do."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
+    Accelerator,
+    Device,
+    Facts,
+    Host,
+    Release,
+    Worker,
+)
 
 MMAP_LIMIT_MIB = 30 * 1024
 """Of a model's weights on one device that uses the host's memory by HIP: from here on mapped pages were seen to hang (#19745)."""
@@ -15,14 +25,125 @@ UNIFIED_HEAP = "radv_enable_unified_heap_on_apu"
 """Option of Mesa's driver for AMD, in the environment too, that shows all of the shared memory as the device's own."""
 OTHER_DRIVERS = ("Intel", "NVIDIA")
 """How names of devices begin that another Vulkan driver than Mesa's for AMD drives."""
+HIDDEN = ("cuda", "hip")
+"""Backends whose programs take memory of devices that they do not use (518 MiB of each, with CUDA), and count those that they see as we do."""
 
 
-class Device(NamedTuple):
-    """A device with layers. ``endpoint`` is empty where llama-server drives it itself; sizes are in MiB, ``held_mib`` is weights and KV cache."""
+def accelerator_of(facts: Facts, name: str) -> Accelerator | None:
+    """The accelerator that llama.cpp calls ``name`` on a host; None for its processor."""
+    for backend in backends.BACKENDS[1:]:
+        for index, accelerator in enumerate(facts.of_backend(backend)):
+            if backends.device_name(backend, index) == name:
+                return accelerator
+    return None
+
+
+def visible_mib(backend: str, accelerator: Accelerator, environment: Mapping[str, str]) -> int:
+    """How much of a device's memory its driver shows as the device's own.
+
+    Mesa's Vulkan driver for AMD shows two thirds of a memory that is the host's too (radv_physical_device_init_mem_types).
+
+    :param environment: of the program that drives the device.
+    """
+    whole = accelerator.memory_mib
+    split = backend == "vulkan" and accelerator.unified and not accelerator.name.startswith(OTHER_DRIVERS)
+    if not split or environment.get(UNIFIED_HEAP, "").lower() in ("1", "true", "yes"):
+        return whole
+    return whole * 2 // 3
+
+
+def _bounded(device: Device, facts: Facts) -> Device:
+    """The device with no more capacity than its driver shows as its own."""
+    accelerator = accelerator_of(facts, device.name)
+    if not accelerator:
+        return device
+    visible = visible_mib(device.backend, accelerator, device.environment)
+    return device._replace(capacity_mib=min(device.capacity_mib, visible))
+
+
+def of_workers(used: Iterable[Worker], hosts: Mapping[str, Host], release: Release, bounded: bool) -> list[Device]:
+    """The devices that workers lend.
+
+    :param bounded: whether they lend no more than their driver shows as their own.
+    """
+    devices = [
+        Device(
+            host=worker.host,
+            backend=worker.backend,
+            name=worker.device,
+            buffer=release.capabilities["buffer_name"].format(endpoint=worker.endpoint),
+            capacity_mib=worker.capacity_mib,
+            environment=worker.environment,
+            worker=worker,
+        )
+        for worker in used
+    ]
+    return [_bounded(device, hosts[device.host].facts) if bounded else device for device in devices]
+
+
+def _kept(facts: Facts, lending: Sequence[Worker], backend: str) -> list[Accelerator]:
+    """Accelerators of the backend that a host does not lend: those before the first one that it lends, so that the others can be hidden.
+    None where it lends some by another backend, which may be the same ones."""
+    accelerators = facts.of_backend(backend)
+    lent = {worker.device for worker in lending if worker.backend != "cpu"}
+    if not lent:
+        return accelerators
+    names = [backends.device_name(backend, index) for index, _accelerator in enumerate(accelerators)]
+    if backend not in HIDDEN or not lent <= set(names):
+        return []
+    return accelerators[: min(map(names.index, lent))]
+
+
+def of_head(
+    head: Host, lending: Sequence[Worker], backend: str, environment: Mapping[str, str], bounded: bool
+) -> list[Device]:
+    """Accelerators that llama-server itself uses on the head: those of its backend that the host does not lend. Those that share the
+    host's memory only where there is no other, as llama.cpp does it, and where the host lends nothing of that memory. One whose memory is
+    not known is left out.
+
+    :param lending: the workers of the head.
+    :param environment: of llama-server.
+    :param bounded: whether they hold no more than their driver shows as their own.
+    """
+    own: list[Device] = []
+    shared: list[Device] = []
+    for index, accelerator in enumerate(_kept(head.facts, lending, backend)):
+        name = backends.device_name(backend, index)
+        reserve = workers.reserve_mib(accelerator.memory_mib, accelerator.unified)
+        device = Device(head.name, backend, name, name, max(0, accelerator.memory_mib - reserve), environment)
+        if accelerator.memory_mib:
+            (shared if accelerator.unified else own).append(device)
+    chosen = own or ([] if lending else shared[:1])
+    return [_bounded(device, head.facts) for device in chosen] if bounded else chosen
+
+
+def environment_of_head(
+    facts: Facts, lending: Sequence[Worker], backend: str, uses_own: bool, uses_workers: bool
+) -> dict[str, str]:
+    """What makes llama-server count devices as planned, and take no memory of those that it does not use.
+
+    :param lending: the workers of the head.
+    :param uses_own: whether it uses devices of its own.
+    :param uses_workers: whether it uses workers.
+    """
+    accelerators, kept = facts.of_backend(backend), _kept(facts, lending, backend)
+    environment: dict[str, str] = {}
+    if uses_own and backend == "cuda" and len({accelerator.name for accelerator in accelerators}) > 1:
+        environment.update([workers.CUDA_IN_BUS_ORDER])
+    if backend in HIDDEN and uses_own and len(kept) < len(accelerators):
+        environment[workers.VISIBLE[backend]] = ",".join(map(str, range(len(kept))))
+    elif backend in HIDDEN and accelerators and uses_workers and not uses_own:
+        environment[workers.VISIBLE[backend]] = "-1"
+    return environment
+
+
+class Holder(NamedTuple):
+    """A device with layers. ``endpoint`` is None where llama-server drives it itself; sizes are in MiB, ``held_mib`` is weights and KV
+    cache."""
 
     host: str
     name: str
-    endpoint: str
+    endpoint: str | None
     backend: str
     architecture: str
     unified: bool
@@ -42,60 +163,19 @@ class Device(NamedTuple):
         return self.backend == "hip" and self.unified and self.weights_mib > self.host_memory_mib / 2
 
 
-def accelerator_of(facts: dict, name: str) -> dict | None:
-    """The accelerator that llama.cpp calls ``name`` on a host; None for its processor."""
-    for backend in backends.BACKENDS[1:]:
-        own = [accelerator for accelerator in facts["accelerators"] if accelerator["backend"] == backend]
-        for index, accelerator in enumerate(own):
-            if backends.device_name(backend, index) == name:
-                return accelerator
-    return None
-
-
-def visible_mib(backend: str, accelerator: dict, environment: dict[str, str]) -> int:
-    """How much of a device's memory its driver shows as the device's own.
-
-    Mesa's Vulkan driver for AMD shows two thirds of a memory that is the host's too (radv_physical_device_init_mem_types).
-
-    :param environment: of the program that drives the device.
-    """
-    whole = accelerator["memory_mib"]
-    split = backend == "vulkan" and accelerator["unified"] and not accelerator["name"].startswith(OTHER_DRIVERS)
-    if not split or environment.get(UNIFIED_HEAP, "").lower() in ("1", "true", "yes"):
-        return whole
-    return whole * 2 // 3
-
-
-def used(placement: list[dict], planned: dict, hosts: dict, environment: dict[str, str]) -> list[Device]:
-    """The devices that get layers, in the plan's order.
-
-    :param placement: ``plan["placement"]``.
-    :param planned: ``plan["hosts"]``.
-    :param hosts: the inventory's, with ``facts``.
-    :param environment: of llama-server, which drives the head's own devices.
-    """
-    workers = {f"[{worker['endpoint']}]": worker for host in planned.values() for worker in host["workers"]}
-    found = []
-    for entry in placement:
-        endpoint = entry["device"][entry["device"].find("[") :] if "[" in entry["device"] else ""
-        worker = workers.get(endpoint)
-        name = worker["device"] if worker else entry["device"]
-        facts = hosts[entry["host"]]["facts"]
-        accelerator = accelerator_of(facts, name)
-        own = worker["environment"] if worker else environment
-        backend = accelerator["backend"] if accelerator else "cpu"
-        found.append(
-            Device(
-                entry["host"],
-                name,
-                endpoint.strip("[]"),
-                backend,
-                accelerator["architecture"] if accelerator else "",
-                bool(accelerator and accelerator["unified"]),
-                entry["weights_mib"],
-                entry["weights_mib"] + entry["kv_mib"],
-                visible_mib(backend, accelerator, own) if accelerator else facts["memory_mib"],
-                facts["memory_mib"],
-            )
-        )
-    return found
+def holder(device: Device, facts: Facts, weights_mib: float, kv_mib: float) -> Holder:
+    """What is known of a device with layers."""
+    accelerator = accelerator_of(facts, device.name)
+    backend = accelerator.backend if accelerator else "cpu"
+    return Holder(
+        host=device.host,
+        name=device.name,
+        endpoint=device.endpoint,
+        backend=backend,
+        architecture=accelerator.architecture if accelerator else "",
+        unified=bool(accelerator and accelerator.unified),
+        weights_mib=weights_mib,
+        held_mib=weights_mib + kv_mib,
+        visible_mib=visible_mib(backend, accelerator, device.environment) if accelerator else facts.memory_mib,
+        host_memory_mib=facts.memory_mib,
+    )

@@ -5,7 +5,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Host, Link, Release
 
 ASSUMED_MS = {"loopback": 0.02, "infiniband": 0.03, "thunderbolt": 0.1, "ethernet": 0.15, "wireless": 2.0}
 """Kind of a link → one way in milliseconds through both systems' TCP, where nothing was measured."""
@@ -17,7 +21,7 @@ LAST_KNOWN_WAITING = 10496
 """Build of protocol 5.1.0, the last before it whose build is known."""
 
 
-def kind_of(endpoint: str, links: list[dict]) -> str:
+def kind_of(endpoint: str, links: Sequence[Link]) -> str:
     """Kind of the link over which the head reaches a worker.
 
     :param links: ``llama_links`` of the worker's host.
@@ -25,33 +29,31 @@ def kind_of(endpoint: str, links: list[dict]) -> str:
     address = endpoint.rsplit(":", 1)[0]
     if address.startswith("127."):
         return "loopback"
-    interfaces = [
-        link.get("interface") or "" for link in links if str(link["address"]).split("/", maxsplit=1)[0] == address
-    ]
+    interfaces = [link.interface or "" for link in links if link.address.split("/", maxsplit=1)[0] == address]
     return next((kind for name in interfaces for start, kind in KINDS.items() if name.startswith(start)), "ethernet")
 
 
-def _waits(release: dict) -> bool:
-    if release["protocol"]:
-        return int(release["protocol"].split(".")[0]) < ASYNCHRONOUS_SINCE
-    return release["generation"] <= LAST_KNOWN_WAITING
+def _waits(release: Release) -> bool:
+    if release.protocol:
+        return int(release.protocol.split(".")[0]) < ASYNCHRONOUS_SINCE
+    return release.generation <= LAST_KNOWN_WAITING
 
 
-def network(release: dict, used: list[devices.Device], hosts: dict, measured: dict[str, dict], moved: bool) -> dict:
+def network(release: Release, used: Sequence[devices.Holder], hosts: Mapping[str, Host], moved: bool) -> dict[str, Any]:
     """``network_ms_per_token``, how it was made, and each worker's ``links``.
 
     A token goes through W workers in 2W - 1 crossings of the network, which fits what was measured with injected delays before the
     asynchronous dispatcher; with that it is at most so much. What drivers and workers themselves take is not in it.
 
     :param used: the devices that get layers, in the plan's order.
-    :param measured: host → ``round_trip_ms`` (or null) of its link, as it was last measured.
     :param moved: whether tensors are on other devices than their layers, which a token then visits more often than is counted.
     """
-    links: list[dict] = []
+    measured = next((host.facts.round_trips for host in hosts.values() if host.is_head), {})
+    links: list[dict[str, Any]] = []
     for device in used:
         if device.endpoint:
-            kind = kind_of(device.endpoint, hosts[device.host]["variables"]["llama_links"])
-            round_trip = None if kind == "loopback" else (measured.get(device.host) or {}).get("round_trip_ms")
+            kind = kind_of(device.endpoint, hosts[device.host].links)
+            round_trip = None if kind == "loopback" else measured.get(device.host)
             links.append(
                 {
                     "host": device.host,

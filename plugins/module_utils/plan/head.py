@@ -7,16 +7,25 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, capabilities, gguf, known_answer
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, placement, workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, placement
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
+    Facts,
+    Model,
+    ModelRequest,
+    Release,
+    Server,
+    Worker,
+)
 
 PRIVATE_FOLDERS = ("/tmp/", "/var/tmp/")
 """The unit has its own ones (PrivateTmp)."""
 
 SERVICE = "llamacpp-server"
-STAGING_DISTANCE = 100
 KEYS = "api-keys"
 CREDENTIALS = "/run/credentials/{service}.service/"
 """Where systemd puts what LoadCredential names, for the service alone."""
@@ -58,18 +67,18 @@ VARIABLE_OF = {flag: variable for variable, flags in _PLANNED.items() for flag i
 """Options of llama-server that the plan decides → variable that says it."""
 
 LEAST = {
-    "llama_server_context": 1,
-    "llama_server_parallel": 1,
-    "llama_server_threads": 1,
-    "llama_server_gpu_layers": 0,
-    "llama_server_start_timeout": 1,
+    "context": 1,
+    "parallel": 1,
+    "threads": 1,
+    "gpu_layers": 0,
+    "start_timeout": 1,
 }
-"""Variable of the server → its smallest value."""
+"""Field of Server → its smallest value."""
 
 
-def settings_of(variables: dict, summary: dict) -> caches.Settings:
+def settings_of(server: Server, summary: Mapping[str, Any]) -> caches.Settings:
     """What llama-server is told of its cache."""
-    extra = variables["llama_server_extra_args"]
+    extra = server.extra_args
     given = {name: next((flag for flag in flags if flag in extra), None) for name, flags in FLAGS_OF_CACHE.items()}
     tokens = caches.MICRO_BATCH
     if given["micro_batch"]:
@@ -78,24 +87,24 @@ def settings_of(variables: dict, summary: dict) -> caches.Settings:
             raise Refusal(f"llama_server_extra_args has {given['micro_batch']} {told!r}: give the number of tokens")
         tokens = int(told)
     return caches.Settings(
-        context_of(variables, summary),
-        variables["llama_server_parallel"],
-        variables["llama_server_cache_type_k"],
-        variables["llama_server_cache_type_v"],
-        variables["llama_server_flash_attention"],
+        context_of(server, summary),
+        server.parallel,
+        server.cache_type_k,
+        server.cache_type_v,
+        server.flash_attention,
         bool(given["unified"]),
         bool(given["full_window"]),
         tokens,
     )
 
 
-def overrides_of(variables: dict, devices: list[str]) -> list[tuple[str, str]]:
+def overrides_of(server: Server, devices: list[str]) -> list[tuple[str, str]]:
     """Expressions for names of tensors and the device of each, from ``llama_server_override_tensor``.
 
     :param devices: names that may stand there.
     """
     found = []
-    for entry in variables["llama_server_override_tensor"]:
+    for entry in server.override_tensor:
         pattern, _equals, device = entry.partition("=")
         if not pattern or device not in devices or "," in pattern:
             raise Refusal(
@@ -110,41 +119,50 @@ def overrides_of(variables: dict, devices: list[str]) -> list[tuple[str, str]]:
     return found
 
 
-def as_planned(variables: dict) -> bool:
+def as_planned(server: Server) -> bool:
     """Whether no further argument changes what devices hold."""
-    return not FLAGS_UNPLANNED & {word.split("=", 1)[0] for word in variables["llama_server_extra_args"]}
+    return not FLAGS_UNPLANNED & {word.split("=", 1)[0] for word in server.extra_args}
 
 
-def check(name: str, head: dict, release: dict) -> None:
-    """Refuses settings of the server that cannot be."""
-    variables = head["variables"]
-    for variable, least in LEAST.items():
-        if variables[variable] is not None and variables[variable] < least:
-            raise Refusal(f"{variable} is {variables[variable]}: give {least} or more, or leave it out")
-    _check_extra_arguments(variables["llama_server_extra_args"], release)
-    if variables["llama_server_api_key_file"]:
-        _check_whole("llama_server_api_key_file", variables["llama_server_api_key_file"])
-    for variable in ("llama_server_cache_type_k", "llama_server_cache_type_v"):
-        if variables[variable] not in caches.CACHE_TYPES:
-            raise Refusal(f"{variable} is {variables[variable]!r}: use one of {', '.join(caches.CACHE_TYPES)}")
-    host, port = variables["llama_server_host"], variables["llama_server_port"]
+def check(name: str, server: Server, declared: Sequence[Worker], release: Release) -> None:
+    """Refuses settings of the server that cannot be.
+
+    :param name: of the head.
+    :param declared: workers of the head.
+    """
+    for field, least in LEAST.items():
+        value = getattr(server, field)
+        if value is not None and value < least:
+            raise Refusal(f"llama_server_{field} is {value}: give {least} or more, or leave it out")
+    _check_extra_arguments(server.extra_args, release)
+    if server.api_key_file:
+        _check_whole("llama_server_api_key_file", server.api_key_file)
+    for field in ("cache_type_k", "cache_type_v"):
+        if getattr(server, field) not in caches.CACHE_TYPES:
+            raise Refusal(
+                f"llama_server_{field} is {getattr(server, field)!r}: use one of {', '.join(caches.CACHE_TYPES)}"
+            )
     try:
-        ipaddress.IPv4Address(host)
+        ipaddress.IPv4Address(server.host)
     except ValueError:
-        raise Refusal(f"llama_server_host is {host!r}: give the numeric IPv4 address to listen on") from None
-    staging_port = staging_port_of(variables)
-    for variable, number in (("llama_server_port", port), ("llama_server_staging_port", staging_port)):
+        raise Refusal(f"llama_server_host is {server.host!r}: give the numeric IPv4 address to listen on") from None
+    _check_ports(name, server, declared)
+
+
+def _check_ports(name: str, server: Server, declared: Sequence[Worker]) -> None:
+    taken = {port for worker in declared for port in (worker.port, worker.staging_port)}
+    for variable, number in (("llama_server_port", server.port), ("llama_server_staging_port", server.staging_port)):
         if not 0 < number < 65536:
             raise Refusal(f"{variable} is {number}: use 1 to 65535")
-        if number in {used for worker in head["workers"] for used in (worker["port"], worker["staging_port"])}:
+        if number in taken:
             raise Refusal(f"{variable} is {number}, which a worker of {name} has too: give one of them another port")
-    if port == staging_port:
+    if server.port == server.staging_port:
         raise Refusal(
-            f"llama_server_staging_port is {port}, which is llama_server_port too: give one of them another port"
+            f"llama_server_staging_port is {server.port}, which is llama_server_port too: give one of them another port"
         )
 
 
-def _check_extra_arguments(arguments: list[str], release: dict) -> None:
+def _check_extra_arguments(arguments: Sequence[str], release: Release) -> None:
     """Refuses what the plan decides, and options that only the other one of llama.cpp and ik_llama.cpp has: llama-server would not start."""
     for word in arguments:
         if re.match(r"--?\w[\w-]*\s", word):
@@ -156,8 +174,7 @@ def _check_extra_arguments(arguments: list[str], release: dict) -> None:
             raise Refusal(
                 f"llama_server_extra_args has {flag}, which the plan decides: set {VARIABLE_OF[flag]} instead"
             )
-    fork = release.get("fork", capabilities.MAINLINE)
-    if fork == capabilities.MAINLINE:
+    if release.mainline:
         strange = [word for word in arguments if word in capabilities.IK_LLAMA_FLAGS]
         owner, remedy = capabilities.IK_LLAMA, f"set llama_release to a release of {capabilities.IK_LLAMA}"
     else:
@@ -165,78 +182,83 @@ def _check_extra_arguments(arguments: list[str], release: dict) -> None:
         owner, remedy = capabilities.MAINLINE, "say what they say with the variables llama_server_..."
     if strange:
         raise Refusal(
-            f"llama_server_extra_args has {', '.join(strange)}, which {owner} alone knows, and {release['ref']} is one of {fork}: "
+            f"llama_server_extra_args has {', '.join(strange)}, which {owner} alone knows, and {release.ref} is one of {release.fork}: "
             f"take them out, or {remedy}"
         )
     dropped = [word for word in arguments if word in capabilities.FUSED]
-    if dropped and release["generation"] >= capabilities.IK_LLAMA_FUSED_BY_DEFAULT_SINCE:
+    if dropped and release.generation >= capabilities.IK_LLAMA_FUSED_BY_DEFAULT_SINCE:
         raise Refusal(
-            f"llama_server_extra_args has {dropped[0]}, which {fork} does by itself since its commit "
+            f"llama_server_extra_args has {dropped[0]}, which {release.fork} does by itself since its commit "
             f"{capabilities.IK_LLAMA_FUSED_BY_DEFAULT_SINCE}, and does not know any more: take it out"
         )
 
 
-def staging_port_of(variables: dict) -> int:
-    return variables["llama_server_staging_port"] or variables["llama_server_port"] + STAGING_DISTANCE
+def backend_of(server: Server, head: Sequence[str], known: Collection[str]) -> str:
+    """The backend whose build of llama-server the head runs, and whose workers it uses where a host has several.
 
-
-def backend_of(hosts: dict, name: str) -> str:
-    """The backend whose build of llama-server the head runs, and whose workers it uses where a host has several."""
-    wanted = hosts[name]["variables"]["llama_server_backend"]
-    known = {backend for host in hosts.values() for backend in host["backends"]}
+    :param head: the head's backends.
+    :param known: those of all hosts.
+    """
+    wanted = server.backend
     if wanted and wanted not in known:
         raise Refusal(
             f"llama_server_backend is {wanted!r}, which no host of this cluster has: use one of {', '.join(sorted(known))}, or add it to llama_backend"
         )
-    return wanted if wanted in hosts[name]["backends"] else hosts[name]["backends"][0]
+    return wanted if wanted and wanted in head else head[0]
 
 
-def planned(
-    name: str,
-    head: dict,
-    release: dict,
-    model: dict,
-    placed: placement.Placed,
-    runtime_id: str,
-    state: str,
-) -> dict:
+class Serving(NamedTuple):
+    """What llama-server's command line is made of."""
+
+    server: Server
+    facts: Facts
+    release: Release
+    model: Model
+    placed: placement.Placed
+    build: str
+    """Id of the build whose llama-server runs."""
+    runtime: str | None
+    """Folder of the launcher."""
+    state: str
+    """Folder for what the launcher writes down."""
+
+
+def planned(name: str, serving: Serving, environment: Mapping[str, str]) -> dict[str, Any]:
     """The plan's part for the head: llama-server's command line, and the launcher's before it.
 
-    :param state: folder for what the launcher writes down.
+    :param name: of the head.
+    :param environment: that llama-server needs to use its devices as planned.
     """
-    variables, prefix = head["variables"], head["facts"]["prefix"]
-    address, port = variables["llama_server_host"], variables["llama_server_port"]
-    url = f"http://{'127.0.0.1' if address == '0.0.0.0' else address}:{port}"
-    runtime = f"{prefix}/runtime/{runtime_id}"
+    server, placed, protocol = serving.server, serving.placed, serving.release.protocol
+    url = f"http://{'127.0.0.1' if server.host == '0.0.0.0' else server.host}:{server.port}"
     kept, own = placed.on_head(), placed.own()
-    launcher = [head["facts"]["python"], runtime + "/runtime.py", "head", "--url", url, "--state", state]
-    launcher += ["--protocol", release["protocol"]] if release["protocol"] else []
+    launcher = [
+        str(serving.facts.python),
+        f"{serving.runtime}/runtime.py",
+        "head",
+        "--url",
+        url,
+        "--state",
+        serving.state,
+    ]
+    launcher += ["--protocol", protocol] if protocol else []
     for worker in placed.lent():
-        launcher += ["--worker", worker["endpoint"]]
+        launcher += ["--worker", worker.endpoint]
     return {
         "host": name,
-        "argv": argv_of(
-            head,
-            release,
-            model,
-            placed,
-            f"{prefix}/releases/{head['builds'][head['serves']]['id']}/bin/llama-server",
-        ),
+        "argv": argv_of(serving),
         "launcher": launcher,
-        "runtime": runtime,
-        "environment": {
-            **workers.environment_of_head(head, head["serves"], own, placed.lent()),
-            **{key: str(value) for key, value in variables["llama_server_environment"].items()},
-        },
-        "devices": [device["device"] for device in own],
-        "backends": sorted({device["backend"] for device in own}),
+        "runtime": serving.runtime,
+        "environment": {**environment, **server.environment},
+        "devices": [device.name for device in own],
+        "backends": sorted({device.backend for device in own}),
         "url": url,
-        "address": address,
-        "port": port,
-        "api_key_file": variables["llama_server_api_key_file"],
-        "start_timeout": variables["llama_server_start_timeout"],
-        "context": context_of(variables, model["summary"]),
-        "load_mode": variables["llama_server_load_mode"],
+        "address": server.host,
+        "port": server.port,
+        "api_key_file": server.api_key_file,
+        "start_timeout": server.start_timeout,
+        "context": context_of(server, serving.model.summary),
+        "load_mode": server.load_mode,
         "cpu": {
             "layers": kept.layers,
             "weights_mib": round(kept.weights / placement.MIB, 2),
@@ -245,74 +267,55 @@ def planned(
     }
 
 
-def argv_of(head: dict, release: dict, model: dict, placed: placement.Placed, binary: str) -> list[str]:
-    variables, used = head["variables"], placed.devices
+def argv_of(serving: Serving) -> list[str]:
+    server, placed, able = serving.server, serving.placed, serving.release.capabilities
     lent = placed.lent()
-    able = release["capabilities"]
-    argv = [binary]
+    argv = [f"{serving.facts.prefix}/releases/{serving.build}/bin/llama-server"]
     if lent:
-        argv += ["--rpc", ",".join(worker["endpoint"] for worker in lent)]
-    if used and able["device_name"]:
-        names = [
-            able["device_name"].format(index=index, endpoint=worker["endpoint"]) for index, worker in enumerate(lent)
-        ]
-        argv += ["--device", ",".join([*names, *(device["device"] for device in placed.own())])]
-    if used and variables["llama_server_override_tensor"]:
-        argv += ["--override-tensor", ",".join(variables["llama_server_override_tensor"])]
-    argv += [
-        "--model",
-        model["path"],
-        "--host",
-        variables["llama_server_host"],
-        "--port",
-        str(variables["llama_server_port"]),
-    ]
+        argv += ["--rpc", ",".join(worker.endpoint for worker in lent)]
+    if placed.devices and able["device_name"]:
+        names = [able["device_name"].format(index=index, endpoint=worker.endpoint) for index, worker in enumerate(lent)]
+        argv += ["--device", ",".join([*names, *(device.name for device in placed.own())])]
+    if placed.devices and server.override_tensor:
+        argv += ["--override-tensor", ",".join(server.override_tensor)]
+    argv += ["--model", serving.model.path, "--host", server.host, "--port", str(server.port)]
     argv += ["--n-gpu-layers", str(placed.gpu_layers)]
-    if len(used) > 1:
+    if len(placed.devices) > 1:
         argv += ["--tensor-split", ",".join(f"{share:.9g}" for share in placed.split)]
-    argv += [
-        "--ctx-size",
-        str(context_of(variables, model["summary"])),
-        "--parallel",
-        str(variables["llama_server_parallel"]),
-    ]
-    for flag, variable, default in (
-        ("--cache-type-k", "llama_server_cache_type_k", "f16"),
-        ("--cache-type-v", "llama_server_cache_type_v", "f16"),
-    ):
-        if variables[variable] != default:
-            argv += [flag, variables[variable]]
-    argv += flash_attention_arguments(variables["llama_server_flash_attention"], able)
-    if variables["llama_server_threads"]:
-        argv += ["--threads", str(variables["llama_server_threads"])]
-    argv += load_mode_arguments(variables["llama_server_load_mode"], able, release)
-    if not variables["llama_server_warmup"]:
+    argv += ["--ctx-size", str(context_of(server, serving.model.summary)), "--parallel", str(server.parallel)]
+    for flag, kind in (("--cache-type-k", server.cache_type_k), ("--cache-type-v", server.cache_type_v)):
+        argv += [flag, kind] if kind != "f16" else []
+    argv += flash_attention_arguments(server.flash_attention, able)
+    if server.threads:
+        argv += ["--threads", str(server.threads)]
+    argv += load_mode_arguments(server.load_mode, serving.release)
+    if not server.warmup:
         argv.append("--no-warmup")
-    if variables["llama_server_api_key_file"]:
-        argv += ["--api-key-file", key_path(head["facts"], variables["llama_server_api_key_file"])]
+    if server.api_key_file:
+        argv += ["--api-key-file", key_path(serving.facts, server.api_key_file)]
     if "fit" in able["server_flags"]:
         argv += ["--fit", "off"]
     if "load-mode" in able["server_flags"]:
         argv += ["--log-verbosity", "4"]
-    return argv + variables["llama_server_extra_args"]
+    return [*argv, *server.extra_args]
 
 
-def key_path(facts: dict, path: str) -> str:
+def key_path(facts: Facts, path: str) -> str:
     """Where the service finds the API keys: systemd hands them over, so that the file itself may be root's alone."""
-    return CREDENTIALS.format(service=SERVICE) + KEYS if facts["service_manager"] == "systemd" else path
+    return CREDENTIALS.format(service=SERVICE) + KEYS if facts.service_manager == "systemd" else path
 
 
-def load_mode_of(wanted: str | None, able: dict, used: list[devices.Device]) -> str | None:
+def load_mode_of(wanted: str | None, release: Release, used: Sequence[devices.Holder]) -> str | None:
     """How the model is read where nothing is said of it: not by mmap where HIP was seen to hang or crawl on it. None is llama-server's default.
 
     :param used: the devices that get layers.
     """
     if wanted or not any(device.hangs_on_mmap or device.slow_on_mmap for device in used):
         return wanted
-    return "dio" if {"direct-io", "load-mode"} & set(able["server_flags"]) else "none"
+    return "dio" if {"direct-io", "load-mode"} & set(release.capabilities["server_flags"]) else "none"
 
 
-def flash_attention_arguments(wanted: str | None, able: dict) -> list[str]:
+def flash_attention_arguments(wanted: str | None, able: Mapping[str, Any]) -> list[str]:
     """Where the option is a switch, nothing stands for ``auto``, nor for ``off`` where that is the default."""
     if wanted is None:
         return []
@@ -323,9 +326,10 @@ def flash_attention_arguments(wanted: str | None, able: dict) -> list[str]:
     return ["--flash-attn"] * (wanted == "on")
 
 
-def load_mode_arguments(wanted: str | None, able: dict, release: dict) -> list[str]:
+def load_mode_arguments(wanted: str | None, release: Release) -> list[str]:
     if wanted is None:
         return []
+    able = release.capabilities
     if "load-mode" in able["server_flags"]:
         return ["--load-mode", wanted]
     if wanted == "mmap":
@@ -334,12 +338,13 @@ def load_mode_arguments(wanted: str | None, able: dict, release: dict) -> list[s
         return ["--no-mmap"]
     if "direct-io" in able["server_flags"]:
         return ["-dio"]
-    other = "" if "fork" in release else ", or a build from b7668 on"
-    raise Refusal(f"llama_server_load_mode is dio, which {release['ref']} does not know: use mmap or none{other}")
+    other = "" if not release.mainline else ", or a build from b7668 on"
+    raise Refusal(f"llama_server_load_mode is dio, which {release.ref} does not know: use mmap or none{other}")
 
 
-def context_of(variables: dict, summary: dict) -> int:
-    return min(variables["llama_server_context"], summary["context"])
+def context_of(server: Server, summary: Mapping[str, Any]) -> int:
+    trained: int = summary["context"]
+    return min(server.context, trained)
 
 
 def _check_whole(variable: str, path: str) -> None:
@@ -348,46 +353,46 @@ def _check_whole(variable: str, path: str) -> None:
         raise Refusal(f"{variable} is {path!r}: give the whole path on the head, from / on")
 
 
-def model_of(variables: dict, found: dict, facts: dict) -> dict:
+def model_of(request: ModelRequest, found: Mapping[str, Any], facts: Facts) -> Model:
     """Path and summary of the model that the head serves.
 
     :param found: what gguf_info found at ``llama_model_path``: ``summary``, and ``closed``, what keeps the service from reading it.
+    :param facts: of the head.
     """
-    path, wanted = variables["llama_model_path"], variables["llama_model_known_answer"]
-    if bool(path) == bool(wanted is not None):
+    if bool(request.path) == bool(request.known_answer is not None):
         raise Refusal(
             "give either llama_model_path, a GGUF file on the head, or llama_model_known_answer: "
-            + ("both are set" if path else "none is set")
+            + ("both are set" if request.path else "none is set")
         )
-    if path:
-        _check_whole("llama_model_path", path)
-        summary, problem = found.get("summary"), None
-        if summary is None:
-            summary = variables["llama_model_gguf_summary"]
-            problem = summary is not None and gguf.problem(summary)
-        if summary is None:
-            raise Refusal(
-                f"llama_model_path is {path!r}, and nothing is known of that file: planning needs the head to be reachable, or "
-                "llama_model_gguf_summary"
-            )
+    if request.known_answer:
+        problem = known_answer.problem(*request.known_answer)
         if problem:
-            raise Refusal(f"llama_model_gguf_summary {problem}: give it what gguf_info returns as summary")
-        if facts["scope"] == "system" and found.get("closed"):
-            raise Refusal(
-                f"llama_model_path is {path!r}, and {found['closed']} is closed to the account llamacpp, which serves it: open it with "
-                f"chmod o+rX {found['closed']}, or move the model to /srv"
-            )
-        if facts["service_manager"] == "systemd" and path.startswith(PRIVATE_FOLDERS):
-            raise Refusal(
-                f"llama_model_path is {path!r}: services do not see {path.split('/')[1]} of the host; move the model to /srv"
-            )
-        return {"path": path, "known_answer": None, "summary": summary}
-    size = {"layers": wanted["layers"], "width": wanted["width"], "type": wanted["type"]}
-    problem = known_answer.problem(size["layers"], size["width"], size["type"])
+            raise Refusal(f"llama_model_known_answer asks for a model that cannot be made: {problem}")
+        path = f"{facts.prefix}/models/{known_answer.file_name(*request.known_answer)}"
+        return Model(path, request.known_answer, known_answer.summary(*request.known_answer))
+    path = str(request.path)
+    _check_whole("llama_model_path", path)
+    summary = found.get("summary") or _given_summary(path, request.summary)
+    if facts.scope == "system" and found.get("closed"):
+        raise Refusal(
+            f"llama_model_path is {path!r}, and {found['closed']} is closed to the account llamacpp, which serves it: open it with "
+            f"chmod o+rX {found['closed']}, or move the model to /srv"
+        )
+    if facts.service_manager == "systemd" and path.startswith(PRIVATE_FOLDERS):
+        raise Refusal(
+            f"llama_model_path is {path!r}: services do not see {path.split('/')[1]} of the host; move the model to /srv"
+        )
+    return Model(path, None, summary)
+
+
+def _given_summary(path: str, summary: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """``llama_model_gguf_summary``, where the file itself was not read."""
+    if summary is None:
+        raise Refusal(
+            f"llama_model_path is {path!r}, and nothing is known of that file: planning needs the head to be reachable, or "
+            "llama_model_gguf_summary"
+        )
+    problem = gguf.problem(summary)
     if problem:
-        raise Refusal(f"llama_model_known_answer asks for a model that cannot be made: {problem}")
-    return {
-        "path": f"{facts['prefix']}/models/{known_answer.file_name(size['layers'], size['width'], size['type'])}",
-        "known_answer": size,
-        "summary": known_answer.summary(size["layers"], size["width"], size["type"]),
-    }
+        raise Refusal(f"llama_model_gguf_summary {problem}: give it what gguf_info returns as summary")
+    return summary

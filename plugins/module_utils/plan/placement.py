@@ -13,10 +13,11 @@ import bisect
 import math
 import re
 import struct
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Device, Worker
 
 MIB = 1024 * 1024
 
@@ -61,23 +62,26 @@ class Part(NamedTuple):
     """The device it is on whatever its unit is; None where it goes with its unit."""
 
 
-def compute_bound(summary: dict, settings: caches.Settings) -> int:
+def compute_bound(summary: Mapping[str, Any], settings: caches.Settings) -> int:
     """Upper bound of a device's compute buffer in bytes: attention scores and masks without flash attention, states, and the logits."""
     tokens = min(settings.micro_batch, caches.BATCH, settings.context)
-    scores = (summary["heads"] + MASKS) * caches.padded(settings.context, 256)
-    inner = summary.get("keys", {}).get("ssm.inner_size") or 0
-    return 4 * tokens * (scores + summary["vocabulary"] + STATES * summary["width"] + RECURRENT_STATES * inner)
+    scores: int = (summary["heads"] + MASKS) * caches.padded(settings.context, 256)
+    inner: int = summary.get("keys", {}).get("ssm.inner_size") or 0
+    states: int = STATES * summary["width"] + RECURRENT_STATES * inner
+    vocabulary: int = summary["vocabulary"]
+    return 4 * tokens * (scores + vocabulary + states)
 
 
-def _short_of(row: dict) -> int:
+def _short_of(row: Mapping[str, Any]) -> int:
     """Bytes by which the rows of a quantised tensor are short of a multiple of 512 elements."""
     if row["type"] in FLOATS or not row["shape"]:
         return 0
-    elements = -row["shape"][0] % 512
-    return row["bytes"] * elements // math.prod(row["shape"])
+    elements: int = -row["shape"][0] % 512
+    size: int = row["bytes"]
+    return size * elements // int(math.prod(row["shape"]))
 
 
-def _parts(summary: dict, build: int) -> tuple[list[Part], list[Part]]:
+def _parts(summary: Mapping[str, Any], build: int) -> tuple[list[Part], list[Part]]:
     """The tensors that llama-server loads, and those of which devices get copies."""
     layers, last = summary["layers"], summary["layers"] - caches.next_layers(summary)
     parts, copies = [], []
@@ -97,7 +101,7 @@ def _parts(summary: dict, build: int) -> tuple[list[Part], list[Part]]:
     return parts, copies
 
 
-def _parts_without_names(summary: dict) -> tuple[list[Part], list[Part]]:
+def _parts_without_names(summary: Mapping[str, Any]) -> tuple[list[Part], list[Part]]:
     sizes = [*summary["layer_bytes"], summary["output_bytes"]]
     return [Part("", summary["input_bytes"], None), *(Part("", size, unit) for unit, size in enumerate(sizes))], []
 
@@ -131,7 +135,7 @@ class Load:
 
     def __init__(
         self,
-        summary: dict,
+        summary: Mapping[str, Any],
         settings: caches.Settings,
         generation: int,
         overrides: Sequence[tuple[str, str]] = (),
@@ -141,8 +145,8 @@ class Load:
         :param generation: build number of the release.
         :param overrides: expressions for names of tensors, each with the device that these are on.
         """
-        self.layers = summary["layers"]
-        self.units = self.layers + 1
+        self.layers: int = summary["layers"]
+        self.units: int = self.layers + 1
         self.compute = compute_bound(summary, settings)
         self.kv, self.kv_exact = caches.sizes(summary, settings, generation)
         builds = caches.readings(generation)
@@ -204,7 +208,7 @@ class Load:
 
 def _single(value: float) -> float:
     """The nearest number that 32 bits hold."""
-    return struct.unpack("f", struct.pack("f", value))[0]
+    return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
 def assigned(layers: int, gpu_layers: int, split: Sequence[float]) -> list[int | None]:
@@ -228,22 +232,21 @@ def assigned(layers: int, gpu_layers: int, split: Sequence[float]) -> list[int |
 class Placed(NamedTuple):
     """The devices that are used, in llama-server's order, and what they are given."""
 
-    devices: list[dict]
-    """``backend``, ``device``, ``host``, ``capacity_mib``, ``buffer`` (how the log names it), and ``endpoint`` of a worker's."""
+    devices: tuple[Device, ...]
     split: Sequence[float]
     """``-ts``: a share for each of them; where the model does not fit, more than some hold."""
     load: Load
     gpu_layers: int
-    reasons: list[str]
+    reasons: tuple[str, ...] = ()
     """Why it does not fit, if so."""
 
-    def lent(self) -> list[dict]:
-        """The workers among the devices; they come first."""
-        return [device for device in self.devices if "endpoint" in device]
+    def lent(self) -> list[Worker]:
+        """The workers whose devices are used; they come first."""
+        return [device.worker for device in self.devices if device.worker]
 
-    def own(self) -> list[dict]:
+    def own(self) -> list[Device]:
         """The head's own devices."""
-        return [device for device in self.devices if "endpoint" not in device]
+        return [device for device in self.devices if not device.worker]
 
     def units_of(self, device: int | None) -> list[int]:
         """The units of one of the devices, or of the head's processor."""
@@ -255,7 +258,7 @@ class Placed(NamedTuple):
     def shares(self) -> list[Share]:
         """Of each device what it gets."""
         return [
-            self.load.share(self.units_of(index), device["backend"], device["buffer"])
+            self.load.share(self.units_of(index), device.backend, device.buffer)
             for index, device in enumerate(self.devices)
         ]
 
@@ -263,6 +266,14 @@ class Placed(NamedTuple):
         """What the head's processor keeps."""
         units = self.units_of(None)
         return self.load.share(units, "cpu")._replace(weights=self.load.on_head(units))
+
+    def over(self) -> list[tuple[Device, int]]:
+        """Devices that get more than they hold, each with how many MiB are missing."""
+        missing = [
+            -(-(share.weights + share.kv) // MIB) - device.capacity_mib
+            for device, share in zip(self.devices, self.shares())
+        ]
+        return [(device, mib) for device, mib in zip(self.devices, missing) if mib > 0]
 
 
 def fits(load: Load, start: int, capacities: list[int]) -> bool:

@@ -8,12 +8,22 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import toolchains
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
+    Build,
+    Catalogue,
+    Equipped,
+    Facts,
+    Host,
+    Patch,
+    Release,
+    Server,
+)
 
 
 def _sha(data: Any, digits: int = 12) -> str:
@@ -34,7 +44,7 @@ WHOLE_COMMIT = r"[0-9a-f]{40}([0-9a-f]{24})?"
 BUILD_TAG = r"b\d{3,6}"
 
 
-def request_of(value: Any) -> dict:
+def request_of(value: Any) -> dict[str, Any]:
     """What ``llama_release`` asks for, as a mapping, with everything checked that can be said without looking anything up.
 
     The controller looks up what is missing (plugin_utils/sources.py): ``commit`` and ``build`` of a branch or commit, and for each
@@ -99,7 +109,7 @@ def _no_secret_in(value: Any) -> None:
             )
 
 
-def _git_request(value: dict) -> dict:
+def _git_request(value: Mapping[str, Any]) -> dict[str, Any]:
     """With the repository, what its name tells (the fork), and what the form of the ref does: a whole commit is one, and b8600 is the tag
     of build 8600."""
     request = {"repository": capabilities.FORKS[value.get("fork", capabilities.MAINLINE)], **value}
@@ -127,49 +137,46 @@ def _git_request(value: dict) -> dict:
     return request
 
 
-def release_of(value: Any, packaged: dict[str, str | None]) -> dict:
+def release_of(value: Any, packaged: Mapping[str, str | None]) -> Release:
     """The release that ``llama_release`` asks for: source, what identifies it, and the build number that tells what it understands.
 
     :param value: what the operator gave, with what the controller has looked up.
     :param packaged: host → version of llama.cpp that its distribution packages, or None.
     """
-    value = request_of(value)
-    patches = [{key: patch[key] for key in ("path", "sha256", "files")} for patch in value.get("patches", [])]
-    tree = {key: value[key] for key in ("build", "commit") if key in value}
-    if value.get("fork", capabilities.MAINLINE) != capabilities.MAINLINE:
-        tree["fork"] = value["fork"]
-    if value["source"] == "package":
-        return _identified({"source": "package"}, *_packaged_tree(value, packaged))
-    if value["source"] == "git":
-        return _identified({"source": "git"}, _git_origin(value), tree, patches)
-    if value["source"] == "pypi":
-        version = str(value["version"])
-        tree = {**capabilities.PYPI_TREES.get(version, {}), **tree}
-        origin = {
-            "version": version,
-            "ref": f"pypi-{version}",
-            "member": f"llama_cpp_python-{version}/vendor/llama.cpp",
-        }
-    else:
-        origin = {
-            **{key: value[key] for key in ("path", "url") if key in value},
-            "ref": f"{value['source']}-{value['checksum'][7:15]}",
-            "member": "",
-        }
-    return _identified({"source": value["source"], "checksum": value["checksum"]}, origin, tree, patches)
+    request = request_of(value)
+    patches = tuple(
+        Patch(patch["path"], patch["sha256"], tuple(patch["files"])) for patch in request.get("patches", [])
+    )
+    tree: dict[str, Any] = {key: request[key] for key in ("build", "commit") if key in request}
+    tree["fork"] = request.get("fork", capabilities.MAINLINE)
+    source = request["source"]
+    if source == "package":
+        return _identified(source, *_packaged_tree(request, packaged))
+    if source == "git":
+        return _identified(source, *_git_origin(request), tree, patches)
+    checksum = {"checksum": request["checksum"]}
+    if source == "pypi":
+        version = str(request["version"])
+        origin = {**checksum, "version": version, "member": f"llama_cpp_python-{version}/vendor/llama.cpp"}
+        return _identified(
+            source, f"pypi-{version}", origin, {**capabilities.PYPI_TREES.get(version, {}), **tree}, patches
+        )
+    place: dict[str, str] = {key: request[key] for key in ("path", "url") if key in request}
+    return _identified(
+        source, f"{source}-{request['checksum'][7:15]}", {**checksum, **place, "member": ""}, tree, patches
+    )
 
 
-def _git_origin(value: dict) -> dict:
-    """A build's tag names its content for good, so that a plan needs no network; everything else is a commit."""
-    commit, tag = value.get("commit"), re.fullmatch(BUILD_TAG, value["ref"])
+def _git_origin(request: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
+    """Short name and origin. A build's tag names its content for good, so that a plan needs no network; everything else is a commit."""
+    commit, tag = request.get("commit"), re.fullmatch(BUILD_TAG, request["ref"])
     if not commit and not tag:
         raise Refusal(
-            f"llama_release has the ref {value['ref']!r}, which was not looked up in {value['repository']}: give its commit too"
+            f"llama_release has the ref {request['ref']!r}, which was not looked up in {request['repository']}: give its commit too"
         )
-    return {
-        "repository": value["repository"],
-        "revision": commit or f"refs/tags/{value['ref']}",
-        "ref": value["ref"] if tag else f"git-{str(commit)[:8]}",
+    return request["ref"] if tag else f"git-{str(commit)[:8]}", {
+        "repository": request["repository"],
+        "revision": commit or f"refs/tags/{request['ref']}",
         "member": "",
     }
 
@@ -179,218 +186,224 @@ def renamed(refusal: Refusal, variable: str) -> Refusal:
     return Refusal(str(refusal).replace("llama_release ", variable + " ", 1))
 
 
-def variable_of(backend: str, variables: dict) -> str:
-    """The variable that gives the release of a backend."""
+def variable_of(backend: str, requests: Mapping[str, Any]) -> str:
+    """The variable that gives the release of a backend.
+
+    :param requests: variable → what the operator gave.
+    """
     own = f"llama_release_{backend}"
-    return own if variables[own] else "llama_release"
+    return own if requests[own] else "llama_release"
 
 
-def sources_of(variables: dict) -> dict[str, str]:
+def sources_of(requests: Mapping[str, Any]) -> dict[str, str]:
     """Backend → source of its release, of all backends, for which nothing has to be looked up."""
-    found = {}
+    sources = {}
     for backend in backends.BACKENDS:
-        variable = variable_of(backend, variables)
+        variable = variable_of(backend, requests)
         try:
-            found[backend] = request_of(variables[variable])["source"]
+            sources[backend] = request_of(requests[variable])["source"]
         except Refusal as refusal:
             raise renamed(refusal, variable) from None
-        if found[backend] == "package" and variable != "llama_release":
+        if sources[backend] == "package" and variable != "llama_release":
             raise Refusal(
                 f"{variable} has source: package, which all backends of a distribution have in common: set llama_release to it"
             )
-    return found
+    return sources
 
 
-def of_backends(variables: dict, hosts: dict, used: Iterable[str]) -> dict[str, dict]:
+def of_backends(requests: Mapping[str, Any], facts: Mapping[str, Facts], used: Iterable[str]) -> dict[str, Release]:
     """Backend → release: ``llama_release_<backend>``, or else ``llama_release``.
 
+    :param facts: of each host.
     :param used: backends that some host has: of others nothing was looked up.
     """
-    packaged = {name: (host["facts"].get("packaged") or {}).get("version") for name, host in hosts.items()}
-    found = {}
+    packaged = {name: known.packaged.version if known.packaged else None for name, known in facts.items()}
+    wanted = {}
     for backend in used:
-        variable = variable_of(backend, variables)
+        variable = variable_of(backend, requests)
         try:
-            found[backend] = release_of(variables[variable], packaged)
+            wanted[backend] = release_of(requests[variable], packaged)
         except Refusal as refusal:
             raise renamed(refusal, variable) from None
-    return found
+    return wanted
 
 
-def possible(backend: str, release: dict, hosts: dict) -> None:
+def check(backend: str, release: Release, architectures: Mapping[str, str]) -> None:
     """Refuses a backend that the fork does not have, and programs that are compiled already where hosts of the backend differ in their
-    processors."""
-    kinds = {name: host["facts"]["architecture"] for name, host in hosts.items() if backend in host["backends"]}
-    if kinds and release.get("fork") == capabilities.IK_LLAMA and backend not in backends.IK_LLAMA_BACKENDS:
+    processors.
+
+    :param architectures: host that builds for the backend → architecture of its processor.
+    """
+    if architectures and release.fork == capabilities.IK_LLAMA and backend not in backends.IK_LLAMA_BACKENDS:
         raise Refusal(
             f"llama_release is one of {capabilities.IK_LLAMA}, which cannot be linked for {backend} as this collection installs it, and "
-            f"{', '.join(kinds)} builds for that: set llama_backend there to cpu or vulkan, or llama_release to llama.cpp"
+            f"{', '.join(architectures)} builds for that: set llama_backend there to cpu or vulkan, or llama_release to llama.cpp"
         )
-    if release["source"] == "binary" and len(set(kinds.values())) > 1:
-        told = ", ".join(f"{name} {kind}" for name, kind in sorted(kinds.items()))
+    if release.source == "binary" and len(set(architectures.values())) > 1:
+        kinds = ", ".join(f"{name} {kind}" for name, kind in sorted(architectures.items()))
         raise Refusal(
-            f"llama_release has source: binary, programs for one kind of processor, and the hosts differ ({told}): use source: git"
+            f"llama_release has source: binary, programs for one kind of processor, and the hosts differ ({kinds}): use source: git"
         )
 
 
-def _packaged_tree(value: dict, packaged: dict[str, str | None]) -> tuple[dict, dict]:
-    """Of the distribution's package: origin, and the tree it was built from. A version not known here is newer than all that are."""
-    lacking = sorted(name for name, version in packaged.items() if not version)
-    if lacking:
+def _packaged_tree(
+    request: Mapping[str, Any], packaged: Mapping[str, str | None]
+) -> tuple[str, dict[str, str], dict[str, Any]]:
+    """Of the distribution's package: short name, origin, and the tree it was built from. A version not known here is newer than all that
+    are."""
+    without = sorted(name for name, version in packaged.items() if not version)
+    if without:
         raise Refusal(
-            f"llama_release has source: package, and {', '.join(lacking)} is offered no package of llama.cpp with RPC: Debian has one from "
+            f"llama_release has source: package, and {', '.join(without)} is offered no package of llama.cpp with RPC: Debian has one from "
             "forky on (bring its list of packages up to date with apt update); elsewhere use source: pypi or archive"
         )
     versions = sorted({str(version) for version in packaged.values()})
     if len(versions) > 1:
-        told = ", ".join(f"{name} {version}" for name, version in sorted(packaged.items()))
+        offers = ", ".join(f"{name} {version}" for name, version in sorted(packaged.items()))
         raise Refusal(
-            f"llama_release has source: package, and the hosts' packages differ ({told}): bring the distributions to one version, or use source: pypi"
+            f"llama_release has source: package, and the hosts' packages differ ({offers}): bring the distributions to one version, or use source: pypi"
         )
     newest = list(capabilities.PACKAGED_TREES.values())[-1]
     tree = capabilities.PACKAGED_TREES.get(versions[0], {"generation": newest["generation"]})
-    if "build" in value:
-        tree = {**tree, "build": value["build"], "generation": value["build"]}
-    return {"version": versions[0], "ref": f"package-{versions[0]}"}, tree
+    if "build" in request:
+        tree = {**tree, "build": request["build"], "generation": request["build"]}
+    return f"package-{versions[0]}", {"version": versions[0]}, tree
 
 
-def _identified(release: dict, origin: dict, tree: dict, patches: list[dict] | None = None) -> dict:
-    """The whole release, with its id and what it understands. For the id the content counts, not where it or a patch lies."""
+def _identified(
+    source: str, ref: str, origin: dict[str, str], tree: Mapping[str, Any], patches: tuple[Patch, ...] = ()
+) -> Release:
+    """The whole release, with its id and what it understands. For the id the content counts, not where it or a patch lies.
+
+    :param tree: ``build``, ``commit``, ``generation``, ``protocol`` and ``fork``, as far as they are known.
+    """
     generation = tree.get("generation") or tree.get("build")
     if not isinstance(generation, int) or isinstance(generation, bool) or generation < 1:
         raise Refusal(
-            f"llama_release has the build {generation!r}: add build, the number of the llama.cpp build that {origin['ref']} holds"
+            f"llama_release has the build {generation!r}: add build, the number of the llama.cpp build that {ref} holds"
         )
-    release = {
-        **release,
-        **origin,
-        "build": tree.get("build"),
-        "commit": tree.get("commit", "unknown"),
-        "generation": generation,
-        **{key: tree[key] for key in ("fork",) if key in tree},
-    }
-    fork = tree.get("fork", capabilities.MAINLINE)
+    fork, commit = tree.get("fork", capabilities.MAINLINE), tree.get("commit", "unknown")
     able = capabilities.of_build(generation, tree.get("protocol"), fork)
     if fork != capabilities.MAINLINE and able["protocol"] is None:
         raise Refusal(
             f"llama_release has the build {generation} of {fork}, whose RPC cannot be told from what it answers: use "
             f"{capabilities.IK_LLAMA_PROTOCOLS[1][0]}, its commit of 8 June 2025, or a newer one"
         )
-    places = {"path", "url"} if tree.get("commit", "unknown") == "unknown" else {"path", "url", "repository"}
-    identity: dict[str, Any] = {key: value for key, value in release.items() if key not in places}
-    if patches:
-        identity["patches"] = [patch["sha256"] for patch in patches]
-    return {
-        **release,
-        **({"patches": patches} if patches else {}),
-        "protocol": able["protocol"],
-        "id": f"{release['ref']}-{_sha(identity)}",
-        "capabilities": able,
-    }
-
-
-def kept(name: str, number: int) -> int:
-    """How many releases of each backend a host keeps, the planned one included."""
-    if number < 1:
-        raise Refusal(f"llama_build_keep of {name} is {number}: give 1 or more, the release that serves is one of them")
-    return number
-
-
-def builds(hosts: dict, releases: dict[str, dict], packaged: dict) -> None:
-    """Adds to every host its builds, one for each of its backends; hosts of one kind with the same options get the same, with all
-    programs that one of them needs.
-
-    :param releases: backend → release.
-    :param packaged: distribution family → what its packages of llama.cpp are called, from packages.yml.
-    """
-    server = next(host["variables"] for host in hosts.values() if "head" in host["groups"])
-    cache_types = server["llama_server_cache_type_k"], server["llama_server_cache_type_v"]
-    programs: dict[str, set[str]] = {}
-    for name, host in hosts.items():
-        host["builds"] = {}
-        for backend in host["backends"]:
-            release = releases[backend]
-            tools, options = None, {}
-            if release["source"] in COMPILED:
-                prefix = host["variables"]["llama_build_toolchain"]
-                beside = [other for other in host["backends"] if other != backend]
-                tools = toolchains.chosen(name, backend, host["facts"], prefix, _architectures(host, backend), beside)
-                options = _options(name, host, backend, release, cache_types, tools["toolkit"])
-            kind = _sha(_kind(host, backend, tools))
-            wanted = programs.setdefault(_sha([kind, release["id"], options]), set())
-            if "worker" in host["groups"]:
-                wanted.add(release["capabilities"]["worker_binary"])
-            if "head" in host["groups"]:
-                wanted.add("llama-server")
-            host["builds"][backend] = {
-                "release": release["id"],
-                "backend": backend,
-                "kind": kind,
-                "cmake_options": options,
-                "environment": tools["environment"] if tools else {},
-                "targets": wanted,
-            }
-    for host in hosts.values():
-        host["builds"] = {
-            backend: _build(host, begun, releases[backend], packaged) for backend, begun in host["builds"].items()
-        }
-
-
-def _build(host: dict, begun: dict, release: dict, packaged: dict) -> dict:
-    """One build of a host, whole.
-
-    :param begun: the build as far as it does not depend on other hosts, and all its ``targets``.
-    """
-    targets = sorted(begun["targets"])
-    paths: dict[str, str] = {}
-    if release["source"] == "package":
-        offered = packaged[host["facts"]["distribution"]["family"]]["programs"]
-        paths = {
-            target: offered[target]["path"].format(architecture=host["facts"]["architecture"]) for target in targets
-        }
-    identity = _sha(
-        {"release": release["id"], "options": begun["cmake_options"], "kind": begun["kind"], "targets": targets}, 8
+    release = Release(
+        "", source, ref, tree.get("build"), commit, generation, fork, able["protocol"], origin, patches, able
     )
-    return {"id": f"{release['ref']}-{begun['backend']}-{identity}", **begun, "targets": targets, "packaged": paths}
+    places = {"path", "url", "protocol", "id"} | ({"repository"} if commit != "unknown" else set())
+    identity = {key: value for key, value in release.as_json().items() if key not in places}
+    if patches:
+        identity["patches"] = [patch.sha256 for patch in patches]
+    return release._replace(id=f"{ref}-{_sha(identity)}")
 
 
-def _kind(host: dict, backend: str, tools: dict | None) -> dict:
-    """What hosts have in common that share a build.
+class _Kind(NamedTuple):
+    """A build as far as it does not depend on other hosts."""
 
-    :param tools: what toolchains.chosen says; None where nothing is built.
+    kind: str
+    cmake_options: Mapping[str, str]
+    environment: Mapping[str, str]
+
+
+def builds(
+    equipped: Mapping[str, Equipped], wanted: Mapping[str, Release], server: Server, catalogue: Catalogue
+) -> dict[str, dict[str, Build]]:
+    """Host → backend → build. Hosts of one kind with the same options get the same build, with all programs that one of them needs.
+
+    :param wanted: backend → release.
     """
-    facts = host["facts"]
-    kind = {key: facts[key] for key in ("architecture", "distribution")} | {"backend": backend}
-    if tools is None:
-        return {**kind, "programs": host["groups"]}
+    kinds = {
+        (name, backend): _kind(host, backend, wanted[backend], server)
+        for name, host in equipped.items()
+        for backend in host.backends
+    }
+    programs: dict[str, set[str]] = {}
+    for (name, backend), kind in kinds.items():
+        targets = programs.setdefault(_shared_key(kind, wanted[backend]), set())
+        if equipped[name].host.is_worker:
+            targets.add(wanted[backend].capabilities["worker_binary"])
+        if equipped[name].host.is_head:
+            targets.add("llama-server")
     return {
-        **kind,
-        "cpu": facts["cpu"]["features_id"],
-        "toolchain": tools["compiler"],
-        "accelerators": tools["version"],
-        "toolkit": tools["toolkit"]["prefix"] if tools["toolkit"] else None,
+        name: {
+            backend: _build(
+                host.host.facts,
+                backend,
+                kinds[name, backend],
+                wanted[backend],
+                sorted(programs[_shared_key(kinds[name, backend], wanted[backend])]),
+                catalogue,
+            )
+            for backend in host.backends
+        }
+        for name, host in equipped.items()
     }
 
 
-def _architectures(host: dict, backend: str) -> list[str]:
-    own = [device for device in host["facts"]["accelerators"] if device["backend"] == backend]
-    return sorted({device["architecture"] for device in own})
+def _shared_key(kind: _Kind, release: Release) -> str:
+    return _sha([kind.kind, release.id, kind.cmake_options])
+
+
+def _build(
+    facts: Facts, backend: str, kind: _Kind, release: Release, targets: list[str], catalogue: Catalogue
+) -> Build:
+    paths: dict[str, str] = {}
+    if release.source == "package":
+        offered = catalogue.llama[facts.distribution.family]["programs"]
+        paths = {target: offered[target]["path"].format(architecture=facts.architecture) for target in targets}
+    identity = _sha({"release": release.id, "options": kind.cmake_options, "kind": kind.kind, "targets": targets}, 8)
+    return Build(
+        id=f"{release.ref}-{backend}-{identity}",
+        release=release.id,
+        backend=backend,
+        kind=kind.kind,
+        cmake_options=kind.cmake_options,
+        environment=kind.environment,
+        targets=tuple(targets),
+        packaged=paths,
+    )
+
+
+def _kind(equipped: Equipped, backend: str, release: Release, server: Server) -> _Kind:
+    """What hosts have in common that share a build, and how they build."""
+    host, facts = equipped.host, equipped.host.facts
+    kind: dict[str, Any] = {
+        "architecture": facts.architecture,
+        "distribution": facts.distribution._asdict(),
+        "backend": backend,
+    }
+    if release.source not in COMPILED:
+        groups = [group for group, member in (("head", host.is_head), ("worker", host.is_worker)) if member]
+        return _Kind(_sha({**kind, "programs": groups}), {}, {})
+    beside = [other for other in equipped.backends if other != backend]
+    tools = toolchains.chosen(host.name, backend, facts, host.toolchain, facts.architectures(backend), beside)
+    toolkit = tools["toolkit"]
+    kind.update(
+        cpu=facts.cpu["features_id"],
+        toolchain=tools["compiler"],
+        accelerators=tools["version"],
+        toolkit=toolkit["prefix"] if toolkit else None,
+    )
+    return _Kind(_sha(kind), _options(host, backend, release, server, toolkit), tools["environment"])
 
 
 def _options(
-    name: str, host: dict, backend: str, release: dict, cache_types: tuple[str, str], toolkit: dict | None
+    host: Host, backend: str, release: Release, server: Server, toolkit: Mapping[str, Any] | None
 ) -> dict[str, str]:
     """Options for the build of a host, the operator's over ours."""
-    architectures = _architectures(host, backend)
-    fork = release.get("fork", capabilities.MAINLINE)
-    all_quants = backends.needs_all_quants(*cache_types, fork)
-    options = backends.cmake_options(backend, architectures, release["generation"], all_quants, fork)
-    options.update({option: str(value) for option, value in host["variables"]["llama_build_cmake_options"].items()})
+    architectures = host.facts.architectures(backend)
+    all_quants = backends.needs_all_quants(server.cache_type_k, server.cache_type_v, release.fork)
+    options = {
+        **backends.cmake_options(backend, architectures, release.generation, all_quants, release.fork),
+        **host.cmake_options,
+    }
     if backends.is_on(options["BUILD_SHARED_LIBS"]):
         raise Refusal(
-            f"llama_build_cmake_options of {name} has BUILD_SHARED_LIBS, and a release holds its programs alone: take it out, with what needs it "
-            "(GGML_BACKEND_DL, GGML_CPU_ALL_VARIANTS)"
+            f"llama_build_cmake_options of {host.name} has BUILD_SHARED_LIBS, and a release holds its programs alone: take it out, with what "
+            "needs it (GGML_BACKEND_DL, GGML_CPU_ALL_VARIANTS)"
         )
     if backend == "hip" and backends.is_on(options.get(backends.ROCWMMA, "")):
-        toolchains.check_rocwmma(name, toolkit, release["generation"], architectures)
+        toolchains.check_rocwmma(host.name, toolkit, release.generation, architectures)
     return options

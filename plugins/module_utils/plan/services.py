@@ -6,25 +6,26 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
 
 
-def _cache_keeper(plan: dict, host: str, worker: dict) -> list[str]:
+def _cache_keeper(plan: dict[str, Any], host: str, worker: dict[str, Any]) -> list[str]:
     """The launcher of a worker that keeps tensors on disk: it may hold what was asked for, and never less than the planned model needs.
     A worker on its staging port shares that cache and leaves the keeping of it to the one that serves."""
     if not worker["cache"] or plan["staging"]:
         return []
     own = plan["hosts"][host]
-    needed = sum(entry["weights_mib"] for entry in plan["placement"] if f"[{worker['endpoint']}]" in entry["device"])
+    needed = sum(entry["weights_mib"] for entry in plan["placement"] if entry["endpoint"] == worker["endpoint"])
     limit = max(worker["cache_mib"], math.ceil(needed))
     launcher = [own["python"], own["runtime"] + "/runtime.py", "worker"]
     return [*launcher, "--cache", worker["environment"]["LLAMA_CACHE"], "--limit-mib", str(limit), "--"]
 
 
-def of_host(plan: dict, host: str) -> list[dict]:
+def of_host(plan: dict[str, Any], host: str) -> list[dict[str, Any]]:
     """The services of one host, as its service manager needs them."""
     prefix = names.STAGING_SERVICES if plan["staging"] else names.SERVICES
     found = [

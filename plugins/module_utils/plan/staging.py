@@ -6,41 +6,43 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Cluster, KnownAnswer, ModelRequest
 
-MODEL = {"layers": 2 * capabilities.MAX_ENDPOINTS, "width": 128, "type": "f32"}
+MODEL = KnownAnswer(2 * capabilities.MAX_ENDPOINTS, 128, "f32")
 ROOM_MIB = 1024
 """What has to be free on a device beyond the known-answer model, for what a backend takes for itself."""
 
 
-def head_variables(variables: dict) -> dict:
-    """The head's variables, to serve the known-answer model on its staging port, with every worker and to itself only."""
-    return {
-        **variables,
-        "llama_model_path": None,
-        "llama_model_known_answer": MODEL,
-        "llama_placement": "all",
-        "llama_server_host": "127.0.0.1",
-        "llama_server_port": heads.staging_port_of(variables),
-        "llama_server_staging_port": variables["llama_server_port"],
-        "llama_server_api_key_file": None,
-        "llama_server_extra_args": [],
-        "llama_server_gpu_layers": None,
-        "llama_server_tensor_split": [],
-        "llama_server_override_tensor": [],
-    }
+def cluster_of(cluster: Cluster) -> Cluster:
+    """The cluster that serves the known-answer model on its head's staging port, with every worker and to itself only."""
+    server = cluster.server
+    return cluster._replace(
+        model=ModelRequest(None, MODEL, None),
+        placement="all",
+        server=server._replace(
+            host="127.0.0.1",
+            port=server.staging_port,
+            staging_port=server.port,
+            api_key_file=None,
+            extra_args=(),
+            gpu_layers=None,
+            tensor_split=(),
+            override_tensor=(),
+        ),
+    )
 
 
-def obstacles(plan: dict, found: dict[str, dict]) -> list[str]:
+def obstacles(plan: dict[str, Any], found: dict[str, dict[str, Any]]) -> list[str]:
     """Why the instances of a plan for staging cannot be started, a sentence each.
 
     :param found: host → what host_info said of it just before, given its part of this plan: ``drift`` and ``free_mib``, or ``msg`` of an
         error; nothing where it did not answer.
     """
     if plan["refused"]:
-        return plan["reasons"]
+        return list(plan["reasons"])
     errors = [f"{name}: {host['msg']}" for name, host in found.items() if "msg" in host]
     silent = [
         f"{name} could not be reached" for name, host in found.items() if "free_mib" not in host and "msg" not in host
@@ -58,21 +60,21 @@ def obstacles(plan: dict, found: dict[str, dict]) -> list[str]:
     return _lacking_room(plan, {name: host["free_mib"] for name, host in found.items()})
 
 
-def _lacking_room(plan: dict, free: dict[str, dict[str, int]]) -> list[str]:
+def _lacking_room(plan: dict[str, Any], free: dict[str, dict[str, int]]) -> list[str]:
     """Why a planned staging would disturb what serves: a sentence for each device that has too little free memory.
 
     :param free: host → device → MiB that are free now, of memory.free_mib; a device that is not there is not known.
     """
     found = []
-    sizes = {entry["device"]: entry["total_mib"] for entry in plan["placement"]}
+    lent = {entry["endpoint"]: entry["total_mib"] for entry in plan["placement"] if entry["endpoint"]}
+    own = {entry["device"]: entry["total_mib"] for entry in plan["placement"] if not entry["endpoint"]}
     for name, host in plan["hosts"].items():
         needed: dict[str, float] = {}
         for worker in host["workers"]:
-            size = next(total for device, total in sizes.items() if f"[{worker['endpoint']}]" in device)
             device = "CPU" if worker["shared"] else worker["device"]
-            needed[device] = needed.get(device, 0) + size + ROOM_MIB
+            needed[device] = needed.get(device, 0) + lent[worker["endpoint"]] + ROOM_MIB
         for device in plan["head"]["devices"] if name == plan["head"]["host"] else []:
-            needed[device] = needed.get(device, 0) + sizes[device] + ROOM_MIB
+            needed[device] = needed.get(device, 0) + own[device] + ROOM_MIB
         if name == plan["head"]["host"]:
             needed["CPU"] = needed.get("CPU", 0) + ROOM_MIB
         found += [

