@@ -225,7 +225,7 @@ def changes_of(plan: dict, changes: dict | None, drifts: dict[str, dict], unaske
         gone = [identity for identity in drift["running_releases"] if identity not in planned]
         lines += [f"    - runs {identity}" for identity in gone]
         lines += [f"    + {identity} would be installed" for identity in drift["missing_builds"]]
-        rest = [text for text in drift["differences"] if not any(build in text for build in drift["missing_builds"])]
+        rest = [difference["text"] for difference in drift["differences"] if difference["kind"] != "release"]
         for text in rest[:SHOWN_DIFFERENCES]:
             lines += _wrapped("    ~ ", text)
         if len(rest) > SHOWN_DIFFERENCES:
