@@ -86,9 +86,11 @@ def mistyped(hostvars: Any, spec: dict[str, dict]) -> dict[str, str]:
     return found
 
 
-def hosts(task_vars: dict) -> tuple[str, dict[str, dict]]:
-    """Name of the cluster, and its hosts as planning takes them. Facts are those that the play registered as ``llama_facts``; of a
-    host that did not answer, those that the last run left on the head."""
+def hosts(task_vars: dict, answers: dict[str, dict] | None = None) -> tuple[str, dict[str, dict]]:
+    """Name of the cluster, and its hosts as planning takes them.
+
+    :param answers: host → what host_info returned there. Of any other host the facts are those that the last run left on the head.
+    """
     groups, hostvars = task_vars["groups"], task_vars["hostvars"]
     cluster = task_vars.get("llama_cluster_group") or CLUSTER_GROUP
     if cluster not in groups:
@@ -106,7 +108,7 @@ def hosts(task_vars: dict) -> tuple[str, dict[str, dict]]:
                 "ansible_host": own.get("ansible_host") or name,
                 "variables": _variables(name, own, spec),
                 "mistyped": mistyped(own, spec),
-                "facts": (own.get("llama_facts") or {}).get("facts"),
+                "facts": ((answers or {}).get(name) or {}).get("facts"),
             }
     idle = [name for name in groups[cluster] if name not in found]
     if idle and found:

@@ -875,6 +875,7 @@ def drifts(plan, **states):
 def test_nothing_is_done_while_all_is_as_planned(local):
     plan = local.plan()
     assert decide(plan, drifts(plan)) == {
+        "kinds": {"here": []},
         "restarts": {"here": []},
         "behind": [],
         "unreached": [],
