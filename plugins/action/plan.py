@@ -72,7 +72,7 @@ class ActionModule(ActionBase):
                 "html": {"type": "path"},
             }
         )
-        cluster, hosts = inventory.hosts(task_vars, arguments["facts"])
+        cluster, hosts = inventory.hosts(task_vars, arguments["facts"], inventory.of_play(task_vars))
         digest = hashlib.sha256(b"".join(path.read_bytes() for path in RUNTIME_FILES)).hexdigest()[:12]
         staging = arguments["staging"]
         try:
