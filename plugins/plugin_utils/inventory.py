@@ -42,9 +42,9 @@ class Names(NamedTuple):
 
 @functools.cache
 def names() -> Names:
-    told = yaml.safe_load(NAMES.read_text())
+    lists = yaml.safe_load(NAMES.read_text())
     return Names(
-        told["run"], frozenset(told["internal"]), told["elsewhere"], tuple(told["parts"]), tuple(told["workers"])
+        lists["run"], frozenset(lists["internal"]), lists["elsewhere"], tuple(lists["parts"]), tuple(lists["workers"])
     )
 
 
@@ -87,20 +87,19 @@ def _variables(name: str, hostvars: Any, spec: dict[str, dict]) -> dict:
 
 
 def similar(name: str, known: Collection[str]) -> str:
-    """The variable that was probably meant, or an empty text where none is called nearly so."""
+    """The variable that was probably meant, or an empty text where no name is similar."""
     rest = name[len(PREFIX) :]
     if rest.startswith(names().workers):
         return "llama_worker_endpoints"
     for short in (rest, *(rest[len(part) :] for part in names().parts if rest.startswith(part))):
         if short in names().elsewhere:
             return names().elsewhere[short]
-    return "".join(
-        PREFIX + found for found in get_close_matches(rest, [other[len(PREFIX) :] for other in known], 1, SIMILAR)
-    )
+    nearest = get_close_matches(rest, [other[len(PREFIX) :] for other in known], 1, SIMILAR)
+    return PREFIX + nearest[0] if nearest else ""
 
 
 def unknown(given: Iterable[str], spec: dict[str, dict]) -> dict[str, str]:
-    """Variable that looks like one of the collection and is none → the one that was probably meant, or an empty text."""
+    """Variable with the collection's prefix that the collection does not have → the one that was probably meant, or an empty text."""
     known = [*spec, *names().run]
     return {
         name: similar(name, known)

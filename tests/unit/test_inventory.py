@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,15 @@ def test_the_list_of_internal_variables_is_complete_and_holds_nothing_else():
     of_roles = {name for path, told in read.items() if path.parent.name == "vars" for name in told}
     assert ours >= {"llama_changes", "llama_host_plan", "llama_host_packages_installed"}
     assert set(inventory.names().internal) == ours | of_roles
+
+
+def test_no_plugin_reads_an_internal_variable():
+    """What a plugin takes from a task's result is an argument of its own task. Documentation in plugins/modules may name them."""
+    keys_of_packages = {"llama_host_packages", "llama_host_packaged"}
+    internal = inventory.names().internal - keys_of_packages
+    for folder in ("action", "module_utils", "plugin_utils"):
+        for path in (ROOT / "plugins" / folder).rglob("*.py"):
+            assert not internal.intersection(re.findall(r"\bllama_\w+", path.read_text())), path
 
 
 def test_no_variable_of_a_run_is_unknown():
