@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import advisories
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.inventory import INTERNAL_ENDINGS
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 
 ROOT = Path(__file__).resolve().parents[1]
 ROLES = ["llama_host", "llama_link", "llama_build", "llama_worker", "llama_model", "llama_server"]
@@ -19,15 +19,13 @@ INTRODUCTION = """# Variables
 <!-- Written by docs/generate.py from roles/*/meta/argument_specs.yml. Change it there, then run `make docs`. -->
 
 Every variable has a default; the smallest inventory is host names and a model. Set them for a host, a group or the
-whole inventory. Those of the server and the model are read from the head.
+whole inventory, or with `-e`; the `vars` of a play are refused. Those of the server and the model are read from the head. A variable
+that begins with `llama_` and is not on this page is named by the plan (`variable-unknown`), with the one that was probably meant.
 
 | name | where it is given | meaning |
 |---|---|---|
 | `llama_head`, `llama_workers` | groups | the host that runs llama-server, and those that lend their devices; a host may be in both |
 | `llama_cluster` | group | the cluster's hosts |
-| `llama_cluster_group` | `-e` | name of that group, for inventories with several clusters |
-| `llama_plan_path`, `llama_verify_path` | `-e` | files on the controller for plan and report as JSON |
-| `llama_plan_html_path` | `-e` | file on the controller for the page of `playbooks/plan.yml` as HTML |
 """
 
 
@@ -52,7 +50,7 @@ def default(option: dict) -> str:
 def rows(options: dict, prefix: str = "") -> list[str]:
     found = []
     for name, option in options.items():
-        if not prefix and name.endswith(INTERNAL_ENDINGS):
+        if not prefix and name in inventory.names().internal:
             continue
         kind = option["type"] + (f" of {option['elements']}" if "elements" in option else "")
         found.append(f"| `{prefix}{name}` | {kind} | {default(option)} | {text(option['description'])} |")
@@ -63,7 +61,7 @@ def rows(options: dict, prefix: str = "") -> list[str]:
 
 
 def page() -> str:
-    parts = [INTRODUCTION]
+    parts = [INTRODUCTION, *(f"| `{name}` | `-e` | {meaning} |\n" for name, meaning in inventory.names().run.items())]
     for role in ROLES:
         main = yaml.safe_load((ROOT / "roles" / role / "meta" / "argument_specs.yml").read_text())["argument_specs"][
             "main"

@@ -18,11 +18,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes as decisions
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import cluster as cluster_plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry, releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Catalogue, Cluster
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions, html_page, inventory, output, sources
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions, inventory, output, sources
 
 display = Display()
 
@@ -58,13 +57,6 @@ def keep_facts(plan: dict, cluster: Cluster) -> str:
     return text
 
 
-def show(plan: dict, changed: list[str] | None, html: str | None) -> None:
-    """On the screen, and where a path is given in a file."""
-    display.display(report.plan_page(plan, changed))
-    if html:
-        output.write("llama_plan_html_path", html, html_page.page(plan, changed))
-
-
 class ActionModule(ActionBase):
     _supports_check_mode = True
     TRANSFERS_FILES = False
@@ -73,17 +65,15 @@ class ActionModule(ActionBase):
         super().run(tmp, task_vars)
         _checked, arguments = self.validate_argument_spec(
             argument_spec={
+                "facts": {"type": "dict", "default": {}},
                 "model": {"type": "dict"},
                 "path": {"type": "path"},
                 "staging": {"type": "bool", "default": False},
                 "page": {"type": "bool", "default": False},
                 "html": {"type": "path"},
-                "shown": {"type": "dict"},
             }
         )
-        if arguments["shown"]:
-            return self._show(arguments["shown"], arguments["html"], task_vars["hostvars"])
-        name, hosts = inventory.hosts(task_vars)
+        name, hosts = inventory.hosts(task_vars, arguments["facts"], inventory.of_play(task_vars))
         digest = hashlib.sha256(b"".join(path.read_bytes() for path in RUNTIME_FILES)).hexdigest()[:12]
         staging = arguments["staging"]
         try:
@@ -101,7 +91,7 @@ class ActionModule(ActionBase):
             output.write("llama_plan_path", arguments["path"], json.dumps(plan, indent=2) + "\n")
         if arguments["page"]:
             if plan["refused"]:
-                show(plan, None, arguments["html"])
+                output.show_plan(plan, None, arguments["html"])
         elif not plan["refused"]:
             display.display(report.plan_table(plan))
         for advisory in [] if arguments["page"] else plan.get("advisories", []):
@@ -120,21 +110,6 @@ class ActionModule(ActionBase):
             "runtime_files": [str(path) for path in RUNTIME_FILES],
             "facts_to_keep": kept,
         }
-
-    def _show(self, plan, html, hostvars):
-        """Shows a plan that was made before, and what it would change on the hosts that were compared with it since."""
-        compared = {name: hostvars[name].get("llama_compared") or {} for name in plan["hosts"]}
-        drifts = {name: found["drift"] for name, found in compared.items() if "drift" in found and not found.get("msg")}
-        unasked = {
-            name: "its hardware is declared in llama_hardware"
-            if found.get("skipped")
-            else found.get("msg") or "it could not be reached"
-            for name, found in compared.items()
-            if name not in drifts
-        }
-        changes = decisions.decide(plan, {**dict.fromkeys(plan["hosts"]), **drifts})
-        show(plan, report.changes_of(plan, changes, drifts, unasked), html)
-        return {"changed": False, "changes": changes}
 
     def _look_up_releases(self, cluster: Cluster, catalogue: Catalogue, task_vars: dict) -> Cluster:
         """The cluster with what only the controller can look up in those releases of which some host has a build."""

@@ -22,12 +22,6 @@ FIRST_WAIT = 5.0
 WAIT = 8.0
 
 
-def _last_drift(variables: dict) -> dict | None:
-    """How the host stood after the apply, or before it where nothing was changed there."""
-    compared = [variables.get(name) or {} for name in ("llama_compared_again", "llama_compared")]
-    return next((found["drift"] for found in compared if "drift" in found), None)
-
-
 class ActionModule(ActionBase):
     _supports_check_mode = True
 
@@ -37,10 +31,11 @@ class ActionModule(ActionBase):
         path = arguments.pop("path", None)
         staged = arguments.pop("staged", None)
         obstacles = arguments.pop("obstacles", None)
+        answers = arguments.pop("answers", {})
         if obstacles is not None:
             staged = {"reasons": obstacles, **(staged or {})}
         plan = arguments["plan"]
-        drifts = {name: _last_drift(task_vars["hostvars"][name]) for name in plan["hosts"]}
+        drifts = {name: (answers.get(name) or {}).get("drift") for name in plan["hosts"]}
         patience = plan["head"]["start_timeout"] if verification.may_become_healthy(plan, drifts) else 0
         exposed = [
             worker["endpoint"]

@@ -12,14 +12,20 @@ version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - From the inventory, the hosts' facts and the model's summary it computes builds, workers, placement and command lines, and changes nothing.
-  - An action plugin carries it out on the controller. It takes the cluster from C(llama_cluster_group) and the facts from the registered
-    variable C(llama_facts) of each host.
+  - An action plugin carries it out on the controller. It takes the cluster and the variables of its hosts from the inventory, by
+    C(llama_cluster_group).
   - It fails when the plan is refused. The plan is written in either case.
 attributes:
   check_mode:
     support: full
     description: Changes nothing in either mode, apart from writing O(path).
 options:
+  facts:
+    description:
+      - Host, and what P(llamacpp.cluster.host_info#module) returned there.
+      - Of a host that is not in it, the facts that the last run left on the head are used, beside what C(llama_hardware) declares.
+    type: dict
+    default: {}
   model:
     description: What P(llamacpp.cluster.gguf_info#module) returned for C(llama_model_path). Without it, C(llama_model_gguf_summary) is used.
     type: dict
@@ -35,22 +41,18 @@ options:
   page:
     description:
       - Whether a person is shown the whole plan as a page in place of a table with the memory of each device.
-      - A plan that is not refused is left for a later call with O(shown), when the hosts have been compared with it.
+      - A plan that is not refused is left to P(llamacpp.cluster.compare#module), when the hosts have been compared with it.
     type: bool
     default: false
   html:
     description: File on the controller for the page as HTML. It needs nothing else to be read.
     type: path
-  shown:
-    description:
-      - A plan that was made before. It is shown as a page, with what an apply would change on each host; nothing is planned.
-      - Compared is what P(llamacpp.cluster.host_info#module) returned as registered variable C(llama_compared) of each host.
-    type: dict
 """
 
 EXAMPLES = r"""
 - name: Compute the plan
   llamacpp.cluster.plan:
+    facts: "{{ dict(ansible_play_hosts | zip(ansible_play_hosts | map('extract', hostvars, 'llama_facts'))) }}"
     path: plan.json
   run_once: true
   register: llama_planned
@@ -62,11 +64,6 @@ plan:
   returned: when it is not refused; O(path) gets it in either case
   type: dict
   sample: {"schema": 1, "refused": false, "fits": true}
-changes:
-  description: What an apply would do, as P(llamacpp.cluster.changes#filter) tells it.
-  returned: when O(shown) is given
-  type: dict
-  sample: {"restarts": {"localhost": []}, "behind": [], "unreached": [], "builders": {}, "shared": [], "sources": []}
 facts_to_keep:
   description: Facts that are left on the head, as text, so that a later run knows of hosts that do not answer.
   returned: when the plan is not refused

@@ -12,8 +12,7 @@ version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Runs on the head, asks the server, reads the log of its start and what its workers said before, and judges each check.
-  - An action plugin of the same name waits for the server, adds what the other hosts reported in the registered variable C(llama_compared),
-    and shows a table. It fails when a check failed.
+  - An action plugin of the same name waits for the server, adds what the other hosts reported, and shows a table. It fails when a check failed.
   - It never asks a worker that the head holds. From the controller it tries to connect to each worker's port and says nothing, to see
     that it is closed.
 attributes:
@@ -25,6 +24,12 @@ options:
     description: The plan.
     type: dict
     required: true
+  answers:
+    description:
+      - Host, and what P(llamacpp.cluster.host_info#module) returned there last, given the host's part of the plan.
+      - A host that is not in it did not answer, and the check V(release) fails for it. The action plugin keeps this to itself.
+    type: dict
+    default: {}
   path:
     description: File on the controller for the report as JSON.
     type: path
@@ -47,6 +52,7 @@ EXAMPLES = r"""
 - name: Verify the cluster
   llamacpp.cluster.verify:
     plan: "{{ llama_planned.plan }}"
+    answers: "{{ dict(ansible_play_hosts | zip(ansible_play_hosts | map('extract', hostvars, 'llama_compared'))) }}"
     path: "{{ llama_verify_path | default(omit) }}"
 """
 
@@ -71,6 +77,7 @@ def main():
     module = AnsibleModule(
         argument_spec={
             "plan": {"type": "dict", "required": True},
+            "answers": {"type": "dict", "default": {}},
             "path": {"type": "path"},
             "staged": {"type": "dict"},
             "obstacles": {"type": "list", "elements": "str"},

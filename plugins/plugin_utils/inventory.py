@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from ansible.errors import AnsibleActionFail
@@ -19,23 +20,32 @@ from ansible.utils.display import Display
 ROLES = Path(__file__).resolve().parents[2] / "roles"
 CLUSTER_GROUP = "llama_cluster"
 GROUPS = {"head": "llama_head", "worker": "llama_workers"}
-INTERNAL_ENDINGS = (
-    "_build_changes",
-    "_build_releases",
-    "_facts",
-    "_link_address",
-    "_link_head",
-    "_link_kept",
-    "_link_port",
-    "_plan",
-    "_restart",
-    "_tuning_plan",
-    "_runtime",
-)
-REGISTERED = {"llama_host_rebooted"}
-"""What a run itself sets and is named nearly as a variable of an operator."""
-NEARLY = 0.9
-"""How similar a name is to the one that was meant, of 1."""
+NAMES = Path(__file__).with_name("variables.yml")
+PREFIX = "llama_"
+SIMILAR = 0.8
+"""How similar a name without the prefix is to the one that was probably meant, of 1."""
+
+
+class Names(NamedTuple):
+    """What is known of names that begin with llama_, beside the roles' specifications."""
+
+    run: dict[str, str]
+    """What an operator may give to a run with -e → its meaning."""
+    internal: frozenset[str]
+    """What playbooks and roles set themselves."""
+    elsewhere: dict[str, str]
+    """What others call it, without the prefix and one of the parts → our variable."""
+    parts: tuple[str, ...]
+    workers: tuple[str, ...]
+    """Beginnings, after the prefix, of what is given in llama_worker_endpoints."""
+
+
+@functools.cache
+def names() -> Names:
+    lists = yaml.safe_load(NAMES.read_text())
+    return Names(
+        lists["run"], frozenset(lists["internal"]), lists["elsewhere"], tuple(lists["parts"]), tuple(lists["workers"])
+    )
 
 
 @functools.cache
@@ -44,7 +54,7 @@ def specification() -> dict[str, dict]:
     found: dict[str, dict] = {}
     for path in sorted(ROLES.glob("*/meta/argument_specs.yml")):
         options = yaml.safe_load(path.read_text())["argument_specs"]["main"]["options"]
-        found.update({name: option for name, option in options.items() if not name.endswith(INTERNAL_ENDINGS)})
+        found.update({name: option for name, option in options.items() if name not in names().internal})
     return found
 
 
@@ -76,19 +86,52 @@ def _variables(name: str, hostvars: Any, spec: dict[str, dict]) -> dict:
     return {variable: checked.validated_parameters.get(variable) for variable in spec}
 
 
-def mistyped(hostvars: Any, spec: dict[str, dict]) -> dict[str, str]:
-    """Variable that is none of ours, and the one of ours that is named nearly so."""
-    found = {}
-    for name in hostvars:
-        if name.startswith("llama_") and name not in spec and name not in REGISTERED:
-            for meant in get_close_matches(name, spec, 1, NEARLY):
-                found[name] = meant
-    return found
+def similar(name: str, known: Collection[str]) -> str:
+    """The variable that was probably meant, or an empty text where no name is similar."""
+    rest = name[len(PREFIX) :]
+    if rest.startswith(names().workers):
+        return "llama_worker_endpoints"
+    for short in (rest, *(rest[len(part) :] for part in names().parts if rest.startswith(part))):
+        if short in names().elsewhere:
+            return names().elsewhere[short]
+    nearest = get_close_matches(rest, [other[len(PREFIX) :] for other in known], 1, SIMILAR)
+    return PREFIX + nearest[0] if nearest else ""
 
 
-def hosts(task_vars: dict) -> tuple[str, dict[str, dict]]:
-    """Name of the cluster, and its hosts as planning takes them. Facts are those that the play registered as ``llama_facts``; of a
-    host that did not answer, those that the last run left on the head."""
+def unknown(given: Iterable[str], spec: dict[str, dict]) -> dict[str, str]:
+    """Variable with the collection's prefix that the collection does not have → the one that was probably meant, or an empty text."""
+    known = [*spec, *names().run]
+    return {
+        name: similar(name, known)
+        for name in given
+        if name.startswith(PREFIX) and name not in known and name not in names().internal
+    }
+
+
+def of_play(task_vars: dict) -> set[str]:
+    """Names of variables that the play of this task sets, for all of its hosts.
+
+    :raises AnsibleActionFail: one of them is an operator's, which would have no effect: planning reads the variables of hosts.
+    """
+    own = task_vars["hostvars"][task_vars["inventory_hostname"]]
+    given = {name for name in task_vars if name.startswith(PREFIX) and name not in own}
+    without_effect = sorted(given.intersection(specification()))
+    if without_effect:
+        raise AnsibleActionFail(
+            f"{', '.join(without_effect)} is set in vars of a play, where it has no effect: set it for a host or a group of the "
+            "inventory, or give it with -e."
+        )
+    return given
+
+
+def hosts(
+    task_vars: dict, answers: dict[str, dict] | None = None, of_all: Collection[str] = ()
+) -> tuple[str, dict[str, dict]]:
+    """Name of the cluster, and its hosts as planning takes them.
+
+    :param answers: host → what host_info returned there. Of any other host the facts are those that the last run left on the head.
+    :param of_all: names of variables that are set for all hosts at once, of of_play.
+    """
     groups, hostvars = task_vars["groups"], task_vars["hostvars"]
     cluster = task_vars.get("llama_cluster_group") or CLUSTER_GROUP
     if cluster not in groups:
@@ -105,8 +148,8 @@ def hosts(task_vars: dict) -> tuple[str, dict[str, dict]]:
                 "groups": parts,
                 "ansible_host": own.get("ansible_host") or name,
                 "variables": _variables(name, own, spec),
-                "mistyped": mistyped(own, spec),
-                "facts": (own.get("llama_facts") or {}).get("facts"),
+                "mistyped": unknown({*own, *of_all}, spec),
+                "facts": ((answers or {}).get(name) or {}).get("facts"),
             }
     idle = [name for name in groups[cluster] if name not in found]
     if idle and found:

@@ -307,7 +307,7 @@ CASES = [
         "variable-unknown",
         lambda: with_mistyped(cluster_of(1)),
         everywhere(lambda host: host.update(mistyped={})),
-        ["llama_backends is set for head, worker1", "Name it llama_backend"],
+        ["llama_backends is set for head, worker1", "Similar name: llama_backend."],
     ),
     (
         "cmake-option-unknown",
@@ -465,3 +465,11 @@ def test_a_large_model_is_not_read_by_mmap_with_hip(build, backend, gib, wanted,
 def accepting_head(cluster):
     cluster.hosts["strix0"]["variables"]["llama_accept_advisories"] = ["rpc-remote-code-execution"]
     return cluster
+
+
+def test_an_unknown_variable_that_resembles_none_of_ours():
+    cluster = cluster_of(1)
+    cluster.hosts["worker1"]["mistyped"] = {"llama_home": ""}
+    found = [advisory for advisory in cluster.plan()["advisories"] if advisory["id"] == "variable-unknown"]
+    assert [(advisory["host"], advisory["severity"]) for advisory in found] == [("worker1", "warning")]
+    assert found[0]["message"].endswith("so it does nothing. Similar name: none.")

@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -58,29 +59,94 @@ def test_values_of_the_wrong_kind_name_the_host_and_the_variable(variables, said
 
 
 @pytest.mark.parametrize(
-    "variable, meant", [("llama_server_contxt", "llama_server_context"), ("llama_link", "llama_links")]
+    "variable, meant",
+    [
+        ("llama_server_contxt", "llama_server_context"),
+        ("llama_link", "llama_links"),
+        ("llama_cmake_options", "llama_build_cmake_options"),
+        ("llama_accepted_advisories", "llama_accept_advisories"),
+        ("llama_plan_paths", "llama_plan_path"),
+        ("llama_server_ctx_size", "llama_server_context"),
+        ("llama_ctx_size", "llama_server_context"),
+        ("llama_server_ngl", "llama_server_gpu_layers"),
+        ("llama_n_gpu_layers", "llama_server_gpu_layers"),
+        ("llama_threads", "llama_server_threads"),
+        ("llama_port", "llama_server_port"),
+        ("llama_cpp_port", "llama_server_port"),
+        ("llama_head_host", "llama_server_host"),
+        ("llama_model", "llama_model_path"),
+        ("llama_model_file", "llama_model_path"),
+        ("llama_cpp_version", "llama_release"),
+        ("llama_rpc_port", "llama_worker_endpoints"),
+        ("llama_worker_port", "llama_worker_endpoints"),
+        ("llama_models_folder", ""),
+        ("llama_home", ""),
+    ],
 )
-def test_a_variable_that_is_mistyped(variable, meant):
+def test_a_variable_that_is_unknown(variable, meant):
     _cluster, hosts = inventory.hosts(task_vars(GROUPS, **{variable: 1}))
     assert hosts["a"]["mistyped"] == {variable: meant}
 
 
+def test_an_unknown_variable_of_one_host_or_of_the_play():
+    variables = {**task_vars(GROUPS), "llama_ngl": 99, "other": 1, "inventory_hostname": "b"}
+    variables["hostvars"]["b"]["llama_servers"] = 1
+    variables.update(variables["hostvars"]["b"])
+    _cluster, hosts = inventory.hosts(variables, None, inventory.of_play(variables))
+    assert {name: set(host["mistyped"]) for name, host in hosts.items()} == {
+        "a": {"llama_ngl"},
+        "b": {"llama_ngl", "llama_servers"},
+    }
+
+
+def test_a_variable_that_only_a_play_sets_is_refused_as_it_has_no_effect():
+    variables = {**task_vars(GROUPS), "llama_server_port": 9000, "inventory_hostname": "a"}
+    with pytest.raises(AnsibleActionFail, match="llama_server_port is set in vars of a play"):
+        inventory.of_play(variables)
+    variables["hostvars"]["a"]["llama_server_port"] = 9000
+    assert inventory.of_play(variables) == set()
+
+
+def test_names_of_others_lead_to_variables_of_ours():
+    assert set(inventory.names().elsewhere.values()) <= set(inventory.specification())
+
+
 def set_by_tasks(tasks):
-    """Names that stay in hostvars."""
+    """Names that tasks, blocks and plays set: results, facts, and what they hand to roles."""
     if isinstance(tasks, list):
         return {name for task in tasks for name in set_by_tasks(task)}
     if not isinstance(tasks, dict):
         return set()
-    own = {tasks["register"]} if "register" in tasks else set()
-    return own.union(tasks.get("ansible.builtin.set_fact", {}), *map(set_by_tasks, tasks.values()))
+    own = {tasks["register"]} if isinstance(tasks.get("register"), str) else set()
+    for keyword in ("ansible.builtin.set_fact", "vars"):
+        own |= set(tasks[keyword]) if isinstance(tasks.get(keyword), dict) else set()
+    return own.union(*map(set_by_tasks, tasks.values()))
 
 
-def test_no_variable_of_a_run_or_of_an_operators_own_is_taken_for_a_mistyped_one():
-    paths = [path for folder in ("roles", "playbooks") for path in (ROOT / folder).rglob("*.yml")]
-    registered = {name for path in paths for name in set_by_tasks(yaml.safe_load(path.read_text()))}
-    assert registered >= {"llama_changes", *inventory.REGISTERED}
+def test_the_list_of_internal_variables_is_complete_and_holds_nothing_else():
+    read = {
+        path: yaml.safe_load(path.read_text())
+        for part in ("roles", "playbooks")
+        for path in (ROOT / part).rglob("*.yml")
+    }
+    ours = {name for told in read.values() for name in set_by_tasks(told)}
+    of_roles = {name for path, told in read.items() if path.parent.name == "vars" for name in told}
+    assert ours >= {"llama_changes", "llama_host_plan", "llama_host_packages_installed"}
+    assert set(inventory.names().internal) == ours | of_roles
+
+
+def test_no_plugin_reads_an_internal_variable():
+    """What a plugin takes from a task's result is an argument of its own task. Documentation in plugins/modules may name them."""
+    keys_of_packages = {"llama_host_packages", "llama_host_packaged"}
+    internal = inventory.names().internal - keys_of_packages
+    for folder in ("action", "module_utils", "plugin_utils"):
+        for path in (ROOT / "plugins" / folder).rglob("*.py"):
+            assert not internal.intersection(re.findall(r"\bllama_\w+", path.read_text())), path
+
+
+def test_no_variable_of_a_run_is_unknown():
     spec = inventory.specification()
-    assert inventory.mistyped({*registered, *spec, "llama_models_folder", "llama_version"}, spec) == {}
+    assert inventory.unknown({*spec, *inventory.names().internal, *inventory.names().run, "ansible_host"}, spec) == {}
 
 
 def test_a_cluster_group_that_is_not_there():

@@ -875,6 +875,7 @@ def drifts(plan, **states):
 def test_nothing_is_done_while_all_is_as_planned(local):
     plan = local.plan()
     assert decide(plan, drifts(plan)) == {
+        "kinds": {"here": []},
         "restarts": {"here": []},
         "behind": [],
         "unreached": [],
@@ -923,7 +924,9 @@ def test_the_head_is_restarted_with_a_worker_of_another_host(pair):
 def test_any_difference_puts_a_host_behind_and_restarts_nothing_by_itself(pair):
     plan = pair.plan()
     found = drifts(plan)
-    found["worker2"]["differences"] = ["folder /opt/llamacpp is missing"]
+    found["worker2"]["differences"] = [
+        {"kind": "folder", "subject": "/opt/llamacpp", "text": "folder /opt/llamacpp is missing"}
+    ]
     changes = decide(plan, found)
     assert changes["behind"] == ["worker2"]
     assert not any(changes["restarts"].values())

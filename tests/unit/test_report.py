@@ -144,7 +144,10 @@ def test_what_would_change_is_told_like_a_difference(pair):
     found["worker1"].update(
         missing_builds=[identity],
         running_releases=["b6110-cpu-12345678"],
-        differences=[f"release {identity} is not installed", *(f"folder {n} is missing" for n in range(20))],
+        differences=[
+            {"kind": "release", "subject": identity, "text": f"release {identity} is not installed"},
+            *({"kind": "folder", "subject": f"{n}", "text": f"folder {n} is missing"} for n in range(20)),
+        ],
     )
     text = changed(plan, found, worker2="it could not be reached")
     assert text.splitlines()[:2] == ["  head", "    ! would be started: llamacpp-server"]

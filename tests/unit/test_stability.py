@@ -28,10 +28,10 @@ def run(facts):
     """A run as plan.yml makes it: the complete plan, and the facts that it leaves on the head."""
     hostvars = {
         name: {"ansible_host": address, "llama_model_known_answer": known_answer_of()}
-        | ({"llama_facts": {"facts": copy.deepcopy(facts[name])}} if name in facts else {"llama_facts": {}})
         for name, address in ADDRESSES.items()
     }
-    name, hosts = inventory.hosts({"groups": GROUPS, "hostvars": hostvars})
+    answers = {name: {"facts": copy.deepcopy(found)} for name, found in facts.items()}
+    name, hosts = inventory.hosts({"groups": GROUPS, "hostvars": hostvars}, answers)
     try:
         cluster = entry.read(name, hosts)
         plan = make(cluster, {}, CATALOGUE, "runtime-id")

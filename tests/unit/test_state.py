@@ -12,6 +12,7 @@ import time
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import links, state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.differences import KINDS
 
 
 @pytest.fixture
@@ -196,7 +197,10 @@ def planned(tmp_path):
     }
 
 
-STOPPED = ["supervisor does not run", "llamacpp-x is stopped"]
+STOPPED = [
+    {"kind": "manager", "subject": "supervisor", "text": "supervisor does not run"},
+    {"kind": "service", "subject": "llamacpp-x", "text": "llamacpp-x is stopped"},
+]
 
 
 def test_only_what_does_not_run_differs(planned):
@@ -210,60 +214,74 @@ def test_only_what_does_not_run_differs(planned):
     }
 
 
-@pytest.mark.parametrize(
-    "spoil, said",
-    [
-        (
-            lambda host, prefix: host["accounts"].append({"name": "no-such-account", "groups": []}),
-            "account no-such-account is missing",
-        ),
-        (
-            lambda host, prefix: host["accounts"].append({"name": "nobody", "groups": ["video"]}),
-            "account nobody is not in video",
-        ),
-        (
-            lambda host, prefix: host["folders"].append({"path": "/no/such", "owner": None, "mode": "0755"}),
-            "folder /no/such is missing",
-        ),
-        (lambda host, prefix: prefix.chmod(0o700), "has mode 0700, planned 0755"),
-        (lambda host, prefix: host["folders"][0].update(owner="nobody"), "planned nobody"),
-        (
-            lambda host, prefix: (prefix / "releases/here/bin/worker").write_text("other"),
-            "release here is not installed",
-        ),
-        (lambda host, prefix: host["builds"].append({"id": "gone"}), "release gone is not installed"),
-        (lambda host, prefix: (prefix / "model").write_text("other"), "model is missing or has other content"),
-        (lambda host, prefix: (prefix / "model").unlink(), "model is missing or has other content"),
-        (lambda host, prefix: host["services"][0].update(definition="another"), "llamacpp-x is not defined as planned"),
-        (lambda host, prefix: host["services"].clear(), "llamacpp-x is not planned any more"),
-    ],
-)
-def test_each_difference_is_found(planned, tmp_path, spoil, said):
-    spoil(planned, tmp_path / "prefix")
-    assert any(said in difference for difference in state.drift(planned)["differences"])
-
-
-def test_a_unit_that_is_not_started_at_boot(planned, monkeypatch):
-    monkeypatch.setattr(state.firewall, "differs", lambda manager, rules: False)
-    planned.update(service_manager="systemd", scope="system")
-    assert "llamacpp-x is not started at boot" in state.drift(planned)["differences"]
-
-
-def test_a_firewall_and_links_that_differ(planned, monkeypatch):
-    planned.update(service_manager="systemd", links=[{"interface": "eth1", "address": "192.0.2.1/24", "manage": True}])
-    monkeypatch.setattr(state.firewall, "differs", lambda manager, rules: True)
+def under_systemd(monkeypatch, host, firewall=False, links=False, tuned=""):
+    """The host with systemd, and with a firewall, links or kernel parameters that differ."""
+    host.update(service_manager="systemd", links=[{"interface": "eth1", "address": "192.0.2.1/24", "manage": True}])
+    monkeypatch.setattr(state.firewall, "differs", lambda manager, rules: firewall)
     monkeypatch.setattr(state.links, "problems", lambda wanted, known: [])
-    monkeypatch.setattr(state.links, "differs", lambda wanted, known: True)
-    found = state.drift(planned)["differences"]
-    assert "rules of a firewall that is not active are not as planned" in found
-    assert "links are not as planned" in found
+    monkeypatch.setattr(state.links, "differs", lambda wanted, known: links)
+    monkeypatch.setattr(state.tuning, "apply", lambda wanted, profile, check: {"before": "", "after": tuned})
 
 
-def test_kernel_parameters_that_differ(planned, monkeypatch):
-    planned.update(service_manager="systemd")
-    monkeypatch.setattr(state.firewall, "differs", lambda manager, rules: False)
-    monkeypatch.setattr(state.tuning, "apply", lambda wanted, profile, check: {"before": "", "after": "x=1"})
-    assert "kernel parameters or the profile of tuned are not as planned" in state.drift(planned)["differences"]
+def without_lingering(monkeypatch, host):
+    host.update(service_manager="systemd_user")
+    monkeypatch.setattr(state.os.path, "exists", lambda path: False)
+
+
+SPOILED = [
+    ("account", "account no-such is missing", lambda h, p, m: h["accounts"].append({"name": "no-such", "groups": []})),
+    (
+        "account",
+        "account nobody is not in video",
+        lambda h, p, m: h["accounts"].append({"name": "nobody", "groups": ["video"]}),
+    ),
+    (
+        "folder",
+        "folder /no/such is missing",
+        lambda h, p, m: h["folders"].append({"path": "/no/such", "owner": None, "mode": "0755"}),
+    ),
+    ("folder", "has mode 0700, planned 0755", lambda h, p, m: p.chmod(0o700)),
+    ("folder", "planned nobody", lambda h, p, m: h["folders"][0].update(owner="nobody")),
+    (
+        "release",
+        "release here is not installed",
+        lambda h, p, m: (p / "releases/here/bin/worker").write_text("other"),
+    ),
+    ("release", "release gone is not installed", lambda h, p, m: h["builds"].append({"id": "gone"})),
+    ("file", "model is missing or has other content", lambda h, p, m: (p / "model").write_text("other")),
+    ("file", "model is missing or has other content", lambda h, p, m: (p / "model").unlink()),
+    ("definition", "llamacpp-x is not defined as planned", lambda h, p, m: h["services"][0].update(definition="y")),
+    ("boot", "llamacpp-x is not started at boot", lambda h, p, m: under_systemd(m, h)),
+    ("manager", "supervisor does not run", lambda h, p, m: None),
+    ("manager", "end at logout", lambda h, p, m: without_lingering(m, h)),
+    (
+        "firewall",
+        "rules of a firewall that is not active are not as planned",
+        lambda h, p, m: under_systemd(m, h, firewall=True),
+    ),
+    ("link", "links are not as planned", lambda h, p, m: under_systemd(m, h, links=True)),
+    (
+        "tuning",
+        "kernel parameters or the profile of tuned are not as planned",
+        lambda h, p, m: under_systemd(m, h, tuned="x=1"),
+    ),
+    ("service", "llamacpp-x is stopped", lambda h, p, m: None),
+    ("stale", "llamacpp-x is not planned any more", lambda h, p, m: h["services"].clear()),
+    ("unneeded", "release .left is no longer needed", lambda h, p, m: (p / "releases" / ".left").mkdir()),
+]
+"""Kind of a difference, a part of what it says, and what makes it: of the plan, the prefix and monkeypatch."""
+
+
+@pytest.mark.parametrize("kind, said, spoil", SPOILED)
+def test_each_difference_is_found(planned, tmp_path, monkeypatch, kind, said, spoil):
+    spoil(planned, tmp_path / "prefix", monkeypatch)
+    found = [difference for difference in state.drift(planned)["differences"] if said in difference["text"]]
+    assert [difference["kind"] for difference in found] == [kind]
+    assert all(difference["subject"] for difference in found)
+
+
+def test_every_kind_of_difference_is_found():
+    assert {kind for kind, _said, _spoil in SPOILED} == set(KINDS)
 
 
 def test_a_link_that_must_not_be_touched_stops_before_anything_is_changed(planned, monkeypatch):
@@ -339,7 +357,8 @@ def releases(planned):
 def test_the_last_releases_are_kept(planned, releases):
     unneeded = releases("second", "third", "fourth")
     assert unneeded() == ["fourth", "third"]
-    assert "release fourth is no longer needed" in state.drift(planned)["differences"]
+    found = state.drift(planned)["differences"]
+    assert [difference["subject"] for difference in found if difference["kind"] == "unneeded"] == unneeded()
     planned["keep_releases"] = 3
     assert unneeded() == ["fourth"]
     planned["keep_releases"] = 1

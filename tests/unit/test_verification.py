@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import threading
+from unittest import mock
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import verify as verify_action
@@ -285,6 +286,18 @@ def test_a_server_that_ends_at_each_start_is_not_waited_for(local, monkeypatch):
         "llama-server ended 3 times while it was waited for, the last time with status 1"
     )
     assert (evidence["log"], evidence["waits_for"]) == (["error: invalid argument: --colour"], [])
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_other_hosts_are_judged_by_their_answers(plan, drifts, evidence, monkeypatch, answered):
+    """What they reported is an argument of the task, not a variable of the hosts."""
+    answers = {"here": {"drift": drifts["here"], "changed": False}} if answered else {"here": {"unreachable": True}}
+    task = mock.Mock(args={"plan": plan, "answers": answers}, async_val=0)
+    action = verify_action.ActionModule(task, *(mock.Mock() for _ in range(5)))
+    monkeypatch.setattr(action, "_collect", lambda *_: {"evidence": evidence})
+    result = action.run(task_vars={"hostvars": {"here": {}}})
+    assert bool(result.get("failed")) != answered
+    assert answered or "release of here: it could not be reached" in result["msg"]
 
 
 def test_knocking():

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, firewall, links, tuning
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import output
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.differences import Difference, Kind
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 
@@ -179,35 +180,32 @@ def taken_ports(planned: dict, services: dict) -> str | None:
     return f"Something else already uses {taken}: stop it, or give another one {' and '.join(where)}."
 
 
-def _accounts(planned: list[dict]) -> list[str]:
-    found = []
+def _accounts(planned: list[dict]) -> Iterator[Difference]:
     for account in planned:
+        name = account["name"]
         try:
-            pwd.getpwnam(account["name"])
+            pwd.getpwnam(name)
         except KeyError:
-            found.append(f"account {account['name']} is missing")
+            yield Difference("account", name, f"account {name} is missing")
             continue
-        lacking = [name for name in account["groups"] if account["name"] not in grp.getgrnam(name).gr_mem]
+        lacking = [group for group in account["groups"] if name not in grp.getgrnam(group).gr_mem]
         if lacking:
-            found.append(f"account {account['name']} is not in {', '.join(lacking)}")
-    return found
+            yield Difference("account", name, f"account {name} is not in {', '.join(lacking)}")
 
 
-def _folders(planned: list[dict]) -> list[str]:
-    found = []
+def _folders(planned: list[dict]) -> Iterator[Difference]:
     for folder in planned:
+        path, owner = folder["path"], folder["owner"]
         try:
-            actual = os.stat(folder["path"])
+            actual = os.stat(path)
         except OSError:
-            found.append(f"folder {folder['path']} is missing")
+            yield Difference("folder", path, f"folder {path} is missing")
             continue
-        owner = folder["owner"]
         mode = f"{stat.S_IMODE(actual.st_mode):04o}"
         if folder["mode"] and mode != folder["mode"]:
-            found.append(f"folder {folder['path']} has mode {mode}, planned {folder['mode']}")
+            yield Difference("folder", path, f"folder {path} has mode {mode}, planned {folder['mode']}")
         if owner and _name_of(actual.st_uid) != owner:
-            found.append(f"folder {folder['path']} belongs to {_name_of(actual.st_uid)}, planned {owner}")
-    return found
+            yield Difference("folder", path, f"folder {path} belongs to {_name_of(actual.st_uid)}, planned {owner}")
 
 
 def _name_of(uid: int) -> str:
@@ -301,34 +299,32 @@ def _not_at_boot(planned: dict) -> list[str]:
     ]
 
 
-def _service_manager(planned: dict) -> list[str]:
+def _service_manager(planned: dict) -> Iterator[Difference]:
     """What the host's service manager lacks where the installation brings or sets it up itself."""
     if planned["service_manager"] == "supervisor" and not host.supervisor(planned["prefix"])["running"]:
-        return ["supervisor does not run"]
+        yield Difference("manager", "supervisor", "supervisor does not run")
     if planned["service_manager"] == "systemd_user":
         user = pwd.getpwuid(os.geteuid()).pw_name
         if not os.path.exists("/var/lib/systemd/linger/" + user):
-            return [f"services of {user} end at logout"]
-    return []
+            yield Difference("manager", user, f"services of {user} end at logout")
 
 
-def _system(planned: dict) -> list[str]:
+def _system(planned: dict) -> Iterator[Difference]:
     if planned["service_manager"] != "systemd":
-        return []
-    found = []
+        return
+    manager = planned["firewall_manager"] or "a firewall that is not active"
     if firewall.differs(planned["firewall_manager"], planned["firewall"]):
-        found.append(f"rules of {planned['firewall_manager'] or 'a firewall that is not active'} are not as planned")
+        yield Difference("firewall", manager, f"rules of {manager} are not as planned")
     if links.managed(planned["links"]) or links.ours():
         known = links.facts()
         told = links.problems(planned["links"], known)
         if told:
             raise links.LinkError(" ".join(told))
         if links.differs(planned["links"], known):
-            found.append("links are not as planned")
+            yield Difference("link", "links", "links are not as planned")
     tuned = tuning.apply(planned["tuning"]["parameters"], planned["tuning"]["profile"], check=True)
     if tuned["before"] != tuned["after"]:
-        found.append("kernel parameters or the profile of tuned are not as planned")
-    return found
+        yield Difference("tuning", "tuning", "kernel parameters or the profile of tuned are not as planned")
 
 
 def _named_releases(planned: dict, identities: set[str], applied: bool) -> set[str]:
@@ -397,6 +393,18 @@ def unneeded_releases(planned: dict, applied: bool = False) -> list[str]:
     return sorted(partial) + sorted(unneeded, key=lambda name: found[name])
 
 
+def _services(states: dict[str, dict]) -> Iterator[Difference]:
+    """:param states: name → state, of service_state."""
+    for name, service in states.items():
+        if service["state"] not in ("running", "waiting"):
+            yield Difference("service", name, f"{name} is {service['state']}")
+
+
+def _all(kind: Kind, subjects: list[str], text: str) -> Iterator[Difference]:
+    """One difference for each subject, whose place in the text is {}."""
+    return (Difference(kind, subject, text.format(subject)) for subject in subjects)
+
+
 def drift(planned: dict) -> dict:
     """What differs on this host from its part of the plan.
 
@@ -404,7 +412,7 @@ def drift(planned: dict) -> dict:
     :returns: ``services`` (name → state, pid, addresses, clients), ``defined`` (names of services that have a definition), ``stale``
         (those of them that are not planned), ``missing_builds`` (ids of planned builds that are not installed or not intact),
         ``running_releases`` (ids of the releases whose programs run), ``changed_files`` (paths), ``redefined`` (names of services),
-        ``differences`` (all that an apply would change, one sentence each).
+        ``differences`` (all that an apply would change, each ``{"kind", "subject", "text"}``, as common.differences defines it).
     """
     running = processes(planned["prefix"])
     services = {service["name"]: service_state(service, running) for service in planned["services"]}
@@ -416,23 +424,6 @@ def drift(planned: dict) -> dict:
     ]
     stale = sorted(set(defined) - set(services))
     changed_files, redefined = _changed_files(planned["files"]), _redefined(planned, services)
-    differences = [
-        *_accounts(planned["accounts"]),
-        *_folders(planned["folders"]),
-        *(f"release {identity} is not installed" for identity in missing),
-        *(f"{path} is missing or has other content" for path in changed_files),
-        *(f"{name} is not defined as planned" for name in redefined),
-        *(f"{name} is not started at boot" for name in _not_at_boot(planned)),
-        *_service_manager(planned),
-        *_system(planned),
-        *(
-            f"{name} is {service['state']}"
-            for name, service in services.items()
-            if service["state"] not in ("running", "waiting")
-        ),
-        *(f"{name} is not planned any more" for name in stale),
-        *(f"release {identity} is no longer needed" for identity in unneeded_releases(planned)),
-    ]
     return {
         "services": services,
         "defined": defined,
@@ -441,5 +432,20 @@ def drift(planned: dict) -> dict:
         "running_releases": running_releases(planned["prefix"], running),
         "changed_files": changed_files,
         "redefined": redefined,
-        "differences": differences,
+        "differences": [
+            difference.as_dict()
+            for difference in (
+                *_accounts(planned["accounts"]),
+                *_folders(planned["folders"]),
+                *_all("release", missing, "release {} is not installed"),
+                *_all("file", changed_files, "{} is missing or has other content"),
+                *_all("definition", redefined, "{} is not defined as planned"),
+                *_all("boot", _not_at_boot(planned), "{} is not started at boot"),
+                *_service_manager(planned),
+                *_system(planned),
+                *_services(services),
+                *_all("stale", stale, "{} is not planned any more"),
+                *_all("unneeded", unneeded_releases(planned), "release {} is no longer needed"),
+            )
+        ],
     }

@@ -207,16 +207,16 @@ def _network(plan: dict) -> list[str]:
     )
 
 
-def changes_of(plan: dict, changes: dict | None, drifts: dict[str, dict], unasked: dict[str, str]) -> list[str]:
+def changes_of(plan: dict, changes: dict, drifts: dict[str, dict], unasked: dict[str, str]) -> list[str]:
     """What an apply would change, as lines: each host's releases, differences and restarts.
 
-    :param changes: of planning.changes; None where no host was asked.
+    :param changes: what plan.changes decided.
     :param drifts: host → what state.drift found there.
     :param unasked: host → why it was not compared.
     """
     lines = []
     for name, drift in drifts.items():
-        restarts = changes["restarts"].get(name, []) if changes else []
+        restarts = changes["restarts"][name]
         if not drift["differences"] and not restarts:
             lines.append(f"  {name}  is as planned")
             continue
@@ -225,7 +225,7 @@ def changes_of(plan: dict, changes: dict | None, drifts: dict[str, dict], unaske
         gone = [identity for identity in drift["running_releases"] if identity not in planned]
         lines += [f"    - runs {identity}" for identity in gone]
         lines += [f"    + {identity} would be installed" for identity in drift["missing_builds"]]
-        rest = [text for text in drift["differences"] if not any(build in text for build in drift["missing_builds"])]
+        rest = [difference["text"] for difference in drift["differences"] if difference["kind"] != "release"]
         for text in rest[:SHOWN_DIFFERENCES]:
             lines += _wrapped("    ~ ", text)
         if len(rest) > SHOWN_DIFFERENCES:

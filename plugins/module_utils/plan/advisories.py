@@ -136,7 +136,10 @@ def _mistyped(seen: Seen) -> Found:
         for mistyped in host.unknown_variables.items():
             found.setdefault(mistyped, []).append(name)
     return [
-        (names[0] if len(names) == 1 else None, {"variable": variable, "meant": meant, "names": ", ".join(names)})
+        (
+            names[0] if len(names) == 1 else None,
+            {"variable": variable, "meant": meant or "none", "names": ", ".join(names)},
+        )
         for (variable, meant), names in sorted(found.items())
     ]
 
@@ -534,8 +537,8 @@ ADVISORIES = (
         "variable-unknown",
         "warning",
         _mistyped,
-        "{variable} is set for {names}, and there is no such variable, so it does nothing.",
-        "Name it {meant}, if that is meant.",
+        "{variable} is set for {names}, but the collection has no such variable, so it does nothing. Similar name: {meant}.",
+        "Use the name that docs/variables.md gives. A variable of your own may stay.",
         "docs/variables.md",
     ),
     Advisory(

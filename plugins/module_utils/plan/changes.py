@@ -6,19 +6,42 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases
 
 
+class Compared(NamedTuple):
+    """The hosts of a plan by whether they were compared with it."""
+
+    drifts: dict[str, dict[str, Any]]
+    """Host that was compared → what state.drift found there."""
+    without: dict[str, str]
+    """Host that was not compared → why."""
+
+
+def compared(plan: dict[str, Any], answers: dict[str, dict[str, Any]]) -> Compared:
+    """:param answers: host → what host_info returned, given the host's part of the plan; absent where the host did not answer."""
+    drifts, without = {}, {}
+    for name in plan["hosts"]:
+        answer = answers.get(name) or {}
+        if answer.get("skipped"):
+            without[name] = "its hardware is declared in llama_hardware"
+        elif answer.get("msg") or "drift" not in answer:
+            without[name] = answer.get("msg") or "it could not be reached"
+        else:
+            drifts[name] = answer["drift"]
+    return Compared(drifts, without)
+
+
 def decide(plan: dict[str, Any], drifts: dict[str, dict[str, Any] | None]) -> dict[str, Any]:
     """What an apply would do.
 
-    :param drifts: host → what state.drift found there; None where the host did not answer.
-    :returns: ``restarts`` (host → names of the services that have to be started anew), ``behind`` (hosts on which anything
-        differs), ``builders`` (id of a build that some host lacks → the host that compiles it, or has it, for the others),
+    :param drifts: host → what state.drift found there; None or absent where the host did not answer.
+    :returns: ``kinds`` (host → kinds of its differences), ``restarts`` (host → names of the services that have to be restarted), ``behind``
+        (hosts on which anything differs), ``builders`` (id of a build that some host lacks → the host that compiles it, or has it, for the others),
         ``shared`` (ids of those builds that other hosts get from it), ``sources`` (ids of the releases of those that no host has yet),
         ``unreached`` (hosts that did not answer).
     """
@@ -27,6 +50,9 @@ def decide(plan: dict[str, Any], drifts: dict[str, dict[str, Any] | None]) -> di
     building = _builders(plan, reached)
     senders = {building["builders"][identity] for identity in building["shared"]}
     return {
+        "kinds": {
+            name: sorted({difference["kind"] for difference in drift["differences"]}) for name, drift in reached.items()
+        },
         "restarts": anew,
         "behind": sorted(
             name for name, drift in reached.items() if drift["differences"] or anew[name] or name in senders

@@ -35,14 +35,15 @@ def cluster_of(cluster: Cluster) -> Cluster:
     )
 
 
-def obstacles(plan: dict[str, Any], found: dict[str, dict[str, Any]]) -> list[str]:
+def obstacles(plan: dict[str, Any], answers: dict[str, dict[str, Any]]) -> list[str]:
     """Why the instances of a plan for staging cannot be started, a sentence each.
 
-    :param found: host → what host_info said of it just before, given its part of this plan: ``drift`` and ``free_mib``, or ``msg`` of an
-        error; nothing where it did not answer.
+    :param answers: host → what host_info returned just before, given its part of this plan: ``drift`` and ``free_mib``, or ``msg`` of an
+        error; absent where it did not answer.
     """
     if plan["refused"]:
         return list(plan["reasons"])
+    found = {name: answers.get(name) or {} for name in plan["hosts"]}
     errors = [f"{name}: {host['msg']}" for name, host in found.items() if "msg" in host]
     silent = [
         f"{name} could not be reached" for name, host in found.items() if "free_mib" not in host and "msg" not in host

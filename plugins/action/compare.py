@@ -1,0 +1,42 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Decides what an apply has to do, and shows it. Everything that it takes is an argument of the task."""
+
+from __future__ import annotations
+
+from ansible.plugins.action import ActionBase
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes, staging
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
+
+
+class ActionModule(ActionBase):
+    _supports_check_mode = True
+    TRANSFERS_FILES = False
+
+    def run(self, tmp=None, task_vars=None):
+        super().run(tmp, task_vars)
+        _checked, arguments = self.validate_argument_spec(
+            argument_spec={
+                "plan": {"type": "dict", "required": True},
+                "answers": {"type": "dict", "required": True},
+                "facts": {"type": "dict", "default": {}},
+                "page": {"type": "bool", "default": False},
+                "html": {"type": "path"},
+            }
+        )
+        plan, answers = arguments["plan"], arguments["answers"]
+        if plan["refused"] or plan["staging"]:
+            return {"changed": False, "obstacles": staging.obstacles(plan, answers)}
+        compared = changes.compared(plan, answers)
+        decided = changes.decide(plan, compared.drifts)
+        tools = {name: found["facts"]["tools"] for name, found in arguments["facts"].items() if "facts" in found}
+        if arguments["page"]:
+            changed = report.changes_of(plan, decided, compared.drifts, compared.without)
+            output.show_plan(plan, changed, arguments["html"])
+        return {
+            "changed": False,
+            **decided,
+            "lacking": changes.lacking(plan, tools, decided["builders"].values()),
+        }

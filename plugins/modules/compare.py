@@ -1,0 +1,112 @@
+#!/usr/bin/python
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: compare
+short_description: Decides from a plan and the hosts' answers what an apply has to do
+version_added: 0.1.0
+author: llamacpp.cluster contributors (@llamacpp-cluster)
+description:
+  - Takes the plan and what P(llamacpp.cluster.host_info#module) returned on each host for its part of the plan, and changes nothing.
+  - An action plugin carries it out on the controller, once for all hosts. It reads no variables apart from its options.
+  - A service that does not run as planned is restarted. llama-server does not reconnect, so the head is restarted with any worker that it uses.
+  - Of several hosts of one kind that lack a release, one builds it.
+  - Of a plan for the staging ports it says instead why the instances cannot be started.
+attributes:
+  check_mode:
+    support: full
+    description: Changes nothing in either mode, apart from writing O(html).
+options:
+  plan:
+    description: The plan that P(llamacpp.cluster.plan#module) returned.
+    type: dict
+    required: true
+  answers:
+    description:
+      - Host, and what P(llamacpp.cluster.host_info#module) returned there, given the host's part of the plan.
+      - A host that is not in it did not answer.
+    type: dict
+    required: true
+  facts:
+    description:
+      - Host, and what P(llamacpp.cluster.host_info#module) returned there without a plan.
+      - RV(lacking) is returned for these hosts.
+    type: dict
+    default: {}
+  page:
+    description: Whether a person is shown the plan as a page, with what an apply would change on each host.
+    type: bool
+    default: false
+  html:
+    description: File on the controller for the page as HTML. It needs nothing else to be read.
+    type: path
+"""
+
+EXAMPLES = r"""
+- name: Compare the host with its plan
+  llamacpp.cluster.host_info:
+    plan: "{{ llama_planned.plan.hosts[inventory_hostname] }}"
+  register: llama_compared
+
+- name: Decide what has to be changed
+  llamacpp.cluster.compare:
+    plan: "{{ llama_planned.plan }}"
+    answers: "{{ dict(ansible_play_hosts | zip(ansible_play_hosts | map('extract', hostvars, 'llama_compared'))) }}"
+  run_once: true
+  register: llama_changes
+"""
+
+RETURN = r"""
+kinds:
+  description:
+    - Host that answered, and the kinds of what differs there (V(account), V(folder), V(release), V(file), V(definition), V(boot), V(manager),
+      V(firewall), V(link), V(tuning), V(service), V(stale), V(unneeded)).
+  returned: when O(plan) is not for the staging ports
+  type: dict
+  sample: {"localhost": ["service"]}
+restarts:
+  description: Host that answered, and the services that have to be restarted there.
+  returned: when O(plan) is not for the staging ports
+  type: dict
+  sample: {"localhost": ["llamacpp-worker-two", "llamacpp-server"]}
+behind:
+  description: Hosts on which an apply has anything to do.
+  returned: when O(plan) is not for the staging ports
+  type: list
+  elements: str
+  sample: [localhost]
+unreached:
+  description: Hosts that did not answer.
+  returned: when O(plan) is not for the staging ports
+  type: list
+  elements: str
+builders:
+  description: Build that some host lacks, and the host that builds it or has it.
+  returned: when O(plan) is not for the staging ports
+  type: dict
+shared:
+  description: Builds that other hosts get from their builder.
+  returned: when O(plan) is not for the staging ports
+  type: list
+  elements: str
+sources:
+  description: Releases of builds that no host has yet.
+  returned: when O(plan) is not for the staging ports
+  type: list
+  elements: str
+lacking:
+  description: Host of O(facts) and the tools that it lacks, with their packages. C(required), and C(optional) where it builds.
+  returned: when O(plan) is not for the staging ports
+  type: dict
+  sample: {"localhost": {"required": {"cmake": "cmake"}, "optional": {}}}
+obstacles:
+  description: Why the instances on the staging ports cannot be started, a sentence each. Empty where they can.
+  returned: when O(plan) is for the staging ports
+  type: list
+  elements: str
+  sample: ["head has 900 MiB free on CPU, and 1024 MiB are needed: try it when there is more"]
+"""

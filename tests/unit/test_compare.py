@@ -1,0 +1,91 @@
+"""What an apply has to do is decided once, from the plan and the hosts' answers, which are arguments of one action."""
+
+from unittest import mock
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.action import compare
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
+from test_planning import drifts
+
+FOLDER = {"kind": "folder", "subject": "/opt/llamacpp", "text": "folder /opt/llamacpp is missing"}
+
+
+def run(**arguments):
+    """What the action returns. It is given no variables, so it cannot read any."""
+    task = mock.Mock(args=arguments, async_val=0, action="llamacpp.cluster.compare")
+    return compare.ActionModule(task, mock.Mock(), mock.Mock(), mock.Mock(), mock.Mock(), mock.Mock()).run(task_vars={})
+
+
+def answers(plan, **others):
+    return {**{name: {"drift": drift, "changed": False} for name, drift in drifts(plan).items()}, **others}
+
+
+def test_nothing_is_changed_while_all_is_as_planned(pair):
+    plan = pair.plan()
+    decided = run(plan=plan, answers=answers(plan))
+    assert not decided["changed"]
+    assert decided["kinds"] == {"head": [], "worker1": [], "worker2": []}
+    assert (decided["behind"], decided["unreached"], decided["lacking"]) == ([], [], {})
+
+
+def test_kinds_of_differences_are_told_for_each_host(pair):
+    plan = pair.plan()
+    found = answers(plan)
+    found["worker1"]["drift"]["differences"] = [FOLDER, {**FOLDER, "kind": "account"}, FOLDER]
+    decided = run(plan=plan, answers=found)
+    assert decided["kinds"] == {"head": [], "worker1": ["account", "folder"], "worker2": []}
+    assert decided["behind"] == ["worker1"]
+
+
+def test_tools_are_looked_for_on_hosts_whose_facts_are_given(pair):
+    plan = pair.plan()
+    planned = plan["hosts"]["head"]["tools"]
+    facts = {"head": {"facts": {"tools": []}}, "worker1": {"facts": {"tools": list(planned)}}, "worker2": {"msg": "no"}}
+    decided = run(plan=plan, answers=answers(plan), facts=facts)
+    assert decided["lacking"] == {
+        "head": {"required": planned, "optional": {}},
+        "worker1": {"required": {}, "optional": {}},
+    }
+
+
+@pytest.mark.parametrize(
+    "answer, reason",
+    [
+        (None, "it could not be reached"),
+        ({}, "it could not be reached"),
+        ({"skipped": True, "changed": False}, "its hardware is declared in llama_hardware"),
+        ({"msg": "Something else already uses 192.0.2.11:50052", "drift": {}}, "Something else already uses"),
+    ],
+)
+def test_a_host_that_was_not_compared(pair, answer, reason):
+    plan = pair.plan()
+    found = answers(plan, worker1=answer)
+    if answer is None:
+        del found["worker1"]
+    compared = changes.compared(plan, found)
+    assert list(compared.drifts) == ["head", "worker2"]
+    assert reason in compared.without["worker1"]
+    assert run(plan=plan, answers=found)["unreached"] == ["worker1"]
+
+
+def test_the_page_is_shown_and_written(pair, monkeypatch, tmp_path):
+    plan = pair.plan()
+    shown = []
+    monkeypatch.setattr(output.Display, "display", lambda self, text: shown.append(text))
+    found = answers(plan)
+    del found["worker2"]
+    run(plan=plan, answers=found, page=True, html=str(tmp_path / "plan.html"))
+    for text in (shown[0], (tmp_path / "plan.html").read_text()):
+        assert "What site.yml would change" in text
+        assert "worker1  is as planned" in text
+        assert "worker2  was not compared: it could not be reached" in text
+
+
+def test_of_a_plan_for_the_staging_ports_it_says_what_stands_in_the_way(local):
+    plan = local.plan(staging=True)
+    room = {"drift": {"missing_builds": [], "changed_files": []}, "free_mib": {"CPU": 65536}}
+    assert run(plan=plan, answers={"here": room}) == {"changed": False, "obstacles": []}
+    assert run(plan=plan, answers={})["obstacles"] == ["here could not be reached"]
+    refused = {"schema": 1, "cluster": "x", "refused": True, "fits": False, "reasons": ["no head"]}
+    assert run(plan=refused, answers={})["obstacles"] == ["no head"]
