@@ -35,12 +35,13 @@ def _bar(entry: dict) -> str:
 def _memory(plan: dict) -> str:
     rows = "".join(
         f"<tr><td>{escape(entry['device'])}<td>{escape(entry['host'])}<td class=bar>{_bar(entry)}"
-        + "".join(f"<td class=number>{entry[f'{part}_mib']:.0f}" for part in (*COLOURS, "total", "capacity"))
+        + "".join(f"<td class=number>{report.amount(entry, part)}" for part in COLOURS)
+        + f"<td class=number>≤ {entry['total_mib']:.0f}<td class=number>{entry['capacity_mib']:.0f}"
         for entry in plan["placement"]
     )
     legend = ", ".join(f'<span style="color: {colour}">■</span> {part}' for part, colour in COLOURS.items())
-    head = "<tr><th>device<th>host<th>memory<th>weights<th>KV<th>compute, at most<th>sum<th>of"
-    return f"<table>{head}{rows}</table><p>In MiB. {legend}</p>"
+    head = "<tr><th>device<th>host<th>memory<th>weights<th>KV<th>compute<th>sum<th>of"
+    return f"<table>{head}{rows}</table><p>In MiB, ≤ an upper bound. {legend}</p>"
 
 
 def page(plan: dict, changed: list[str] | None = None) -> str:

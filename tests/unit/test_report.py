@@ -77,6 +77,16 @@ def test_the_page_of_a_cluster():
     assert widest(text) <= report.WIDTH
 
 
+def test_the_page_says_which_sizes_are_bounds(pair):
+    def bounds():
+        plan = pair.plan()
+        return [page.count("≤ ") for page in (report.plan_table(plan), report.plan_page(plan), html_page.page(plan))]
+
+    known = bounds()
+    pair.hosts["head"]["variables"]["llama_release"] = "b12000"
+    assert [more - less for less, more in zip(known, bounds())] == [2 * 2] * 3, "weights and KV of two workers"
+
+
 def test_the_page_of_a_head_alone():
     text = report.plan_page(Cluster().add("alone", "head", llama_model_known_answer=known_answer_of()).plan())
     assert "the processor of alone, all layers" in text

@@ -25,6 +25,11 @@ def table(rows: list[list[str]]) -> str:
     )
 
 
+def amount(entry: dict, part: str, digits: int = 0) -> str:
+    """MiB of a device's weights, kv or compute, with ≤ before an upper bound."""
+    return f"{'' if f'{part}_mib' in entry['exact'] else '≤ '}{entry[f'{part}_mib']:.{digits}f}"
+
+
 def plan_table(plan: dict) -> str:
     """Release, model and what each device holds, in MiB."""
     head, release = plan["head"], plan["release"]
@@ -41,9 +46,7 @@ def plan_table(plan: dict) -> str:
                 entry["device"],
                 entry["host"],
                 f"{entry['layers']}{' + output' if entry['output'] else ''}",
-                f"{entry['weights_mib']:.1f}",
-                f"{entry['kv_mib']:.1f}",
-                f"≤ {entry['compute_mib']:.1f}",
+                *(amount(entry, part, 1) for part in PARTS),
                 str(entry["capacity_mib"]),
             ]
         )
@@ -121,14 +124,12 @@ def _memory(plan: dict) -> list[str]:
             [
                 entry["device"],
                 memory_bar(entry),
-                f"{entry['weights_mib']:.0f}",
-                f"{entry['kv_mib']:.0f}",
-                f"≤ {entry['compute_mib']:.0f}",
+                *(amount(entry, part) for part in PARTS),
                 f"{entry['capacity_mib']}{', too little' if too_little else ''}",
             ]
         )
     legend = ", ".join(f"{sign} {part.replace('kv', 'KV cache')}" for part, sign in PARTS.items())
-    return [*table(rows).splitlines(), f"  in MiB; {legend} (an upper bound), {FREE} free"]
+    return [*table(rows).splitlines(), f"  in MiB, ≤ an upper bound; {legend}, {FREE} free"]
 
 
 def command_lines(argv: list[str], environment: dict[str, str], start: str = "      ") -> list[str]:

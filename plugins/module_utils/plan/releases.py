@@ -248,7 +248,7 @@ def _packaged_tree(value: dict, packaged: dict[str, str | None]) -> tuple[dict, 
             f"llama_release has source: package, and the hosts' packages differ ({told}): bring the distributions to one version, or use source: pypi"
         )
     newest = list(capabilities.PACKAGED_TREES.values())[-1]
-    tree = capabilities.PACKAGED_TREES.get(versions[0], {"generation": newest["generation"]})
+    tree = capabilities.PACKAGED_TREES.get(versions[0], {"generation": newest["generation"] + 1})
     if "build" in value:
         tree = {**tree, "build": value["build"], "generation": value["build"]}
     return {"version": versions[0], "ref": f"package-{versions[0]}"}, tree
