@@ -24,7 +24,11 @@ def device(weights, kv, compute, capacity):
         (device(0, 0, 0, 100), "··········"),
         (device(1, 1, 1, 100000), "█▓▒·······"),
         (device(80, 10, 10, 100), "████████▓▒"),
-        (device(90, 20, 20, 100), "██████▓▒··"),
+        (device(90, 20, 20, 100), "███████▓▓▒"),
+        (device(80, 20, 15, 100), "███████▓▓▒"),
+        (device(33.3, 33.3, 33.3, 100), "███▓▓▓▒▒▒·"),
+        (device(98, 1, 1, 100), "████████▓▒"),
+        (device(96, 1, 1, 100), "███████▓▒·"),
         (device(0, 0, 0, 0), "··········"),
     ],
 )
@@ -34,6 +38,19 @@ def test_a_bar_shows_what_a_device_holds(entry, drawn):
 
 def test_a_bar_never_leaves_its_columns():
     assert {len(report.memory_bar(device(weights, 1, 1, 10), 8)) for weights in range(30)} == {8}
+
+
+def test_a_device_over_its_capacity_looks_full_in_both_pages(pair):
+    plan = pair.plan()
+    plan["placement"] = [
+        {**entry, **device(*sizes), "device": f"d{sizes[-1]}"}
+        for entry, sizes in zip(plan["placement"], ((80, 20, 15, 100), (80, 20, 15, 115)))
+    ]
+    rows = [line for line in report.plan_page(plan).splitlines() if line.strip().startswith(("d100", "d115"))]
+    assert [report.FREE in row for row in rows] == [False, False]
+    assert [row.endswith("100, ≤ 115 %") for row in rows] == [True, False]
+    html = html_page.page(plan)
+    assert (html.count('class="whole over"'), html.count('class="whole"'), html.count("≤ 115 %")) == (1, 1, 1)
 
 
 def test_a_command_can_be_pasted_into_a_shell():

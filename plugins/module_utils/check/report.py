@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import textwrap
 
@@ -23,6 +24,12 @@ def table(rows: list[list[str]]) -> str:
     return "\n".join(
         "  " + "  ".join([cell.ljust(width) for cell, width in zip(row, widths)] + [row[-1]]).rstrip() for row in rows
     )
+
+
+def over(entry: dict) -> str:
+    """Like «≤ 115 %» where weights, KV cache and compute buffers together exceed what a device can hold, or nothing."""
+    share = 100 * entry["total_mib"] / max(entry["capacity_mib"], 1)
+    return f"≤ {math.ceil(share)} %" if share > 100 else ""
 
 
 def amount(entry: dict, part: str, digits: int = 0) -> str:
@@ -56,12 +63,14 @@ def plan_table(plan: dict) -> str:
 
 
 def memory_bar(entry: dict, width: int = BAR) -> str:
-    """A device's memory: weights, KV cache and compute buffers, of what it can hold. Whatever is there gets a column at least."""
+    """A device's memory: weights, KV cache and compute buffers, of what it can hold. Each of them gets a column at least, as does what is free."""
     whole = max(entry["capacity_mib"], entry["total_mib"], 1)
-    sizes = {part: entry[f"{part}_mib"] for part in PARTS}
-    columns = {part: max(1, int(width * size / whole)) if size else 0 for part, size in sizes.items()}
-    filled = "".join(PARTS[part] * count for part, count in columns.items())[:width]
-    return filled.ljust(width, FREE)
+    sizes = {sign: entry[f"{part}_mib"] for part, sign in PARTS.items()}
+    sizes[FREE] = whole - entry["total_mib"]
+    columns = {sign: 1 for sign, size in sizes.items() if size > 0}
+    for _further in range(width - len(columns)):
+        columns[max(columns, key=lambda sign: sizes[sign] / whole * width - columns[sign])] += 1
+    return "".join(sign * count for sign, count in columns.items())
 
 
 def _layers(plan: dict) -> list[str]:
@@ -125,7 +134,7 @@ def _memory(plan: dict) -> list[str]:
                 entry["device"],
                 memory_bar(entry),
                 *(amount(entry, part) for part in PARTS),
-                f"{entry['capacity_mib']}{', too little' if too_little else ''}",
+                f"{entry['capacity_mib']}{', too little' if too_little else f', {over(entry)}' if over(entry) else ''}",
             ]
         )
     legend = ", ".join(f"{sign} {part.replace('kv', 'KV cache')}" for part, sign in PARTS.items())
