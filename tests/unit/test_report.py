@@ -94,6 +94,44 @@ def test_the_page_of_a_cluster():
     assert widest(text) <= report.WIDTH
 
 
+@pytest.mark.parametrize(
+    "gpu_layers, rows",
+    [
+        (None, ["layers 0 to 7", "layers 8 to 15, output"]),
+        (7, ["head CPU layers 0 to 9", "layers 10 to 13", "layers 14 to 15, output"]),
+        (16, ["head CPU layer 0", "layers 1 to 8", "layers 9 to 15, output"]),
+        (1, ["head CPU layers 0 to 15", "no layer", "output"]),
+    ],
+)
+def test_layers_are_counted_from_those_on_the_processor(pair, gpu_layers, rows):
+    pair.hosts["head"]["variables"]["llama_server_gpu_layers"] = gpu_layers
+    plan = pair.plan()
+    found = report.plan_parts(plan)["Topology"][1:]
+    assert len(found) == len(rows)
+    for row, line in zip(rows, found):
+        assert row in " ".join(line.split())
+    for line in found:
+        assert line in html_page.page(plan)
+    told = [line.split()[:3] for line in report.plan_table(plan).splitlines() if line.split()[:1] == ["CPU"]]
+    assert told == [["CPU", "head", str(plan["head"]["cpu"]["layers"])]] * (gpu_layers is not None)
+
+
+def test_a_device_with_single_tensors_says_so(pair, big_model):
+    device = "RPC0[192.0.2.12:50052]"
+    pair.hosts["head"]["variables"].update(
+        llama_model_known_answer=None,
+        llama_model_path="/models/big.gguf",
+        llama_server_tensor_split=[1, 0],
+        llama_server_override_tensor=[f"blk.0.all={device}"],
+    )
+    big_model["tensors"][0]["bytes"] //= 8
+    pair.model = {"summary": big_model}
+    plan = pair.plan()
+    found = report.plan_parts(plan)["Topology"]
+    assert "layers 0 to 79, output" in found[1]
+    assert "tensors that llama_server_override_tensor names" in found[2]
+
+
 def test_the_page_says_which_sizes_are_bounds(pair):
     def bounds():
         plan = pair.plan()

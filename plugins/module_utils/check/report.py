@@ -57,8 +57,9 @@ def plan_table(plan: dict) -> str:
                 str(entry["capacity_mib"]),
             ]
         )
-    if not plan["placement"]:
-        rows.append(["CPU", head["host"], str(plan["model"]["layers"]), "", "", "", ""])
+    kept = head["cpu"]["layers"]
+    if kept:
+        rows.insert(1, ["CPU", head["host"], str(kept), "", "", "", ""])
     return "\n".join(lines) + table(rows) + "\n"
 
 
@@ -73,23 +74,28 @@ def memory_bar(entry: dict, width: int = BAR) -> str:
     return "".join(sign * count for sign, count in columns.items())
 
 
+def _range(start: int, count: int) -> str:
+    return f"layer {start}" if count == 1 else f"layers {start} to {start + count - 1}"
+
+
 def _layers(plan: dict) -> list[str]:
-    """What each device gets, like «layers 0 to 7, output»."""
-    found, start = [], 0
+    """What each device gets, like «layers 4 to 7, output». The first layers are those on the head's processor."""
+    texts, start = [], plan["head"]["cpu"]["layers"]
     for entry in plan["placement"]:
-        count = entry["layers"]
-        last = start + count - 1
-        told = ["no layer" if not count else f"layer {last}" if count == 1 else f"layers {start} to {last}"]
-        found.append(", ".join(told + ["output"] * entry["output"]))
-        start += count
-    return found
+        parts = [_range(start, entry["layers"])] * bool(entry["layers"]) + ["output"] * entry["output"]
+        if not parts:
+            parts = ["tensors that llama_server_override_tensor names" if entry["weights_mib"] else "no layer"]
+        texts.append(", ".join(parts))
+        start += entry["layers"]
+    return texts
 
 
 def _topology(plan: dict) -> list[str]:
     head = plan["head"]
     links = {link["endpoint"]: link for link in plan["estimate"]["links"]}
     workers = {f"[{worker['endpoint']}]": worker for host in plan["hosts"].values() for worker in host["workers"]}
-    rows = []
+    kept = head["cpu"]["layers"]
+    rows = [["├─", head["host"], "CPU", "", _range(0, kept), ""]] * bool(kept and plan["placement"])
     for index, (entry, layers) in enumerate(zip(plan["placement"], _layers(plan))):
         worker = next((worker for end, worker in workers.items() if entry["device"].endswith(end)), None)
         link = links[worker["endpoint"]] if worker else None
