@@ -1,0 +1,46 @@
+"""The archive for Galaxy has what users need, and nothing that only developers do."""
+
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = {
+    "CHANGELOG.rst",
+    "CONTRIBUTING.md",
+    "FILES.json",
+    "LICENSE",
+    "MANIFEST.json",
+    "README.md",
+    "changelogs",
+    "docs",
+    "inventories",
+    "meta",
+    "playbooks",
+    "plugins",
+    "requirements.txt",
+    "roles",
+    "site.yml",
+}
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory):
+    """Paths in the archive."""
+    target = tmp_path_factory.mktemp("archive")
+    galaxy = Path(sys.executable).with_name("ansible-galaxy")
+    subprocess.run([galaxy, "collection", "build", "--output-path", target], cwd=ROOT, check=True, capture_output=True)
+    with tarfile.open(next(target.glob("llamacpp-cluster-*.tar.gz"))) as archive:
+        return archive.getnames()
+
+
+def test_the_top_level(names):
+    assert {name.split("/")[0] for name in names} == SHIPPED
+
+
+def test_nothing_for_developers(names):
+    developers = ("changelogs/fragments", "docs/generate.py")
+    assert not [name for name in names if name.startswith(developers) or "__pycache__" in name]
