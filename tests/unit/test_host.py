@@ -67,6 +67,15 @@ def test_facts_are_small_and_the_same_each_time():
     assert len(str(facts)) < 4000
 
 
+def test_whether_accounts_can_be_created(tmp_path):
+    assert host.useradd(str(tmp_path)) is None
+    program = tmp_path / "useradd"
+    program.write_text("")
+    program.chmod(0o755)
+    assert host.useradd(str(tmp_path)) == "installed"
+    assert "useradd" in host.facts("user")["toolchain"]
+
+
 POLICY = """llama.cpp-tools:
   Installed: {installed}
   Candidate: {candidate}

@@ -1204,6 +1204,25 @@ def test_links_are_managed_by_root_on_systemd_only(pair):
     assert "llama_links of worker1 has manage: true, which needs a host with systemd" in pair.reason()
 
 
+@pytest.mark.parametrize(
+    "facts, tools",
+    [
+        ({}, {"useradd": "passwd"}),
+        ({"distribution": {"id": "fedora", "version": "43", "family": "redhat"}}, {"useradd": "shadow-utils"}),
+        ({"distribution": {"id": "arch", "version": "", "family": "arch"}}, {"useradd": "shadow"}),
+        ({"scope": "user", "service_manager": "systemd_user"}, {}),
+    ],
+)
+def test_what_creates_accounts_is_installed_where_it_is_missing(pair, facts, tools):
+    before = pair.plan()["hosts"]["worker1"]["tools"]
+    worker = pair.hosts["worker1"]["facts"]
+    worker.update(facts)
+    for version, expected in (("installed", {}), (None, tools)):
+        worker["toolchain"]["useradd"] = version
+        found = pair.plan()["hosts"]["worker1"]["tools"]
+        assert {tool: found[tool] for tool in set(found) - set(before)} == expected
+
+
 def test_a_user_without_ccache_needs_no_package(local):
     local.hosts["here"]["facts"].update(scope="user", service_manager="systemd_user")
     assert local.plan()["hosts"]["here"]["optional_tools"] == {}

@@ -25,6 +25,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import fire
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 
 MINIMUM_PYTHON = (3, 9)
+ROOT_FOLDERS = "/usr/sbin:/usr/bin:/sbin:/bin"
+"""Where root's programs are; not all accounts have these in their search path."""
 DEVICE_GROUPS = ("render", "video")
 """Groups whose members may use the graphics devices of Linux."""
 
@@ -136,6 +138,11 @@ def _packaged(catalogue: dict, family: str) -> dict | None:
     return packaged(output(["apt-cache", "policy", *names]), spec["version"])
 
 
+def useradd(folders: str = ROOT_FOLDERS) -> str | None:
+    """Whether accounts can be created, as a tool that tells no version."""
+    return "installed" if shutil.which("useradd", path=folders) else None
+
+
 def firmware(accelerators: list[dict], family: str, ask: Ask = output) -> str | None:
     """Version of the package with the firmware of AMD's graphics, on a host that has such; None where no package tells."""
     if not any(device["backend"] == "hip" for device in accelerators):
@@ -193,6 +200,7 @@ def facts(wanted_scope: str, catalogue: dict | None = None) -> dict:
     tools = {
         **toolchain(installed),
         "venv": version_of([interpreter, "-c", "import ensurepip, venv; print('1.0')"]) if interpreter else None,
+        "useradd": useradd(),
     }
     distributed = (
         names.distribution(os_release.read_text())

@@ -521,6 +521,8 @@ def tools_of(name: str, host: dict, backend: str, catalogue: dict, release: dict
         needed = [*backends.tools(backend), *libraries, *["patch"] * bool(release.get("patches"))]
         _recent_enough(name, facts["toolchain"].get("cmake"), backend)
     needed += ["venv"] * (facts["service_manager"] == "supervisor")
+    if facts["scope"] == "system" and "useradd" in packages and facts["toolchain"].get("useradd", True) is None:
+        needed.append("useradd")
     missing = [tool for tool in needed if tool not in found]
     unknown = [tool for tool in missing if tool not in packages]
     if unknown:
