@@ -95,11 +95,12 @@ def plan_keys() -> str:
 
 
 def advisories_table() -> str:
-    def shown(template: str) -> str:
-        return re.sub(r"{(\w+)}", r"*\1*", template)
+    def shown(template: str, example: dict[str, str]) -> str:
+        return re.sub(r"{(\w+)}", lambda found: example.get(found[1], f"*{found[1]}*"), template)
 
     lines = [
-        f"| `{entry.id}` | {entry.severity} | {shown(entry.message)} | {shown(entry.remedy)} | {entry.reference} |"
+        f"| `{entry.id}` | {entry.severity} | {shown(entry.message, dict(entry.example))} | {shown(entry.remedy, dict(entry.example))} "
+        f"| {entry.reference} |"
         for entry in advisories.ADVISORIES
     ]
     return "| id | severity | what it says | remedy | reference |\n|---|---|---|---|---|\n" + "\n".join(lines) + "\n"

@@ -28,8 +28,12 @@ class ActionModule(ActionBase):
         problem = known_answer.problem(*size)
         if problem:
             raise AnsibleActionFail(f"The known-answer model cannot be made: {problem}.")
-        written, _identity = sources.known_answer_model(*size)
-        result = copying.copy(self, task_vars, str(written), wanted["path"])
+        model, record = sources.known_answer_model(*size)
+        result = copying.copy(self, task_vars, str(model), wanted["path"])
+        if not result.get("failed"):
+            recorded = copying.copy(self, task_vars, str(record), known_answer.record_of(wanted["path"]))
+            changed = bool(result.get("changed") or recorded.get("changed"))
+            result = {**(recorded if recorded.get("failed") else result), "changed": changed}
         return {
             "sentence": known_answer.SENTENCE,
             **{key: result[key] for key in ("changed", "failed", "msg", "diff") if key in result},

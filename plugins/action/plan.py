@@ -17,7 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.check import repo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import runtime
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer, rpc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import cluster as cluster_plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry, releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Catalogue, Cluster
@@ -42,8 +42,9 @@ def complete(plan: dict) -> None:
             service["definition"] = definitions.definition(host, service)
     head, model = plan["head"], plan["model"]
     if model["known_answer"]:
-        size = (model["known_answer"][key] for key in ("layers", "width", "type"))
-        plan["hosts"][head["host"]]["files"].append({"path": model["path"], **sources.known_answer_model(*size)[1]})
+        size = known_answer.file_bytes(*(model["known_answer"][key] for key in ("layers", "width", "type")))
+        written = {"path": model["path"], "bytes": size, "record": known_answer.record_of(model["path"])}
+        plan["hosts"][head["host"]]["files"].append(written)
 
 
 def keep_facts(plan: dict, cluster: Cluster) -> str:

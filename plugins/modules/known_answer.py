@@ -11,7 +11,7 @@ short_description: Puts a model on the host whose right answer is known
 version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
-  - Writes the known-answer model on the controller and copies it to the host.
+  - Writes the known-answer model on the controller and copies it to the host, with its sha256 in a file beside it.
   - An action plugin carries it out. The controller needs the Python package C(gguf).
 attributes:
   check_mode:

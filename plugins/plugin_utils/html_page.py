@@ -18,6 +18,7 @@ th, td { padding: .3em .8em .3em 0; text-align: left; white-space: nowrap }
 td.number { text-align: right }
 td.bar { width: 40% }
 .whole { display: flex; height: 1.2em; background: #edf2f7 }
+.over { outline: 2px solid #9b2c2c }
 .refused { color: #9b2c2c }
 """
 
@@ -29,18 +30,19 @@ def _bar(entry: dict) -> str:
         f'<div style="width: {share:.2f}%; background: {COLOURS[part]}" title="{part}"></div>'
         for part, share in shares.items()
     )
-    return f'<div class="whole">{parts}</div>'
+    return f'<div class="whole{" over" * bool(report.over(entry))}">{parts}</div>'
 
 
 def _memory(plan: dict) -> str:
     rows = "".join(
         f"<tr><td>{escape(entry['device'])}<td>{escape(entry['host'])}<td class=bar>{_bar(entry)}"
-        + "".join(f"<td class=number>{entry[f'{part}_mib']:.0f}" for part in (*COLOURS, "total", "capacity"))
+        + "".join(f"<td class=number>{report.amount(entry, part)}" for part in COLOURS)
+        + f"<td class=number>≤ {entry['total_mib']:.0f}<td class=number>{entry['capacity_mib']:.0f}<td>{report.over(entry)}"
         for entry in plan["placement"]
     )
     legend = ", ".join(f'<span style="color: {colour}">■</span> {part}' for part, colour in COLOURS.items())
-    head = "<tr><th>device<th>host<th>memory<th>weights<th>KV<th>compute, at most<th>sum<th>of"
-    return f"<table>{head}{rows}</table><p>In MiB. {legend}</p>"
+    head = "<tr><th>device<th>host<th>memory<th>weights<th>KV<th>compute<th>sum<th>of<th>"
+    return f"<table>{head}{rows}</table><p>In MiB, ≤ an upper bound. {legend}</p>"
 
 
 def page(plan: dict, changed: list[str] | None = None) -> str:

@@ -22,7 +22,6 @@ except ImportError:
 
 ATTENTION_SPREAD = 0.25
 """Standard deviation of attention weights times the width; more loses the answer on wide models."""
-EPSILON = 1e-9
 
 
 def _tensors(layers: int, width: int) -> Iterator[tuple[str, numpy.ndarray]]:
@@ -78,32 +77,13 @@ def _shapes(layers: int, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield from parts[-2:]
 
 
-def _metadata(writer: gguf.GGUFWriter, layers: int, width: int, kind: str) -> None:
-    summary = known_answer.summary(layers, width, kind)
-    pieces = known_answer.pieces()
-    writer.add_name(summary["name"])
-    writer.add_context_length(summary["context"])
-    writer.add_embedding_length(width)
-    writer.add_block_count(layers)
-    writer.add_feed_forward_length(width)
-    writer.add_head_count(summary["heads"])
-    writer.add_head_count_kv(summary["kv_heads"])
-    writer.add_rope_dimension_count(known_answer.HEAD_DIMENSION)
-    writer.add_layer_norm_rms_eps(EPSILON)
-    writer.add_vocab_size(summary["vocabulary"])
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(known_answer.CONTROL_TOKENS + known_answer.BYTE_TOKENS + pieces)
-    writer.add_token_scores([0.0] * summary["vocabulary"])
-    writer.add_token_types(
-        [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL]
-        + [gguf.TokenType.BYTE] * len(known_answer.BYTE_TOKENS)
-        + [gguf.TokenType.NORMAL] * len(pieces)
-    )
-    writer.add_unk_token_id(0)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_add_bos_token(True)
-    writer.add_add_eos_token(False)
+def _add_metadata(writer: gguf.GGUFWriter, layers: int, width: int, kind: str) -> None:
+    """The writer has added the architecture already."""
+    for key, form, value in known_answer.metadata(layers, width, kind)[1:]:
+        if form.startswith("["):
+            writer.add_array(key, value)
+        else:
+            writer.add_key_value(key, value, gguf.GGUFValueType[form])
 
 
 def write(path: Path, layers: int, width: int, kind: str) -> None:
@@ -118,7 +98,7 @@ def write(path: Path, layers: int, width: int, kind: str) -> None:
 
     partial = path.with_name(path.name + ".partial")
     writer = gguf.GGUFWriter(partial, "llama")
-    _metadata(writer, layers, width, kind)
+    _add_metadata(writer, layers, width, kind)
     for name, shape in _shapes(layers, width):
         stored = gguf.quant_shape_to_byte_shape(shape, stored_as(shape))
         writer.add_tensor_info(name, stored, numpy.dtype(numpy.uint8), math.prod(stored), raw_dtype=stored_as(shape))

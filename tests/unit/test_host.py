@@ -67,6 +67,15 @@ def test_facts_are_small_and_the_same_each_time():
     assert len(str(facts)) < 4000
 
 
+def test_whether_accounts_can_be_created(tmp_path):
+    assert host.useradd(str(tmp_path)) is None
+    program = tmp_path / "useradd"
+    program.write_text("")
+    program.chmod(0o755)
+    assert host.useradd(str(tmp_path)) == "installed"
+    assert "useradd" in host.facts("user")["toolchain"]
+
+
 POLICY = """llama.cpp-tools:
   Installed: {installed}
   Candidate: {candidate}
@@ -90,11 +99,22 @@ libggml0-backend-rpc:
 )
 def test_packages_of_llama_cpp(installed, candidate, version, names):
     found = host.packaged(POLICY.format(installed=installed, candidate=candidate), "llama.cpp-tools")
-    assert found == {"version": version, "installed": names}
+    assert found["version"] == version
+    assert found["installed"] == names
 
 
-def test_packages_that_are_not_offered_at_all():
-    assert host.packaged("", "llama.cpp-tools") == {"version": None, "installed": []}
+def test_packages_that_are_not_offered_at_all(tmp_path):
+    nothing = {"version": None, "installed": []}
+    assert host.packaged("", "llama.cpp-tools", tmp_path) == {**nothing, "listed": False}
+    (tmp_path / "lock").touch()
+    assert not host.packaged("", "llama.cpp-tools", tmp_path)["listed"]
+    (tmp_path / "deb.example_dists_trixie_main_binary-amd64_Packages.lz4").touch()
+    assert host.packaged("", "llama.cpp-tools", tmp_path) == {**nothing, "listed": True}
+
+
+def test_a_version_that_is_known_needs_no_list(tmp_path):
+    policy = POLICY.format(installed="1:0.6.1-1", candidate="1:0.6.1-1")
+    assert host.packaged(policy, "llama.cpp-tools", tmp_path)["listed"], "a list that goes does not change a plan"
 
 
 @pytest.mark.parametrize("text, kept", [('{"a": {"memory_mib": 1}}', {"a": {"memory_mib": 1}}), ("{", {}), (None, {})])

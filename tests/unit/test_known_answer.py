@@ -1,6 +1,10 @@
+import hashlib
+
 import pytest
+from ansible_collections.llamacpp.cluster.plugins.action import plan as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, known_answer
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import known_answer_file
+from conftest import SCHEMA, known_answer_of
 
 
 def test_the_tokens_are_the_sentence_and_unique():
@@ -30,6 +34,19 @@ def test_the_summary_for_planning_is_that_of_the_written_file(tmp_path, layers, 
         "bytes": size,
     }
     assert gguf.summarize(gguf.read_path(str(path))) == told
+    assert known_answer.file_bytes(layers, width, kind) == size
+
+
+def test_the_size_of_a_large_model_is_known_at_once():
+    parameters = known_answer.summary(32, 4096, "f16")["parameters"]
+    assert 2 * parameters < known_answer.file_bytes(32, 4096, "f16") < 2 * parameters + (1 << 20)
+
+
+def test_a_written_file_is_one_of_this_form(tmp_path):
+    """Where this fails and is meant to, FORM counts up: hosts and caches have files of the form before."""
+    known_answer_file.write(tmp_path / "model.gguf", 1, 64, "f32")
+    digest = hashlib.sha256((tmp_path / "model.gguf").read_bytes()).hexdigest()
+    assert (known_answer.FORM, digest) == (1, "305f5191e4ec1306064528f27e579208cebc7d3649ccda16a2d5a10601c2a9cf")
 
 
 def test_the_file_is_the_same_each_time(tmp_path):
@@ -53,3 +70,15 @@ def test_sizes_that_cannot_be_made(layers, width, kind, said):
 
 def test_sizes_that_can_be_made():
     assert known_answer.problem(16, 128, "f32") is None
+
+
+def test_planning_writes_no_model(local, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    local.hosts["here"]["variables"]["llama_model_known_answer"] = known_answer_of(8, 1024, "q8_0")
+    plan = local.plan()
+    action.complete(plan)
+    SCHEMA.validate(plan)
+    model = "/opt/llamacpp/models/known-answer-8x1024-q8_0.gguf"
+    size = known_answer.file_bytes(8, 1024, "q8_0")
+    assert plan["hosts"]["here"]["files"][-1] == {"path": model, "bytes": size, "record": f"{model}.1.sha256"}
+    assert list(tmp_path.iterdir()) == []

@@ -183,6 +183,11 @@ def test_a_build_between_two_that_differ_is_not_exact(small):
     assert not loaded(small, 9000).weights_exact
 
 
+@pytest.mark.parametrize("generation, exact", [(6169, False), (6170, True), (11669, True), (11670, False)])
+def test_a_build_older_or_newer_than_those_that_were_read_is_not_exact(small, generation, exact):
+    assert loaded(small, generation).weights_exact is exact
+
+
 def test_without_names_of_tensors_sizes_are_a_bound(small):
     del small["tensors"]
     load = loaded(small)

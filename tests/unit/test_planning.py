@@ -261,6 +261,20 @@ def test_further_arguments_that_change_what_devices_hold_are_not_planned(pair):
     assert [entry["exact"] for entry in pair.plan()["placement"]] == [[], []]
 
 
+@pytest.mark.parametrize(
+    "build, exact",
+    [
+        ("b6169", []),
+        ("b6170", ["weights_mib", "kv_mib"]),
+        ("b11669", ["weights_mib", "kv_mib"]),
+        ("b12000", []),
+    ],
+)
+def test_a_build_beyond_those_that_were_read_has_bounds_alone(pair, build, exact):
+    pair.hosts["head"]["variables"]["llama_release"] = build
+    assert [entry["exact"] for entry in pair.plan()["placement"]] == [exact, exact]
+
+
 def test_a_part_of_the_file_that_a_device_uses_where_it_is_mapped_is_not_exact(pair):
     facts = pair.hosts["head"]["facts"]
     facts["accelerators"] = [{**GPU, "backend": "metal", "architecture": "apple", "unified": True}]
@@ -1017,9 +1031,12 @@ def test_a_compiler_that_comes_or_goes_changes_no_packaged_release(pair):
     assert pair.plan()["hosts"]["head"]["builds"] == before
 
 
-def test_a_packaged_version_that_is_not_known_is_taken_for_the_newest(pair):
-    release = packaged(pair, packaged={"version": "0.9.1", "installed": []}).plan()["release"]
-    assert (release["generation"], release["build"], release["protocol"]) == (11669, None, None)
+def test_a_packaged_version_that_is_not_known_is_newer_than_all_that_are(pair):
+    assert packaged(pair).plan()["placement"][0]["exact"] == ["weights_mib", "kv_mib"]
+    plan = packaged(pair, packaged={"version": "0.9.1", "installed": []}).plan()
+    release = plan["release"]
+    assert (release["generation"], release["build"], release["protocol"]) == (11670, None, None)
+    assert plan["placement"][0]["exact"] == []
 
 
 @pytest.mark.parametrize(
@@ -1188,6 +1205,25 @@ def test_links_are_managed_by_root_on_systemd_only(pair):
     pair.hosts["worker1"]["variables"]["llama_links"] = [{"address": "198.51.100.2/30", "manage": True}]
     pair.hosts["worker1"]["facts"]["service_manager"] = "supervisor"
     assert "llama_links of worker1 has manage: true, which needs a host with systemd" in pair.reason()
+
+
+@pytest.mark.parametrize(
+    "facts, tools",
+    [
+        ({}, {"useradd": "passwd"}),
+        ({"distribution": {"id": "fedora", "version": "43", "family": "redhat"}}, {"useradd": "shadow-utils"}),
+        ({"distribution": {"id": "arch", "version": "", "family": "arch"}}, {"useradd": "shadow"}),
+        ({"scope": "user", "service_manager": "systemd_user"}, {}),
+    ],
+)
+def test_what_creates_accounts_is_installed_where_it_is_missing(pair, facts, tools):
+    before = pair.plan()["hosts"]["worker1"]["tools"]
+    worker = pair.hosts["worker1"]["facts"]
+    worker.update(facts)
+    for version, expected in (("installed", {}), (None, tools)):
+        worker["toolchain"]["useradd"] = version
+        found = pair.plan()["hosts"]["worker1"]["tools"]
+        assert {tool: found[tool] for tool in set(found) - set(before)} == expected
 
 
 def test_a_user_without_ccache_needs_no_package(local):

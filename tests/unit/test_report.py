@@ -24,7 +24,11 @@ def device(weights, kv, compute, capacity):
         (device(0, 0, 0, 100), "··········"),
         (device(1, 1, 1, 100000), "█▓▒·······"),
         (device(80, 10, 10, 100), "████████▓▒"),
-        (device(90, 20, 20, 100), "██████▓▒··"),
+        (device(90, 20, 20, 100), "███████▓▓▒"),
+        (device(80, 20, 15, 100), "███████▓▓▒"),
+        (device(33.3, 33.3, 33.3, 100), "███▓▓▓▒▒▒·"),
+        (device(98, 1, 1, 100), "████████▓▒"),
+        (device(96, 1, 1, 100), "███████▓▒·"),
         (device(0, 0, 0, 0), "··········"),
     ],
 )
@@ -34,6 +38,19 @@ def test_a_bar_shows_what_a_device_holds(entry, drawn):
 
 def test_a_bar_never_leaves_its_columns():
     assert {len(report.memory_bar(device(weights, 1, 1, 10), 8)) for weights in range(30)} == {8}
+
+
+def test_a_device_over_its_capacity_looks_full_in_both_pages(pair):
+    plan = pair.plan()
+    plan["placement"] = [
+        {**entry, **device(*sizes), "device": f"d{sizes[-1]}"}
+        for entry, sizes in zip(plan["placement"], ((80, 20, 15, 100), (80, 20, 15, 115)))
+    ]
+    rows = [line for line in report.plan_page(plan).splitlines() if line.strip().startswith(("d100", "d115"))]
+    assert [report.FREE in row for row in rows] == [False, False]
+    assert [row.endswith("100, ≤ 115 %") for row in rows] == [True, False]
+    html = html_page.page(plan)
+    assert (html.count('class="whole over"'), html.count('class="whole"'), html.count("≤ 115 %")) == (1, 1, 1)
 
 
 def test_a_command_can_be_pasted_into_a_shell():
@@ -75,6 +92,54 @@ def test_the_page_of_a_cluster():
         assert part in text
     assert "What site.yml would change" not in text
     assert widest(text) <= report.WIDTH
+
+
+@pytest.mark.parametrize(
+    "gpu_layers, rows",
+    [
+        (None, ["layers 0 to 7", "layers 8 to 15, output"]),
+        (7, ["head CPU layers 0 to 9", "layers 10 to 13", "layers 14 to 15, output"]),
+        (16, ["head CPU layer 0", "layers 1 to 8", "layers 9 to 15, output"]),
+        (1, ["head CPU layers 0 to 15", "no layer", "output"]),
+    ],
+)
+def test_layers_are_counted_from_those_on_the_processor(pair, gpu_layers, rows):
+    pair.hosts["head"]["variables"]["llama_server_gpu_layers"] = gpu_layers
+    plan = pair.plan()
+    found = report.plan_parts(plan)["Topology"][1:]
+    assert len(found) == len(rows)
+    for row, line in zip(rows, found):
+        assert row in " ".join(line.split())
+    for line in found:
+        assert line in html_page.page(plan)
+    told = [line.split()[:3] for line in report.plan_table(plan).splitlines() if line.split()[:1] == ["CPU"]]
+    assert told == [["CPU", "head", str(plan["head"]["cpu"]["layers"])]] * (gpu_layers is not None)
+
+
+def test_a_device_with_single_tensors_says_so(pair, big_model):
+    device = "RPC0[192.0.2.12:50052]"
+    pair.hosts["head"]["variables"].update(
+        llama_model_known_answer=None,
+        llama_model_path="/models/big.gguf",
+        llama_server_tensor_split=[1, 0],
+        llama_server_override_tensor=[f"blk.0.all={device}"],
+    )
+    big_model["tensors"][0]["bytes"] //= 8
+    pair.model = {"summary": big_model}
+    plan = pair.plan()
+    found = report.plan_parts(plan)["Topology"]
+    assert "layers 0 to 79, output" in found[1]
+    assert "tensors that llama_server_override_tensor names" in found[2]
+
+
+def test_the_page_says_which_sizes_are_bounds(pair):
+    def bounds():
+        plan = pair.plan()
+        return [page.count("≤ ") for page in (report.plan_table(plan), report.plan_page(plan), html_page.page(plan))]
+
+    known = bounds()
+    pair.hosts["head"]["variables"]["llama_release"] = "b12000"
+    assert [more - less for less, more in zip(known, bounds())] == [2 * 2] * 3, "weights and KV of two workers"
 
 
 def test_the_page_of_a_head_alone():

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import links, state
@@ -201,6 +202,29 @@ STOPPED = [
     {"kind": "manager", "subject": "supervisor", "text": "supervisor does not run"},
     {"kind": "service", "subject": "llamacpp-x", "text": "llamacpp-x is stopped"},
 ]
+
+
+@pytest.mark.parametrize(
+    "model, record, changed",
+    [
+        ("model", "model", False),
+        ("other", "model", True),
+        ("longer", "longer", True),
+        (None, "model", True),
+        ("model", None, True),
+        ("model", "", True),
+    ],
+)
+def test_a_file_that_is_made_when_it_is_applied_is_held_against_its_record(planned, model, record, changed):
+    path = Path(planned["prefix"]) / "model"
+    planned["files"] = [{"path": str(path), "bytes": 5, "record": f"{path}.1.sha256"}]
+    path.unlink()
+    if model is not None:
+        path.write_text(model)
+    if record is not None:
+        digest = hashlib.sha256(record.encode()).hexdigest() if record else ""
+        Path(f"{path}.1.sha256").write_text(digest + "\n")
+    assert state.drift(planned)["changed_files"] == ([str(path)] if changed else [])
 
 
 def test_only_what_does_not_run_differs(planned):

@@ -219,14 +219,24 @@ def _changed_files(planned: list[dict]) -> list[str]:
     """Paths of files that are not there or have other content. Of a very large one only the size is compared."""
     found = []
     for file in planned:
-        path = Path(file["path"])
+        path, digest = Path(file["path"]), _digest(file)
         if (
-            not path.is_file()
+            not digest
+            or not path.is_file()
             or path.stat().st_size != file["bytes"]
-            or (file["bytes"] <= HASHED_BYTES and building.sha256(path) != file["sha256"])
+            or (file["bytes"] <= HASHED_BYTES and building.sha256(path) != digest)
         ):
             found.append(file["path"])
     return found
+
+
+def _digest(file: dict) -> str | None:
+    """sha256 of what a planned file holds; of one that is made when it is applied what was recorded then, or None."""
+    if "record" not in file:
+        return file["sha256"]
+    with suppress(OSError):
+        return Path(file["record"]).read_text(errors="replace").strip()
+    return None
 
 
 def definition_path(planned: dict, service: str) -> Path:

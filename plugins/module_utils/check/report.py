@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import textwrap
 
@@ -25,6 +26,17 @@ def table(rows: list[list[str]]) -> str:
     )
 
 
+def over(entry: dict) -> str:
+    """Like «≤ 115 %» where weights, KV cache and compute buffers together exceed what a device can hold, or nothing."""
+    share = 100 * entry["total_mib"] / max(entry["capacity_mib"], 1)
+    return f"≤ {math.ceil(share)} %" if share > 100 else ""
+
+
+def amount(entry: dict, part: str, digits: int = 0) -> str:
+    """MiB of a device's weights, kv or compute, with ≤ before an upper bound."""
+    return f"{'' if f'{part}_mib' in entry['exact'] else '≤ '}{entry[f'{part}_mib']:.{digits}f}"
+
+
 def plan_table(plan: dict) -> str:
     """Release, model and what each device holds, in MiB."""
     head, release = plan["head"], plan["release"]
@@ -41,43 +53,49 @@ def plan_table(plan: dict) -> str:
                 entry["device"],
                 entry["host"],
                 f"{entry['layers']}{' + output' if entry['output'] else ''}",
-                f"{entry['weights_mib']:.1f}",
-                f"{entry['kv_mib']:.1f}",
-                f"≤ {entry['compute_mib']:.1f}",
+                *(amount(entry, part, 1) for part in PARTS),
                 str(entry["capacity_mib"]),
             ]
         )
-    if not plan["placement"]:
-        rows.append(["CPU", head["host"], str(plan["model"]["layers"]), "", "", "", ""])
+    kept = head["cpu"]["layers"]
+    if kept:
+        rows.insert(1, ["CPU", head["host"], str(kept), "", "", "", ""])
     return "\n".join(lines) + table(rows) + "\n"
 
 
 def memory_bar(entry: dict, width: int = BAR) -> str:
-    """A device's memory: weights, KV cache and compute buffers, of what it can hold. Whatever is there gets a column at least."""
+    """A device's memory: weights, KV cache and compute buffers, of what it can hold. Each of them gets a column at least, as does what is free."""
     whole = max(entry["capacity_mib"], entry["total_mib"], 1)
-    sizes = {part: entry[f"{part}_mib"] for part in PARTS}
-    columns = {part: max(1, int(width * size / whole)) if size else 0 for part, size in sizes.items()}
-    filled = "".join(PARTS[part] * count for part, count in columns.items())[:width]
-    return filled.ljust(width, FREE)
+    sizes = {sign: entry[f"{part}_mib"] for part, sign in PARTS.items()}
+    sizes[FREE] = whole - entry["total_mib"]
+    columns = {sign: 1 for sign, size in sizes.items() if size > 0}
+    for _further in range(width - len(columns)):
+        columns[max(columns, key=lambda sign: sizes[sign] / whole * width - columns[sign])] += 1
+    return "".join(sign * count for sign, count in columns.items())
+
+
+def _range(start: int, count: int) -> str:
+    return f"layer {start}" if count == 1 else f"layers {start} to {start + count - 1}"
 
 
 def _layers(plan: dict) -> list[str]:
-    """What each device gets, like «layers 0 to 7, output»."""
-    found, start = [], 0
+    """What each device gets, like «layers 4 to 7, output». The first layers are those on the head's processor."""
+    texts, start = [], plan["head"]["cpu"]["layers"]
     for entry in plan["placement"]:
-        count = entry["layers"]
-        last = start + count - 1
-        told = ["no layer" if not count else f"layer {last}" if count == 1 else f"layers {start} to {last}"]
-        found.append(", ".join(told + ["output"] * entry["output"]))
-        start += count
-    return found
+        parts = [_range(start, entry["layers"])] * bool(entry["layers"]) + ["output"] * entry["output"]
+        if not parts:
+            parts = ["tensors that llama_server_override_tensor names" if entry["weights_mib"] else "no layer"]
+        texts.append(", ".join(parts))
+        start += entry["layers"]
+    return texts
 
 
 def _topology(plan: dict) -> list[str]:
     head = plan["head"]
     links = {link["endpoint"]: link for link in plan["estimate"]["links"]}
     workers = {f"[{worker['endpoint']}]": worker for host in plan["hosts"].values() for worker in host["workers"]}
-    rows = []
+    kept = head["cpu"]["layers"]
+    rows = [["├─", head["host"], "CPU", "", _range(0, kept), ""]] * bool(kept and plan["placement"])
     for index, (entry, layers) in enumerate(zip(plan["placement"], _layers(plan))):
         worker = next((worker for end, worker in workers.items() if entry["device"].endswith(end)), None)
         link = links[worker["endpoint"]] if worker else None
@@ -121,14 +139,12 @@ def _memory(plan: dict) -> list[str]:
             [
                 entry["device"],
                 memory_bar(entry),
-                f"{entry['weights_mib']:.0f}",
-                f"{entry['kv_mib']:.0f}",
-                f"≤ {entry['compute_mib']:.0f}",
-                f"{entry['capacity_mib']}{', too little' if too_little else ''}",
+                *(amount(entry, part) for part in PARTS),
+                f"{entry['capacity_mib']}{', too little' if too_little else f', {over(entry)}' if over(entry) else ''}",
             ]
         )
     legend = ", ".join(f"{sign} {part.replace('kv', 'KV cache')}" for part, sign in PARTS.items())
-    return [*table(rows).splitlines(), f"  in MiB; {legend} (an upper bound), {FREE} free"]
+    return [*table(rows).splitlines(), f"  in MiB, ≤ an upper bound; {legend}, {FREE} free"]
 
 
 def command_lines(argv: list[str], environment: dict[str, str], start: str = "      ") -> list[str]:

@@ -25,8 +25,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import fire
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 
 MINIMUM_PYTHON = (3, 9)
+ROOT_FOLDERS = "/usr/sbin:/usr/bin:/sbin:/bin"
+"""Where root's programs are; not all accounts have these in their search path."""
 DEVICE_GROUPS = ("render", "video")
 """Groups whose members may use the graphics devices of Linux."""
+
+APT_LISTS = Path("/var/lib/apt/lists")
 
 VERSION_ARGUMENTS = {
     "cmake": ["--version"],
@@ -113,14 +117,21 @@ def service_manager(scope: str) -> str:
     return "supervisor"
 
 
-def packaged(policy: str, main: str) -> dict:
+def packaged(policy: str, main: str, lists: Path = APT_LISTS) -> dict:
     """From what ``apt-cache policy`` says of the packages of llama.cpp: names of those that are installed, and upstream's version
-    of the main one that is installed, or else offered, or None."""
+    of the main one that is installed, or else offered, or None; ``listed`` is false where no list of packages could tell it.
+
+    :param lists: folder of apt's lists of packages.
+    """
     found = re.findall(r"^(\S+):\n  Installed: (\S+)\n  Candidate: (\S+)$", policy, re.MULTILINE)
     installed = {name: version for name, version, _candidate in found if version != "(none)"}
     offered = {name: candidate for name, _version, candidate in found}
     version = re.match(r"(?:\d+:)?(\d[0-9.]*\d)", installed.get(main) or offered.get(main, ""))
-    return {"version": version.group(1) if version else None, "installed": sorted(installed)}
+    return {
+        "version": version.group(1) if version else None,
+        "installed": sorted(installed),
+        "listed": bool(version) or any(lists.glob("*_Packages*")),
+    }
 
 
 def _packaged(catalogue: dict, family: str) -> dict | None:
@@ -134,6 +145,11 @@ def _packaged(catalogue: dict, family: str) -> dict | None:
         }
     )
     return packaged(output(["apt-cache", "policy", *names]), spec["version"])
+
+
+def useradd(folders: str = ROOT_FOLDERS) -> str | None:
+    """Whether accounts can be created, as a tool that tells no version."""
+    return "installed" if shutil.which("useradd", path=folders) else None
 
 
 def firmware(accelerators: list[dict], family: str, ask: Ask = output) -> str | None:
@@ -206,6 +222,7 @@ def facts(wanted_scope: str, catalogue: dict | None = None) -> dict:
     tools = {
         **toolchain(installed),
         "venv": version_of([interpreter, "-c", "import ensurepip, venv; print('1.0')"]) if interpreter else None,
+        "useradd": useradd(),
     }
     distributed = _distribution()
     packages = _packaged(catalogue or {}, distributed["family"])

@@ -77,15 +77,13 @@ def _security_floor(seen: Seen) -> Found:
         {(release["generation"], release.get("fork")) for release in seen.plan["releases"].values()}, key=str
     ):
         if fork:
-            told = f"Commit {build} of {fork} lets"
+            release = f"Commit {build} of {fork}"
             if build > known:
-                told = f"Commit {build} of {fork} is newer than {known}, the last one that was looked at, which lets"
-            remedy = f"Set llama_release to build {floor} or newer of llama.cpp, or let nobody but the head reach the workers."
-            found.append((None, {"told": told, "remedy": remedy}))
+                release += f" is newer than {known}, the last one that was looked at, which"
+            safe = f"build {floor} or newer of llama.cpp, or let nobody but the head reach the workers"
+            found.append((None, {"release": release, "safe": safe}))
         elif build < floor:
-            found.append(
-                (None, {"told": f"Build {build} lets", "remedy": f"Set llama_release to build {floor} or newer."})
-            )
+            found.append((None, {"release": f"Build {build}", "safe": f"build {floor} or newer"}))
     return found
 
 
@@ -119,7 +117,7 @@ def _open_server(seen: Seen) -> Found:
     head = seen.plan["head"]
     if head["address"].startswith(LOOPBACK) or "--api-key-file" in head["argv"]:
         return []
-    return [(head["host"], {"listens": f"{head['address']}:{head['port']}"})]
+    return [(head["host"], {"address": f"{head['address']}:{head['port']}"})]
 
 
 def _unused_accelerators(seen: Seen) -> Found:
@@ -192,7 +190,7 @@ def _vulkan_memory(seen: Seen) -> Found:
     """A share beyond what the driver shows as the device's own, or a model that does not fit within that."""
     if seen.plan["fits"]:
         return [
-            (device.host, {"device": device.name, "limit": device.visible_mib, "told": f"is to hold {share} MiB"})
+            (device.host, {"device": device.name, "limit": device.visible_mib, "use": f"is to hold {share} MiB"})
             for device in seen.used
             for share in [round(device.held_mib)]
             if share > device.visible_mib
@@ -203,7 +201,7 @@ def _vulkan_memory(seen: Seen) -> Found:
             {
                 "device": worker["device"],
                 "limit": devices.visible_mib(worker["backend"], accelerator, worker["environment"]),
-                "told": f"has {accelerator.memory_mib} MiB, and the model does not fit",
+                "use": f"has {accelerator.memory_mib} MiB, and the model does not fit",
             },
         )
         for name, host in seen.plan["hosts"].items()
@@ -270,7 +268,7 @@ def _cache_kernels(seen: Seen) -> Found:
             if build["backend"] in ("cuda", "hip")
         ]
         if not all(backends.is_on(value) for value in options):
-            found.append((name, {"k": kinds[0], "v": kinds[1]}))
+            found.append((name, {"type_k": kinds[0], "type_v": kinds[1]}))
     return found
 
 
@@ -356,6 +354,8 @@ class Advisory(NamedTuple):
     message: str
     remedy: str
     reference: str
+    example: tuple[tuple[str, str], ...] = ()
+    """Where more than a name or a number is filled in: its key and what it may be, for docs/plan.md."""
 
 
 ADVISORIES = (
@@ -363,9 +363,10 @@ ADVISORIES = (
         "rpc-remote-code-execution",
         "error",
         _security_floor,
-        "{told} whoever reaches a worker's port run code on its host, without authentication.",
-        "{remedy}",
+        "{release} lets whoever reaches a worker's port run code on its host, without authentication.",
+        "Set llama_release to {safe}.",
         "CVE-2026-34159",
+        (("release", "Build 6110"), ("safe", f"build {capabilities.SECURITY_FLOOR} or newer")),
     ),
     Advisory(
         "unprotected-worker",
@@ -379,7 +380,7 @@ ADVISORIES = (
         "open-server",
         "error",
         _open_server,
-        "The server listens on {listens} and answers everybody who reaches it.",
+        "The server listens on {address} and answers everybody who reaches it.",
         "Set llama_server_api_key_file, or let it listen on 127.0.0.1 behind a proxy of your own.",
         "https://github.com/ggml-org/llama.cpp/pull/25655",
     ),
@@ -413,11 +414,12 @@ ADVISORIES = (
         VULKAN_MEMORY,
         "error",
         _vulkan_memory,
-        "{device} of {host} {told}, and Mesa's Vulkan driver shows {limit} MiB, two thirds of the memory that it shares with the "
+        "{device} of {host} {use}, and Mesa's Vulkan driver shows {limit} MiB, two thirds of the memory that it shares with the "
         "processor, as the device's own: larger shares were seen to end with out of memory while loading.",
         "Serve with HIP (llama_backend: hip), use more workers (llama_placement: all), or set radv_enable_unified_heap_on_apu: 'true' in the "
         "environment of the endpoint in llama_worker_endpoints.",
         THREAD.format(28571),
+        (("use", "is to hold 90112 MiB"),),
     ),
     Advisory(
         "wide-tensor-send",
@@ -455,7 +457,7 @@ ADVISORIES = (
         "cache-kernels",
         "error",
         _cache_kernels,
-        "llama_server_cache_type_k {k} with llama_server_cache_type_v {v} needs kernels that the programs of {host} may not have: then the "
+        "llama_server_cache_type_k {type_k} with llama_server_cache_type_v {type_v} needs kernels that the programs of {host} may not have: then the "
         "worker aborts at the first token.",
         "Use q8_0 or q4_0 for both, or compile with GGML_CUDA_FA_ALL_QUANTS, which source git, pypi and archive do by themselves.",
         THREAD.format(27905),

@@ -145,7 +145,9 @@ def _needs(host: Host, backend: str, beside: list[str], catalogue: Catalogue, re
     else:
         needs = _needs_of_compiler(host, backend, beside, release, packages, present)
     supervisor = ["venv"] * (host.facts.service_manager == "supervisor")
-    return needs._replace(wanted=[*needs.wanted, *supervisor])
+    creates_accounts = host.facts.scope == "system" and "useradd" in packages
+    accounts = ["useradd"] * (creates_accounts and host.facts.toolchain.get("useradd", True) is None)
+    return needs._replace(wanted=[*needs.wanted, *supervisor, *accounts])
 
 
 def _needs_of_package(

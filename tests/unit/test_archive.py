@@ -1,0 +1,63 @@
+"""The archive for Galaxy has what users need, and nothing that only developers do."""
+
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = {
+    "CHANGELOG.rst",
+    "CONTRIBUTING.md",
+    "FILES.json",
+    "LICENSE",
+    "MANIFEST.json",
+    "README.md",
+    "changelogs",
+    "docs",
+    "inventories",
+    "meta",
+    "playbooks",
+    "plugins",
+    "requirements.txt",
+    "roles",
+    "site.yml",
+}
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory):
+    """Paths in the archive."""
+    target = tmp_path_factory.mktemp("archive")
+    galaxy = Path(sys.executable).with_name("ansible-galaxy")
+    subprocess.run([galaxy, "collection", "build", "--output-path", target], cwd=ROOT, check=True, capture_output=True)
+    with tarfile.open(next(target.glob("llamacpp-cluster-*.tar.gz"))) as archive:
+        return archive.getnames()
+
+
+def test_the_top_level(names):
+    assert {name.split("/")[0] for name in names} == SHIPPED
+
+
+def test_an_execution_environment_finds_its_requirements(names):
+    """Paths are relative to the installed collection. An environment brings its own ansible-core."""
+    dependencies = yaml.safe_load((ROOT / "meta" / "execution-environment.yml").read_text())["dependencies"]
+    assert set(dependencies) == {"python", "system"}
+    assert set(dependencies.values()) <= set(names)
+    lines = (ROOT / dependencies["python"]).read_text().splitlines()
+    wanted = [Requirement(line) for line in lines if not line.startswith("#")]
+    pins = (ROOT / "requirements.txt").read_text().splitlines()
+    tested = dict(line.split("==") for line in pins if "==" in line)
+    assert "ansible-core" in tested
+    assert "ansible-core" not in {requirement.name for requirement in wanted}
+    assert all(requirement.specifier.contains(tested[requirement.name]) for requirement in wanted)
+    assert all(len(requirement.specifier) > 1 for requirement in wanted), "a lower and an upper bound"
+
+
+def test_nothing_for_developers(names):
+    developers = ("changelogs/fragments", "docs/generate.py")
+    assert not [name for name in names if name.startswith(developers) or "__pycache__" in name]

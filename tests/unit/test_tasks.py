@@ -1,0 +1,39 @@
+"""What tasks of roles and playbooks ask of Ansible's own modules."""
+
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def tasks(items):
+    """All tasks of a file, those in blocks too."""
+    for item in items or []:
+        yield item
+        for part in ("tasks", "block", "rescue", "always"):
+            yield from tasks(item.get(part))
+
+
+def every(module):
+    """Arguments of a module, wherever it is used."""
+    for path in [*ROOT.glob("roles/*/tasks/**/*.yml"), *ROOT.glob("playbooks/**/*.yml")]:
+        yield from (task[module] for task in tasks(yaml.safe_load(path.read_text())) if module in task)
+
+
+def test_a_list_of_packages_is_asked_for_once_at_least():
+    """ansible.builtin.apt counts tries: with update_cache_retries 0 it fails without one whenever the list is older than it may be."""
+    updates = [arguments for arguments in every("ansible.builtin.apt") if arguments.get("update_cache")]
+    assert updates
+    assert all(arguments.get("update_cache_retries", 5) >= 1 for arguments in updates)
+
+
+def test_a_run_says_at_its_end_what_it_went_on_without():
+    last = yaml.safe_load((ROOT / "playbooks" / "site.yml").read_text())[-1]
+    assert last["tasks"][-1]["ansible.builtin.import_tasks"] == "tasks/without.yml"
+
+
+def test_a_run_alone_may_fetch_a_list_of_packages():
+    """plan.yml and verify.yml change no host."""
+    users = {path.name for path in (ROOT / "playbooks").glob("*.yml") if "llama_list_fetched" in path.read_text()}
+    assert users == {"site.yml"}
