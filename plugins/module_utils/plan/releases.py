@@ -385,7 +385,8 @@ def _options(
     fork = release.get("fork", capabilities.MAINLINE)
     all_quants = backends.needs_all_quants(*cache_types, fork)
     options = backends.cmake_options(backend, architectures, release["generation"], all_quants, fork)
-    options.update({option: str(value) for option, value in host["variables"]["llama_build_cmake_options"].items()})
+    given = {option: str(value) for option, value in host["variables"]["llama_build_cmake_options"].items()}
+    options.update({**given, **backends.without(host["facts"]["cpu"].get("unusable", []), given)})
     if backends.is_on(options["BUILD_SHARED_LIBS"]):
         raise Refusal(
             f"llama_build_cmake_options of {name} has BUILD_SHARED_LIBS, and a release holds its programs alone: take it out, with what needs it "
