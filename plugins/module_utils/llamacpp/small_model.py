@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A known-answer model of 70 kB, written on any host: one layer in q8_0, whose attention is zero.
+"""A known-answer model of 210 kB, written on any host: one layer in q8_0, whose attention is zero.
 
 Its matrices are of a type and shape that all special code for processors takes (AMX, repacked weights), and a question of several tokens
 has them multiplied as a prompt is.
@@ -15,7 +15,7 @@ from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
 
-LAYERS, WIDTH, KIND = 1, 64, "q8_0"
+LAYERS, WIDTH, KIND = 1, 128, "q8_0"
 ASKED, ANSWERED = 12, 8
 """How many pieces of the sentence are asked with, and how many are to follow."""
 VERSION, ALIGNMENT = 3, 32
