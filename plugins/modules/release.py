@@ -15,6 +15,7 @@ description:
   - What one host has built is packed, kept on the controller, and installed on the other hosts of its kind.
   - Of a distribution's package that is installed already, only links and the manifest are made. Programs that were compiled elsewhere
     are unpacked with their libraries.
+  - Before a release is installed, its programs are tried on the host's processor. Nothing that serves is touched where one does not work.
   - An installed release whose files are intact is left alone.
   - An action plugin of the same name shows the progress of a build every few seconds.
 attributes:

@@ -24,30 +24,20 @@ ATTENTION_SPREAD = 0.25
 """Standard deviation of attention weights times the width; more loses the answer on wide models."""
 
 
+def _matrix(rows: int, width: int, entries: dict[tuple[int, int], float]) -> numpy.ndarray:
+    matrix = numpy.zeros((rows, width), numpy.float32)
+    for place, value in entries.items():
+        matrix[place] = value
+    return matrix
+
+
 def _tensors(layers: int, width: int) -> Iterator[tuple[str, numpy.ndarray]]:
     """All tensors in the file's order, as 32-bit floats; norms are one-dimensional."""
-    states = known_answer.positions()
-    begin, end = states - 1, states - 1
-    first_piece = len(known_answer.CONTROL_TOKENS) + len(known_answer.BYTE_TOKENS)
-    tokens = first_piece + len(known_answer.pieces())
-    state_of = {1: begin, 2: end, **{first_piece + index: index for index in range(states - 1)}}
-
-    embedding = numpy.zeros((tokens, width), numpy.float32)
-    for token, state in state_of.items():
-        embedding[token, state] = 1
-    yield "token_embd.weight", embedding
-
-    reached = list(range(states))
-    hidden = math.sqrt(width) / (1 + math.exp(-math.sqrt(width))) * math.sqrt(width)
+    tokens = known_answer.first_piece() + len(known_answer.pieces())
     ones = numpy.ones(width, numpy.float32)
     identity = numpy.eye(width, dtype=numpy.float32)
+    yield "token_embd.weight", _matrix(tokens, width, known_answer.embedding())
     for layer in range(layers):
-        after = known_answer.permutation(layer)
-        reached = [after[state] for state in reached]
-        down = numpy.zeros((width, width), numpy.float32)
-        for state, following in enumerate(after):
-            down[following, state] += 1 / hidden
-            down[state, state] -= 1 / hidden
         noise = numpy.frombuffer(random.Random(layer).randbytes(2 * width * width), numpy.int16).reshape(width, width)
         noise = (noise / 32768 * math.sqrt(3) * ATTENTION_SPREAD / width).astype(numpy.float32)
         name = f"blk.{layer}."
@@ -57,24 +47,9 @@ def _tensors(layers: int, width: int) -> Iterator[tuple[str, numpy.ndarray]]:
         yield name + "ffn_norm.weight", ones
         yield name + "ffn_gate.weight", identity
         yield name + "ffn_up.weight", identity
-        yield name + "ffn_down.weight", down
+        yield name + "ffn_down.weight", _matrix(width, width, known_answer.step(layer, width))
     yield "output_norm.weight", ones
-
-    output = numpy.zeros((tokens, width), numpy.float32)
-    for token, state in state_of.items():
-        if token != 1:
-            output[token, reached[(state - 1) % states]] = 1
-    yield "output.weight", output
-
-
-def _shapes(layers: int, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of all tensors in the file's order."""
-    parts = known_answer.shapes(width)
-    yield parts[0]
-    for layer in range(layers):
-        for name, shape in parts[1:-2]:
-            yield name.replace("*", str(layer)), shape
-    yield from parts[-2:]
+    yield "output.weight", _matrix(tokens, width, known_answer.output(layers))
 
 
 def _add_metadata(writer: gguf.GGUFWriter, layers: int, width: int, kind: str) -> None:
@@ -99,7 +74,7 @@ def write(path: Path, layers: int, width: int, kind: str) -> None:
     partial = path.with_name(path.name + ".partial")
     writer = gguf.GGUFWriter(partial, "llama")
     _add_metadata(writer, layers, width, kind)
-    for name, shape in _shapes(layers, width):
+    for name, shape in known_answer.tensor_shapes(layers, width):
         stored = gguf.quant_shape_to_byte_shape(shape, stored_as(shape))
         writer.add_tensor_info(name, stored, numpy.dtype(numpy.uint8), math.prod(stored), raw_dtype=stored_as(shape))
     writer.write_header_to_file()

@@ -14,15 +14,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import place
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.entry import DECLARED, facts_of, server_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Device, Model, Worker
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+from buffers import compared
 from conftest import until
 
 PORTS = (51062, 51063, 51064)
 SERVER_PORT = 18090
 GENERATION = capabilities.PYPI_TREES["0.3.36"]["generation"]
 ABLE = capabilities.of_build(GENERATION)
-ROUNDING = 0.006
-"""MiB by which a logged size may differ, for each line that it was added up from."""
-LINES = {"model": 1, "KV": 3}
 
 
 @pytest.fixture(scope="module")
@@ -104,32 +102,6 @@ def logged(programs, arguments, folder):
         process.terminate()
         process.wait()
     return verification.buffers(path.read_text())
-
-
-def compared(placed, found):
-    """What differs, a line each."""
-    expected = {device.buffer: share for device, share in zip(placed.devices, placed.shares())}
-    host = {"model": 0.0, "KV": 0.0}
-    wrong = []
-    for device, sizes in found.items():
-        share = expected.get(device)
-        for kind in host:
-            if share is None:
-                host[kind] += sizes.get(kind, 0)
-                continue
-            size = (share.weights if kind == "model" else share.kv) / placement.MIB
-            if abs(sizes.get(kind, 0) - size) > ROUNDING * LINES[kind]:
-                wrong.append(f"{device} {kind}: logged {sizes.get(kind, 0)}, planned {size:.3f}")
-        if share and sizes.get("compute", 0) > placed.load.compute / placement.MIB:
-            wrong.append(
-                f"{device} compute: logged {sizes['compute']}, planned at most {placed.load.compute / placement.MIB:.3f}"
-            )
-    kept = placed.on_head()
-    for kind, size in (("model", kept.weights), ("KV", kept.kv)):
-        if abs(host[kind] - size / placement.MIB) > ROUNDING * LINES[kind]:
-            wrong.append(f"CPU {kind}: logged {host[kind]}, planned {size / placement.MIB:.3f}")
-    absent = [device for device, share in expected.items() if share.weights + share.kv and device not in found]
-    return wrong + [f"{device} is not in the log" for device in absent]
 
 
 MODELS = {

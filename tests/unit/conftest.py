@@ -8,6 +8,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 from ansible.module_utils.testing import patch_module_args
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import trial
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry
@@ -74,6 +75,12 @@ class Cluster:
 
 def known_answer_of(layers=16, width=128, kind="f32"):
     return {"layers": layers, "width": width, "type": kind}
+
+
+@pytest.fixture
+def untried(monkeypatch):
+    """Has programs installed that can do no more than say how they are used."""
+    monkeypatch.setattr(trial, "check", lambda *_arguments: None)
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ import threading
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, prebuilt
 
+pytestmark = pytest.mark.usefixtures("untried")
+
 CMAKE = """
 cmake_minimum_required(VERSION 3.14)
 project(tiny C)

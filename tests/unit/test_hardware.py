@@ -1,7 +1,14 @@
 """What is found of the devices and the processor of hosts on paper."""
 
+import platform
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import hardware
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import hardware, tiles
 from machines import NAMES, Machine
 
 
@@ -138,6 +145,72 @@ def test_what_kernels_and_microcode_tell_of_a_processor_makes_no_other_kind(tmp_
         return hardware.cpu(tmp_path)["features_id"]
 
     assert (told("fpu sse4_2 avx2") == told(flags)) is same
+
+
+AMX = "fpu avx512_vnni amx_bf16 amx_tile amx_int8"
+
+
+@pytest.mark.parametrize(
+    "flags, work, unusable",
+    [
+        ("fpu avx512_vnni", False, False),
+        ("fpu avx512_vnni amx_tile", False, False),
+        (AMX, True, False),
+        (AMX, False, True),
+    ],
+    ids=["not announced", "without a type that is used", "usable", "not usable"],
+)
+def test_tiles_that_programs_cannot_use(tmp_path, monkeypatch, flags, work, unusable):
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text(f"model name\t: One\nflags\t\t: {flags}\n")
+    monkeypatch.setattr(tiles, "work", lambda: True)
+    whole = hardware.cpu(tmp_path)
+    assert "unusable" not in whole
+    monkeypatch.setattr(tiles, "work", lambda: work)
+    found = hardware.cpu(tmp_path)
+    assert found.get("unusable") == (["amx"] if unusable else None)
+    assert (found["features_id"] == whole["features_id"]) is not unusable
+
+
+@pytest.mark.parametrize("name", ["constructed/m4_max", "constructed/gb10"])
+def test_tiles_are_not_tried_on_other_processors(tmp_path, monkeypatch, name):
+    machine = Machine(name, tmp_path).settle(monkeypatch)
+    monkeypatch.setattr(tiles, "work", lambda: pytest.fail("tried"))
+    assert "unusable" not in hardware.cpu(tmp_path, machine.ask)
+
+
+@pytest.mark.parametrize(
+    "program, works",
+    [
+        ("", True),
+        ("import sys; sys.exit('the kernel refuses tile data')", False),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGILL)", False),
+        ("import time; time.sleep(60)", False),
+        ("import no_such_module", False),
+    ],
+    ids=["all well", "permission refused", "SIGILL", "hangs", "cannot be tried"],
+)
+def test_tiles_work_where_a_program_that_uses_them_comes_to_its_end(monkeypatch, program, works):
+    monkeypatch.setattr(tiles, "SECONDS", 1)
+    assert tiles.work(program) is works
+
+
+@pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="tiles are Intel's")
+def test_tiles_are_tried_without_harm():
+    """Wherever the tests run: this process goes on, and where none are announced, none work."""
+    flags = set(re.findall(r"amx_\w+", Path("/proc/cpuinfo").read_text()))
+    assert tiles.work() in ([True, False] if flags >= tiles.ANNOUNCED else [False])
+
+
+@pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="tiles are Intel's")
+def test_a_tile_instruction_that_the_processor_refuses_ends_the_trial():
+    """The permission is left out: what the machine code then says is the processor's own word."""
+    asking, doing = "if ctypes.CDLL", "if False and ctypes.CDLL"
+    assert tiles.PROGRAM.count(asking) == 1
+    done = subprocess.run(
+        [sys.executable, "-c", tiles.PROGRAM.replace(asking, doing)], capture_output=True, check=False
+    )
+    assert done.returncode == -signal.SIGILL
 
 
 def test_a_processor_of_which_nothing_is_told(tmp_path, monkeypatch):

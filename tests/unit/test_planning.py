@@ -100,6 +100,43 @@ def test_operators_cmake_options_win():
     assert cluster.plan()["hosts"]["here"]["builds"][0]["cmake_options"]["GGML_RPC_RDMA"] == "ON"
 
 
+AMX_OFF = {"CMAKE_C_FLAGS": "-U__AMX_INT8__", "CMAKE_CXX_FLAGS": "-U__AMX_INT8__"}
+
+
+@pytest.mark.parametrize(
+    "given, added",
+    [
+        ({}, AMX_OFF),
+        ({"CMAKE_CXX_FLAGS": "-O2"}, {**AMX_OFF, "CMAKE_CXX_FLAGS": "-U__AMX_INT8__ -O2"}),
+        ({"GGML_AMX_INT8": "ON"}, {"GGML_AMX_INT8": "ON"}),
+    ],
+    ids=["by itself", "with the operator's flags", "the operator decides"],
+)
+@pytest.mark.parametrize(
+    "release",
+    [{"source": "git", "ref": "b8600"}, {"source": "git", "fork": "ik_llama.cpp", "ref": "8" * 40, "build": 4840}],
+    ids=["llama.cpp", "ik_llama.cpp"],
+)
+def test_amx_is_left_out_where_programs_cannot_use_it(pair, release, given, added):
+    for host in pair.hosts.values():
+        host["variables"]["llama_release"] = release
+    before = pair.plan()["hosts"]
+    pair.hosts["worker2"]["facts"]["cpu"]["unusable"] = ["amx"]
+    pair.hosts["worker2"]["variables"]["llama_build_cmake_options"] = given
+    after = pair.plan()["hosts"]
+    (build,), (usual,) = after["worker2"]["builds"], before["worker2"]["builds"]
+    assert build["cmake_options"] == {**usual["cmake_options"], **added}
+    assert build["id"] != usual["id"]
+    assert [after[name] for name in ("head", "worker1")] == [before[name] for name in ("head", "worker1")]
+
+
+def test_a_plan_depends_on_what_programs_cannot_use():
+    """It is kept with the facts, so that a host which does not answer keeps its build."""
+    facts = {**Cluster().add("here", "head").hosts["here"]["facts"], "kept": {}}
+    facts["cpu"] = {**facts["cpu"], "unusable": ["amx"]}
+    assert entry.planned_from(facts)["cpu"]["unusable"] == ["amx"]
+
+
 def test_one_worker_for_each_accelerator():
     cluster = Cluster().add("here", "head", "worker", facts=CUDA, llama_model_known_answer=known_answer_of())
     plan = cluster.plan()

@@ -12,6 +12,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names impo
 from ansible_collections.llamacpp.cluster.plugins.modules import release
 
 MODULE = release
+pytestmark = pytest.mark.usefixtures("untried")
 PROGRAM = "#!/bin/sh\necho usage: --rpc --fit\n"
 
 
@@ -53,6 +54,27 @@ def test_a_release_is_installed_once(call, programs):
     assert not os.path.exists(programs["prefix"])
     assert call(**programs)["manifest"]["id"] == "new"
     assert call(**programs)["changed"] is False
+
+
+def test_programs_that_do_not_work_here_are_not_installed(call, programs, tmp_path, monkeypatch):
+    call(**{**programs, "build": {**programs["build"], "id": "old"}})
+    tried = []
+
+    def check(folder, worker, _flags, place):
+        tried.append((sorted(path.name for path in folder.iterdir()), worker, place.folder.exists(), place.account))
+        raise building.trial.TrialError("llama-server was tried on this host's processor and ended with SIGILL.")
+
+    monkeypatch.setattr(building.trial, "check", check)
+    assert call(**{**programs, "build": {**programs["build"], "id": "old"}})["changed"] is False
+    assert not tried
+    failed = call(**programs)
+    assert failed["failed"]
+    assert failed["msg"].startswith(
+        "Installing new: llama-server was tried on this host's processor and ended with SIGILL."
+    )
+    assert tried == [(["ggml-rpc-server", "libggml.so", "llama-server"], "ggml-rpc-server", True, {})]
+    assert [path.name for path in (tmp_path / "prefix/releases").glob("[!.]*")] == ["old"]
+    assert not list(tmp_path.glob("prefix/releases/.new/trial"))
 
 
 def test_old_releases_are_removed_and_what_is_put_to_use_counts_as_new(call, programs, tmp_path):

@@ -38,7 +38,7 @@ def evidence(plan):
         "health": {"healthy": True, "said": "ok"},
         "handshakes": {"workers": {endpoint: copy.deepcopy(answer) for endpoint in ENDPOINTS}},
         "buffers": {
-            entry["device"]: {"model": entry["weights_mib"], "KV": entry["kv_mib"], "compute": 1.0}
+            entry["device"]: {"model": [entry["weights_mib"], 1], "KV": [entry["kv_mib"], 1], "compute": [1.0, 1]}
             for entry in plan["placement"]
         },
         "completion": {"text": known_answer.SENTENCE, "tokens": 33, "tokens_per_second": 700.0},
@@ -113,13 +113,13 @@ WRONG = {
     "layers are elsewhere": (
         "buffers",
         "model 3.0 MiB, planned",
-        lambda p, d, e: e["buffers"]["RPC0[127.0.0.1:50052]"].update(model=3.0),
+        lambda p, d, e: e["buffers"]["RPC0[127.0.0.1:50052]"].update(model=[3.0, 1]),
     ),
-    "a worker was left out": ("buffers", "model 0 MiB", lambda p, d, e: e["buffers"].pop("RPC0[127.0.0.1:50053]")),
+    "a worker was left out": ("buffers", "model 0.0 MiB", lambda p, d, e: e["buffers"].pop("RPC0[127.0.0.1:50053]")),
     "cache of another size": (
         "buffers",
         "KV 99 MiB",
-        lambda p, d, e: e["buffers"]["RPC0[127.0.0.1:50052]"].update(KV=99),
+        lambda p, d, e: e["buffers"]["RPC0[127.0.0.1:50052]"].update(KV=[99, 1]),
     ),
     "a wrong word": (
         "known answer",
@@ -317,7 +317,7 @@ def test_what_the_head_waits_for():
 
 def test_sizes_that_are_not_known_exactly_are_told_and_do_not_fail(plan, drifts, evidence):
     plan["placement"][0]["exact"] = []
-    evidence["buffers"]["RPC0[127.0.0.1:50052]"] = {"model": 1.0, "KV": 2.0}
+    evidence["buffers"]["RPC0[127.0.0.1:50052]"] = {"model": [1.0, 1], "KV": [2.0, 1]}
     judged = verification.judge(plan, drifts, evidence, {})
     check = next(check for check in judged["checks"] if check["name"] == "buffers")
     assert check["status"] == "passed"
@@ -325,16 +325,26 @@ def test_sizes_that_are_not_known_exactly_are_told_and_do_not_fail(plan, drifts,
     del evidence["buffers"]["RPC0[127.0.0.1:50052]"]
     judged = verification.judge(plan, drifts, evidence, {})
     check = next(check for check in judged["checks"] if check["name"] == "buffers")
-    assert (check["status"], check["evidence"][:28]) == ("failed", "model 0 MiB, planned up to 3")
+    assert (check["status"], check["evidence"][:30]) == ("failed", "model 0.0 MiB, planned up to 3")
+
+
+@pytest.mark.parametrize("lines, passed", [(1, False), (2, False), (3, True)])
+def test_each_line_of_the_log_is_rounded_and_so_is_the_plan(plan, drifts, evidence, lines, passed):
+    entry = plan["placement"][0]
+    entry["kv_mib"] = 1.0
+    evidence["buffers"][entry["device"]]["KV"] = [1.02, lines]
+    judged = verification.judge(plan, drifts, evidence, {})
+    check = next(check for check in judged["checks"] if check["name"] == "buffers")
+    assert check["status"] == ("passed" if passed else "failed")
 
 
 def test_states_of_recurrent_layers_belong_to_the_cache():
     log = "a: CUDA0 KV buffer size = 8.00 MiB\nb: CUDA0 RS buffer size =   0.50 MiB\n"
-    assert verification.buffers(log) == {"CUDA0": {"KV": 8.5}}
+    assert verification.buffers(log) == {"CUDA0": {"KV": (8.5, 2)}}
 
 
 def test_parts_of_the_file_that_are_mapped_belong_to_their_device():
-    assert verification.buffers("a: MTL0_Mapped model buffer size = 8.00 MiB") == {"MTL0": {"model": 8.0}}
+    assert verification.buffers("a: MTL0_Mapped model buffer size = 8.00 MiB") == {"MTL0": {"model": (8.0, 1)}}
 
 
 def test_buffers_of_a_log():
@@ -347,8 +357,8 @@ def test_buffers_of_a_log():
         "0.03 I sched_reserve: RPC0[127.0.0.1:50052] compute buffer size =     4.29 MiB\n"
     )
     assert verification.buffers(log) == {
-        "CPU": {"model": 0.07},
-        "RPC0[127.0.0.1:50052]": {"model": 2.98, "KV": 2.25, "compute": 4.29},
+        "CPU": {"model": (0.07, 1)},
+        "RPC0[127.0.0.1:50052]": {"model": (2.98, 2), "KV": (2.25, 1), "compute": (4.29, 1)},
     }
 
 
@@ -435,7 +445,7 @@ def test_evidence_of_the_head(server, tmp_path):
     assert found["health"]["healthy"]
     assert found["ends"] == {"number": 1, "how": "with status 1", "log": ["one", "two"]}
     assert found["links"] == {"worker1": {"mbit_per_second": 9400}, "worker2": None}
-    assert found["buffers"] == {"CPU": {"model": 2.0}}
+    assert found["buffers"] == {"CPU": {"model": (2.0, 1)}}
     assert found["handshakes"]["workers"]["127.0.0.1:1"]["state"] == "refused"
     assert "127.0.0.1:2" not in found["handshakes"]["workers"]
     assert found["drift"]["differences"] == []
@@ -484,7 +494,7 @@ def test_instances_on_the_staging_ports_are_judged_by_what_they_computed(local, 
         for worker in plan["hosts"]["here"]["workers"]
     }
     evidence["buffers"] = {
-        entry["device"]: {"model": entry["weights_mib"], "KV": entry["kv_mib"]} for entry in plan["placement"]
+        entry["device"]: {"model": [entry["weights_mib"], 1], "KV": [entry["kv_mib"], 1]} for entry in plan["placement"]
     }
     judged = verification.judge(plan, {}, evidence, {})
     assert {check["name"] for check in judged["checks"]} == {

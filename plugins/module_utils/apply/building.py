@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import prebuilt
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import prebuilt, trial
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import SEARCH
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
 
@@ -234,10 +234,12 @@ class Installer:
         return partial
 
     def _publish(self, partial: Path, details: dict) -> dict:
+        able = self._probe(partial / "bin")
+        self._try(partial, able)
         manifest = {
             "id": self.build["id"],
             "cmake_options": self.build["cmake_options"],
-            "capabilities": self._probe(partial / "bin"),
+            "capabilities": able,
             "files": {f"bin/{path.name}": sha256(path) for path in sorted((partial / "bin").iterdir())},
             **details,
         }
@@ -246,6 +248,18 @@ class Installer:
         partial.rename(self.release)
         os.utime(self.release, NEVER_USED)
         return manifest
+
+    def _try(self, partial: Path, able: dict) -> None:
+        """Has the programs do here what they are for, before anything that serves stops for them."""
+        folder = partial / "trial"
+        folder.mkdir()
+        place = trial.Place(folder, self.build.get("environment", {}), self._as_account())
+        try:
+            trial.check(partial / "bin", able["worker_binary"], able["worker_flags"], place)
+        except trial.TrialError as error:
+            raise BuildError(str(error)) from error
+        finally:
+            shutil.rmtree(folder)
 
     def _probe(self, programs: Path) -> dict:
         """What the programs say of themselves; a program that does not even start is no release."""

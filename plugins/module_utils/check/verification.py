@@ -16,7 +16,7 @@ import socket
 import stat
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import runtime
@@ -25,7 +25,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import k
 SCHEMA = 1
 KNOCK_SECONDS = 1.0
 MAX_REPLY_BYTES = 4 * 1024 * 1024
-LOGGED_ROUNDING_MIB = 0.02
+LOGGED_ROUNDING_MIB = 0.005
+"""MiB by which a figure with two digits after the point may be wrong: one of the log, or of the plan."""
 PROMPT = "The first three prime numbers are"
 TOKENS = 16
 SECONDS_FOR_ANSWER = 300
@@ -112,14 +113,29 @@ def first_key(path: str | None) -> str | None:
     return next((line.strip() for line in Path(path).read_text().splitlines() if line.strip()), None) if path else None
 
 
-def buffers(log: str) -> dict[str, dict[str, float]]:
-    """Device → kind (model; KV, with the states of recurrent layers; compute) → MiB, as the log of one start tells them. ik_llama.cpp does
-    not name the kind model."""
-    found: dict[str, dict[str, float]] = {}
+class Logged(NamedTuple):
+    """MiB that so many lines of a log tell together, each rounded to two digits after the point."""
+
+    mib: float = 0.0
+    lines: int = 0
+
+    def plus(self, other: Logged) -> Logged:
+        return Logged(round(self.mib + other.mib, 2), self.lines + other.lines)
+
+    @property
+    def rounding(self) -> float:
+        """MiB by which the sum may be wrong."""
+        return self.lines * LOGGED_ROUNDING_MIB
+
+
+def buffers(log: str) -> dict[str, dict[str, Logged]]:
+    """Device → kind (model; KV, with the states of recurrent layers; compute) → what the log of one start tells. ik_llama.cpp does
+    not name the kind model. A processor has several: CPU, AMX, CPU_REPACK and the like."""
+    found: dict[str, dict[str, Logged]] = {}
     for device, kind, size in re.findall(r": +(\S+)(?: +(model|KV|RS|compute))? buffer size =\s*([\d.]+) MiB", log):
         sizes = found.setdefault(device.removesuffix("_Mapped"), {})
         kind = "KV" if kind == "RS" else kind or "model"
-        sizes[kind] = round(sizes.get(kind, 0) + float(size), 2)
+        sizes[kind] = sizes.get(kind, Logged()).plus(Logged(float(size), 1))
     return found
 
 
@@ -354,18 +370,19 @@ def _handshakes(plan: dict, evidence: dict) -> list[dict]:
 def _buffers(plan: dict, evidence: dict) -> list[dict]:
     checks = []
     for entry in plan["placement"]:
-        logged = evidence["buffers"].get(entry["device"], {})
+        logged = {kind: Logged(*told) for kind, told in evidence["buffers"].get(entry["device"], {}).items()}
         wrong, bounds = [], ""
         for kind, key in (("model", "weights_mib"), ("KV", "kv_mib")):
-            size = logged.get(kind, 0)
+            told = logged.get(kind, Logged())
+            size, rounding = told.mib, told.rounding + LOGGED_ROUNDING_MIB
             if key not in entry["exact"]:
                 bounds += f", {kind} was planned as up to {entry[key]} MiB"
                 if kind == "model" and entry[key] and not size:
                     wrong.append(f"{kind} {size} MiB, planned up to {entry[key]}")
-            elif abs(size - entry[key]) > LOGGED_ROUNDING_MIB + entry[key] / 1000:
+            elif abs(size - entry[key]) > rounding + entry[key] / 1000:
                 wrong.append(f"{kind} {size} MiB, planned {entry[key]}")
-        told = ", ".join(f"{kind} {size} MiB" for kind, size in logged.items()) + bounds
-        checks.append(_check("buffers", entry["device"], not wrong, "; ".join(wrong) or told))
+        sizes = ", ".join(f"{kind} {told.mib} MiB" for kind, told in logged.items()) + bounds
+        checks.append(_check("buffers", entry["device"], not wrong, "; ".join(wrong) or sizes))
     return checks
 
 

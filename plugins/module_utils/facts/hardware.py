@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import tiles
 
 MIB = 1024 * 1024
 NVIDIA_QUERY = ["nvidia-smi", "--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader,nounits"]
@@ -72,7 +73,7 @@ INSTRUCTIONS = (
 
 def cpu(root: Path = ROOT, ask: Ask = output) -> dict:
     """``cores`` are those that the system schedules on, threads of a core counted each; ``features_id`` is the same for processors
-    that run the same programs."""
+    that run the same programs. ``unusable`` is only there where programs cannot use what the processor announces: ``["amx"]``."""
     if sys.platform == "darwin":
         model, features = ask(["sysctl", "-n", "machdep.cpu.brand_string"]).strip(), ""
     else:
@@ -81,8 +82,11 @@ def cpu(root: Path = ROOT, ask: Ask = output) -> dict:
         flags = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
         model, features = named.group(1) if named else platform.machine(), flags.group(1) if flags else ""
     used = [feature for feature in features.split() if re.match(INSTRUCTIONS, feature)]
+    unusable = ["amx"] if tiles.unusable(used) else []
+    used = [feature for feature in used if not feature.startswith(tuple(unusable))]
     identity = hashlib.sha256(" ".join([model, *sorted(used)]).encode()).hexdigest()[:12]
-    return {"model": model, "cores": os.cpu_count() or 1, "features_id": identity}
+    found = {"model": model, "cores": os.cpu_count() or 1, "features_id": identity}
+    return {**found, "unusable": unusable} if unusable else found
 
 
 def _told(field: str) -> bool:

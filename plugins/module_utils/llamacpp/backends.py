@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
@@ -94,6 +95,10 @@ QUANTS_WITH_KERNELS = {"f32", "f16", "bf16", "q8_0", "q4_0"}
 TOOLKITS = ("hip", "cuda")
 """Backends whose toolkits are installed side by side, each below a prefix of its own."""
 
+AMX_OFF = "-U__AMX_INT8__"
+"""Keeps AMX out of a build. All of it stands behind this macro, which -march=native defines whatever the GGML_AMX_… options say; -mno-amx-int8
+is no option of compilers before GCC 11 and Clang 11, nor of those for a GPU."""
+
 BACKENDS = ("cpu", "vulkan", "hip", "cuda", "metal")
 
 _DEVICE_NAMES = {"cpu": "CPU", "vulkan": "Vulkan{}", "hip": "ROCm{}", "cuda": "CUDA{}", "metal": "MTL{}"}
@@ -178,6 +183,17 @@ def needs_all_quants(type_k: str, type_v: str, fork: str = capabilities.MAINLINE
 def is_on(value: str) -> bool:
     """Whether cmake takes the value of an option for true."""
     return value.upper() in ("1", "ON", "YES", "TRUE", "Y")
+
+
+def without(unusable: Collection[str], given: Mapping[str, str]) -> dict[str, str]:
+    """Options that leave out of the programs what the host's processor announces and programs cannot use.
+
+    :param unusable: what the facts say of the processor.
+    :param given: the operator's own options. Their flags come after ours, so that they win; whoever sets GGML_AMX_INT8 decides alone.
+    """
+    if "amx" not in unusable or "GGML_AMX_INT8" in given:
+        return {}
+    return {name: f"{AMX_OFF} {given.get(name, '')}".strip() for name in ("CMAKE_C_FLAGS", "CMAKE_CXX_FLAGS")}
 
 
 def cmake_options(

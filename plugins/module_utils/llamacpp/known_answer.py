@@ -8,7 +8,7 @@ words, another one in each layer; the output undoes all of them and adds one wor
 the sentence if and only if every layer was computed, once and in order. Attention weights are too small to move the
 answer: faults of attention or of the KV cache that stay small are not noticed.
 
-This file holds what planning and verification need; known_answer_file.py in plugin_utils writes the GGUF.
+This file holds what planning and verification need; known_answer_file.py in plugin_utils writes the GGUF, and small_model.py one for trials.
 """
 
 from __future__ import annotations
@@ -59,6 +59,45 @@ def permutation(layer: int) -> list[int]:
     return [after[state] for state in range(positions())]
 
 
+def first_piece() -> int:
+    """The token of the sentence's first piece; the others follow it."""
+    return len(CONTROL_TOKENS) + len(BYTE_TOKENS)
+
+
+def _states() -> dict[int, int]:
+    """Token → state, of those tokens that have one: beginning and end of the text share theirs."""
+    end = positions() - 1
+    return {1: end, 2: end, **{first_piece() + index: index for index in range(end)}}
+
+
+def embedding() -> dict[tuple[int, int], float]:
+    """Row and column → value of token_embd, of all that is not zero; the same of the others."""
+    return dict.fromkeys(_states().items(), 1)
+
+
+def step(layer: int, width: int) -> dict[tuple[int, int], float]:
+    """Of a layer's ffn_down, which takes each state to the next."""
+    hidden = math.sqrt(width) / (1 + math.exp(-math.sqrt(width))) * math.sqrt(width)
+    found = {}
+    for state, following in enumerate(permutation(layer)):
+        found[following, state] = 1 / hidden
+        found[state, state] = -1 / hidden
+    return found
+
+
+def output(layers: int) -> dict[tuple[int, int], float]:
+    """Of output, which undoes what all layers did and adds one word."""
+    reached = list(range(positions()))
+    for layer in range(layers):
+        after = permutation(layer)
+        reached = [after[state] for state in reached]
+    return {
+        (token, reached[(state - 1) % positions()]): 1
+        for token, state in _states().items()
+        if token != CONTROL_TOKENS.index("<s>")
+    }
+
+
 def problem(layers: int, width: int, kind: str) -> str | None:
     """What is wrong with a model of this size, or None."""
     if kind not in BLOCKS:
@@ -77,10 +116,17 @@ def _bytes(elements: int, kind: str) -> int:
 
 def shapes(width: int) -> list[tuple[str, tuple[int, ...]]]:
     """Name and shape of each tensor, rows last; the layer is a ``*``."""
-    tokens = (len(CONTROL_TOKENS) + len(BYTE_TOKENS) + len(pieces()), width)
+    tokens = (first_piece() + len(pieces()), width)
     parts = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
     of_layer = [(f"blk.*.{part}.weight", (width,) if part.endswith("norm") else (width, width)) for part in parts]
     return [("token_embd.weight", tokens), *of_layer, ("output_norm.weight", (width,)), ("output.weight", tokens)]
+
+
+def tensor_shapes(layers: int, width: int) -> list[tuple[str, tuple[int, ...]]]:
+    """Name and shape of all tensors in the file's order."""
+    first, *of_layer, norm, last = shapes(width)
+    every = [(name.replace("*", str(layer)), shape) for layer in range(layers) for name, shape in of_layer]
+    return [first, *every, norm, last]
 
 
 def _tensors(layers: int, width: int, kind: str) -> list[dict[str, Any]]:
@@ -102,7 +148,7 @@ def _tensors(layers: int, width: int, kind: str) -> list[dict[str, Any]]:
 
 def summary(layers: int, width: int, kind: str) -> dict[str, Any]:
     """What gguf.summarize says of the written model, without writing it; all but its files."""
-    vocabulary = len(CONTROL_TOKENS) + len(BYTE_TOKENS) + len(pieces())
+    vocabulary = first_piece() + len(pieces())
     matrices = layers * 7 * width * width + 2 * width * vocabulary
     norm = _bytes(width, "f32")
     return {
@@ -174,11 +220,9 @@ def file_bytes(layers: int, width: int, kind: str) -> int:
     size = 4 + 4 + 8 + 8
     size += sum(8 + len(key) + 4 + _value_bytes(form, value) for key, form, value in metadata(layers, width, kind))
     data = 0
-    for name, shape in shapes(width):
-        stored = caches.padded(_bytes(math.prod(shape), kind if len(shape) == 2 else "f32"), ALIGNMENT)
-        for layer in map(str, range(layers)) if "*" in name else [""]:
-            size += 8 + len(name.replace("*", layer)) + 4 + 8 * len(shape) + 4 + 8
-            data += stored
+    for name, shape in tensor_shapes(layers, width):
+        size += 8 + len(name) + 4 + 8 * len(shape) + 4 + 8
+        data += caches.padded(_bytes(math.prod(shape), kind if len(shape) == 2 else "f32"), ALIGNMENT)
     return caches.padded(size, ALIGNMENT) + data
 
 

@@ -399,6 +399,7 @@ def _options(
     options = {
         **backends.cmake_options(backend, architectures, release.generation, all_quants, release.fork),
         **host.cmake_options,
+        **backends.without(host.facts.cpu.get("unusable", []), host.cmake_options),
     }
     if backends.is_on(options["BUILD_SHARED_LIBS"]):
         raise Refusal(

@@ -1,0 +1,186 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Tries the programs of a release on this host's processor before they may replace those that serve.
+
+llama-server computes with a small quantised model and must give the right answer. A worker is started and asked who it is; it computes
+nothing here, since the form of a graph differs from protocol to protocol. Accelerators are not tried: what serves may need all their
+memory.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import SEARCH
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc, small_model
+
+SECONDS = 60
+"""How long a program may take for all that it is asked; one or two are usual."""
+PAUSE_SECONDS = 0.05
+DYING_SECONDS = 10
+"""How long a program that no longer answers may take to end: its memory may be written to disk first."""
+LINES_SHOWN, BYTES_SHOWN = 8, 4096
+ADDRESS = "127.0.0.1"
+SERVER = "llama-server"
+HIDDEN = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1", "GGML_VK_VISIBLE_DEVICES": ""}
+"""Has programs see no accelerator."""
+ILLEGAL = (
+    "It has an instruction that this host's processor, or the hypervisor below it, does not let programs use. Set GGML_NATIVE: 'OFF' in "
+    "llama_build_cmake_options of this host; where the programs were compiled elsewhere (source: binary or package), have them compiled here with "
+    "source: git"
+)
+OTHERWISE = "Set llama_release to another build, or correct what it names"
+
+
+class TrialError(Exception):
+    """A program does not do here what it is for; the message says which, how it ended, and what to do."""
+
+
+class Place(NamedTuple):
+    """Where programs are tried: an empty folder that every account may pass, their environment, and who runs them, as subprocess takes it."""
+
+    folder: Path
+    environment: dict[str, str]
+    account: dict[str, Any]
+
+
+class _Running(NamedTuple):
+    name: str
+    process: subprocess.Popen
+    log: IO[bytes]
+    deadline: float
+
+    def expect(self) -> None:
+        """That it runs on, and that time is left."""
+        status = self.process.poll()
+        if status is not None:
+            how = f"ended with {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+            raise self.failure(how, ILLEGAL if status == -signal.SIGILL else OTHERWISE)
+        if time.monotonic() > self.deadline:
+            raise self.failure(f"did not answer within {SECONDS} s", OTHERWISE)
+
+    def left(self) -> float:
+        return max(self.deadline - time.monotonic(), PAUSE_SECONDS)
+
+    def failure(self, how: str, remedy: str) -> TrialError:
+        descriptor = self.log.fileno()
+        begin = max(os.fstat(descriptor).st_size - BYTES_SHOWN, 0)
+        said = os.pread(descriptor, BYTES_SHOWN, begin).decode("utf-8", "replace").splitlines()[-LINES_SHOWN:]
+        return TrialError(
+            f"{self.name} was tried on this host's processor and {how}. {remedy}. The release was not installed, and nothing that serves was "
+            "touched. It said last:\n" + "\n".join(said)
+        )
+
+
+def check(programs: Path, worker: str, worker_flags: list[str], place: Place) -> None:
+    """Tries what of the release is there.
+
+    :param worker: name of the worker's program, or "".
+    :param worker_flags: its short options. One that cannot be told to lend the processor (before b5279) is not tried.
+    :raises TrialError: one does not work here.
+    """
+    home = place.folder / "home"
+    home.mkdir()
+    os.chown(home, place.account.get("user", -1), place.account.get("group", -1))
+    if (programs / SERVER).exists():
+        _check_server(programs / SERVER, place)
+    if worker and "d" in worker_flags:
+        _check_worker(programs / worker, ["-cpu"] if "cpu" in worker_flags else [], place)
+
+
+def _check_server(program: Path, place: Place) -> None:
+    model = place.folder / "small.gguf"
+    small_model.write(model)
+    port = _free_port()
+    argv = [str(program), "--model", str(model), "--host", ADDRESS, "--port", str(port), "--n-gpu-layers", "0"]
+    with _started([*argv, "--ctx-size", "128", "--parallel", "1", "--threads", "2"], place) as server:
+        while _asked(port, "GET", "/health", None, server.left()) is None:
+            server.expect()
+            time.sleep(PAUSE_SECONDS)
+        question = {"prompt": small_model.question(), "n_predict": small_model.ANSWERED, "temperature": 0}
+        reply = _asked(port, "POST", "/completion", question, server.left())
+        if reply is None:
+            _ended(server)
+            raise server.failure("gave no answer", OTHERWISE)
+        got = str(reply.get("content", "")).strip()
+        if got != small_model.answer():
+            raise server.failure(
+                f"computed wrong: it answered {got[:100]!r}, right is {small_model.answer()!r}", OTHERWISE
+            )
+
+
+def _check_worker(program: Path, flags: list[str], place: Place) -> None:
+    port = _free_port()
+    with _started([str(program), "-H", ADDRESS, "-p", str(port), "-d", "CPU", *flags], place) as worker:
+        while True:
+            answer = rpc.probe(ADDRESS, port, worker.left())
+            if answer["state"] == "ok":
+                return
+            worker.expect()
+            if answer["state"] != "refused":
+                raise worker.failure(f"did not answer as a worker ({answer['state']}: {answer['detail']})", OTHERWISE)
+            time.sleep(PAUSE_SECONDS)
+
+
+@contextmanager
+def _started(argv: list[str], place: Place) -> Iterator[_Running]:
+    home = str(place.folder / "home")
+    environment = {"PATH": SEARCH, "HOME": home, "LLAMA_CACHE": home, "LC_ALL": "C"}
+    with tempfile.TemporaryFile() as log:
+        try:
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd="/",
+                env={**environment, **place.environment, **HIDDEN},
+                **place.account,
+            )
+        except OSError as error:
+            raise TrialError(f"{Path(argv[0]).name} does not run on this host: {error.strerror}") from error
+        try:
+            yield _Running(Path(argv[0]).name, process, log, time.monotonic() + SECONDS)
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _ended(running: _Running) -> None:
+    """Waits for a program that no longer answers, and says how it ended if it did."""
+    with suppress(subprocess.TimeoutExpired):
+        running.process.wait(DYING_SECONDS)
+    running.expect()
+
+
+def _free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind((ADDRESS, 0))
+        return listening.getsockname()[1]
+
+
+def _asked(port: int, method: str, path: str, body: dict | None, seconds: float) -> dict | None:
+    """What llama-server answers, or None where it does not, or not yet."""
+    connection = http.client.HTTPConnection(ADDRESS, port, timeout=seconds)
+    try:
+        connection.request(method, path, json.dumps(body) if body else None, {"Content-Type": "application/json"})
+        reply = connection.getresponse()
+        text = reply.read()
+        said = json.loads(text) if reply.status == 200 else None
+        return said if isinstance(said, dict) else None
+    except (OSError, http.client.HTTPException, ValueError):
+        return None
+    finally:
+        connection.close()

@@ -1,0 +1,183 @@
+"""Programs that are tried before they may replace others: stand-ins in Python for each way in which one can fail. The small model is
+computed with by the real llama-server whenever a release is installed, so also by the integration tests."""
+
+import os
+import sys
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import trial
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, known_answer, small_model
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import known_answer_file
+
+numpy = pytest.importorskip("numpy")
+library = pytest.importorskip("gguf")
+
+BEGIN = f"""#!{sys.executable}
+import http.server, json, os, signal, socket, struct, sys, time
+print("loading", flush=True)
+"""
+SERVER = """
+port = int(sys.argv[sys.argv.index("--port") + 1])
+class Handler(http.server.BaseHTTPRequestHandler):
+    starting = 2
+    def do_GET(self):
+        Handler.starting -= 1
+        self.send_response(503 if Handler.starting > 0 else 200)
+        self.end_headers()
+        self.wfile.write(b'{"status": "ok"}')
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        ANSWER
+    def reply(self, text, status=200):
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps({"content": text}).encode())
+http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+RIGHT = f"self.reply(' {small_model.answer()}' if len(asked['prompt']) == {1 + small_model.ASKED} else 'what?')"
+WORKER = """
+assert sys.argv[sys.argv.index("-d") + 1] == "CPU"
+listening = socket.create_server(("127.0.0.1", int(sys.argv[sys.argv.index("-p") + 1])))
+def reply(connection, data):
+    head = connection.recv(9, socket.MSG_WAITALL)
+    connection.recv(struct.unpack("<BQ", head)[1], socket.MSG_WAITALL)
+    connection.sendall(struct.pack("<Q", len(data)) + data)
+while True:
+    connection, _address = listening.accept()
+    ANSWER
+"""
+ANSWERS = "reply(connection, bytes([2, 0, 0])); reply(connection, bytes(16))"
+
+
+@pytest.fixture
+def programs(tmp_path, monkeypatch):
+    """Writes programs and tries them; ``None`` is a program that is not there."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "trial").mkdir()
+
+    def check(server=None, worker=None, flags=("d",)):
+        hangs = "sleep" in f"{server}{worker}"
+        monkeypatch.setattr(trial, "SECONDS", 1 if hangs else 30)
+        monkeypatch.setattr(trial, "DYING_SECONDS", 0.1 if hangs or "500" in str(server) else 10)
+        for name, text in (("llama-server", server), ("rpc-server", worker)):
+            if text is not None:
+                (tmp_path / "bin" / name).write_text(BEGIN + text)
+                (tmp_path / "bin" / name).chmod(0o755)
+        place = trial.Place(tmp_path / "trial", {"OF_THE_BUILD": "1"}, {})
+        trial.check(tmp_path / "bin", "rpc-server" if worker is not None else "", list(flags), place)
+
+    return check
+
+
+def test_programs_that_work(programs):
+    programs(SERVER.replace("ANSWER", RIGHT), WORKER.replace("ANSWER", ANSWERS))
+
+
+def test_programs_see_no_accelerator_and_nothing_of_who_calls(programs, monkeypatch):
+    monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "1")
+    seen = (
+        "assert {'CUDA_VISIBLE_DEVICES': '-1', 'GGML_VK_VISIBLE_DEVICES': '', 'OF_THE_BUILD': '1'}.items() <= os.environ.items()\n"
+        "assert 'LLAMA_ARG_CTX_SIZE' not in os.environ and os.getcwd() == '/' and os.access(os.environ['HOME'], os.W_OK)\n"
+    )
+    programs(seen + SERVER.replace("ANSWER", RIGHT))
+
+
+@pytest.mark.parametrize(
+    "server, said",
+    [
+        ("os.kill(os.getpid(), signal.SIGILL)", ["ended with SIGILL", "GGML_NATIVE: 'OFF'", "source: git", "loading"]),
+        (SERVER.replace("ANSWER", "os.kill(os.getpid(), signal.SIGILL)"), ["ended with SIGILL", "GGML_NATIVE: 'OFF'"]),
+        (SERVER.replace("ANSWER", "os.kill(os.getpid(), signal.SIGSEGV)"), ["ended with SIGSEGV", "another build"]),
+        ("sys.exit('unknown argument')", ["ended with status 1", "unknown argument"]),
+        ("time.sleep(60)", ["did not answer within 1 s"]),
+        (SERVER.replace("ANSWER", "time.sleep(60)"), ["did not answer within 1 s"]),
+        (SERVER.replace("ANSWER", "self.reply('', 500)"), ["gave no answer"]),
+        (
+            SERVER.replace("ANSWER", "self.reply('every every')"),
+            ["computed wrong", f"'every every', right is '{small_model.answer()}'"],
+        ),
+    ],
+    ids=["SIGILL", "SIGILL while computing", "SIGSEGV", "ends", "hangs", "hangs while computing", "an error", "wrong"],
+)
+def test_a_server_that_does_not_work(programs, server, said):
+    with pytest.raises(trial.TrialError) as failed:
+        programs(server)
+    for part in ["llama-server was tried on this host's processor and", "nothing that serves was touched", *said]:
+        assert part in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    "worker, said",
+    [
+        ("os.kill(os.getpid(), signal.SIGILL)", ["ended with SIGILL", "GGML_NATIVE: 'OFF'"]),
+        ("print('usage')", ["ended with status 0", "usage"]),
+        (WORKER.replace("ANSWER", "time.sleep(60)"), ["did not answer within 1 s"]),
+        (WORKER.replace("ANSWER", "connection.sendall(b'HTTP/1.1 400 no')"), ["did not answer as a worker (not_rpc"]),
+    ],
+    ids=["SIGILL", "ends with its usage", "silent", "something else"],
+)
+def test_a_worker_that_does_not_work(programs, worker, said):
+    with pytest.raises(trial.TrialError) as failed:
+        programs(worker=worker)
+    for part in ["rpc-server was tried", *said]:
+        assert part in str(failed.value)
+
+
+def test_a_worker_of_ik_llama_is_asked_for_the_processor(programs):
+    programs(worker="assert '-cpu' in sys.argv\n" + WORKER.replace("ANSWER", ANSWERS), flags=("cpu", "d"))
+
+
+def test_a_worker_that_cannot_be_told_which_device_to_lend_is_not_tried(programs):
+    programs(worker="sys.exit(1)", flags=("m", "p"))
+
+
+def test_a_program_that_cannot_be_started(programs, tmp_path):
+    (tmp_path / "bin/llama-server").write_bytes(b"\x7fELF nothing")
+    (tmp_path / "bin/llama-server").chmod(0o755)
+    with pytest.raises(trial.TrialError, match="llama-server does not run on this host: Exec format error"):
+        programs()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can run programs as another account")
+def test_programs_run_as_another_account_that_can_write_only_its_home(tmp_path):
+    for folder in [tmp_path, *tmp_path.parents]:
+        if str(folder).startswith("/tmp/"):
+            folder.chmod(0o755)
+    for name in ("bin", "trial"):
+        (tmp_path / name).mkdir(mode=0o755)
+    (tmp_path / "bin/llama-server").write_text(
+        "#!/bin/sh\nid -u\ntouch $HOME/mine && echo kept\ntouch $HOME/../small.gguf || echo refused\n"
+    )
+    (tmp_path / "bin/llama-server").chmod(0o755)
+    place = trial.Place(tmp_path / "trial", {}, {"user": 65534, "group": 65534, "extra_groups": []})
+    with pytest.raises(trial.TrialError, match=r"65534\nkept\n.*\nrefused"):
+        trial.check(tmp_path / "bin", "", [], place)
+
+
+def test_the_small_model_is_a_known_answer_model(tmp_path):
+    """Written by the library, it differs in its attention alone."""
+    layers, width, kind = small_model.LAYERS, small_model.WIDTH, small_model.KIND
+    ours, theirs = tmp_path / "model.gguf", tmp_path / "theirs" / "model.gguf"
+    theirs.parent.mkdir()
+    small_model.write(ours)
+    known_answer_file.write(theirs, layers, width, kind)
+    assert gguf.summarize(gguf.read_path(str(ours))) == gguf.summarize(gguf.read_path(str(theirs)))
+    read = [library.GGUFReader(path) for path in (ours, theirs)]
+    assert [field.contents() for field in read[0].fields.values()] == [
+        field.contents() for field in read[1].fields.values()
+    ]
+    assert ours.stat().st_size == theirs.stat().st_size
+    for one, other in zip(read[0].tensors, read[1].tensors):
+        assert (one.name, one.tensor_type, one.data_offset) == (other.name, other.tensor_type, other.data_offset)
+        if "attn_" in one.name and not one.name.endswith("norm.weight"):
+            assert not one.data.any()
+        else:
+            assert numpy.array_equal(one.data, other.data), one.name
+
+
+def test_the_question_goes_on_with_the_answer():
+    pieces = known_answer.pieces()
+    words = "".join(pieces[: small_model.ASKED]).replace("\u2581", " ") + " " + small_model.answer()
+    assert known_answer.SENTENCE.startswith(words)
+    assert len(small_model.answer().split()) >= small_model.ANSWERED
+    assert max(small_model.question()) < known_answer.summary(1, 128, "q8_0")["vocabulary"]
