@@ -13,7 +13,13 @@ import tarfile
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import verification
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, gguf, known_answer, rpc
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
+    capabilities,
+    gguf,
+    known_answer,
+    options,
+    rpc,
+)
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory, sources
 from conftest import PORTS, ROOT, until
 
@@ -91,8 +97,10 @@ def test_a_held_worker_is_silent_and_a_free_one_tells_its_device(served):
 def test_what_the_programs_say_is_what_planning_took_for_granted(served):
     manifest = json.loads(next(served.prefix.glob("releases/*/manifest.json")).read_text())
     tree = capabilities.PYPI_TREES["0.3.36"]
-    assumed = capabilities.of_build(tree["generation"], tree["protocol"])
-    assert manifest["capabilities"] == {key: assumed[key] for key in ("worker_binary", "worker_flags", "server_flags")}
+    programs = ((options.SERVER, "llama-server"), (options.WORKER, "ggml-rpc-server"))
+    for program, name in programs:
+        assumed = options.listed(program, tree["generation"], options.MAINLINE)
+        assert set(assumed) <= set(manifest["options"][name]["known"])
     assert manifest["options_ignored"] == []
     said = subprocess.run(
         [next(served.prefix.glob("releases/*/bin/llama-server")), "--version"],

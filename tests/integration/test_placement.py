@@ -74,7 +74,7 @@ def planned(path, endpoints, split, gpu_layers=None, **variables):
     layers = load.units if gpu_layers is None else gpu_layers
     placed = placement.Placed(devices, split, load, layers, [])
     model = {"path": str(path), "summary": summary}
-    release = {"capabilities": ABLE, "ref": "0.3.36"}
+    release = {"capabilities": ABLE, "ref": "0.3.36", "generation": GENERATION}
     return placed, heads.argv_of({"variables": chosen, "facts": {}}, release, model, placed, "")[1:]
 
 

@@ -7,13 +7,22 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, capabilities, gguf, known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, gguf, known_answer, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, placement, workers
 
 PRIVATE_FOLDERS = ("/tmp/", "/var/tmp/")
 """The unit has its own ones (PrivateTmp)."""
+
+Variables = dict[str, Any]
+Summary = dict[str, Any]
+Release = dict[str, Any]
+Model = dict[str, Any]
+Head = dict[str, Any]
+Facts = dict[str, Any]
 
 SERVICE = "llamacpp-server"
 STAGING_DISTANCE = 100
@@ -21,41 +30,6 @@ KEYS = "api-keys"
 CREDENTIALS = "/run/credentials/{service}.service/"
 """Where systemd puts what LoadCredential names, for the service alone."""
 
-
-FLAGS_OF_CACHE = {
-    "full_window": ("--swa-full",),
-    "unified": ("--kv-unified", "-kvu"),
-    "micro_batch": ("--ubatch-size", "-ub"),
-}
-"""Further arguments that planning takes into account, by what they are in caches.Settings."""
-_UNPLANNED = """
--b --batch-size -cmoe --cpu-moe -kvo --kv-offload --lora --lora-scaled -md --model-draft --mmproj -ncmoe --n-cpu-moe -nkvo --no-kv-offload
--sm --split-mode --spec-type
-"""
-FLAGS_UNPLANNED = frozenset(_UNPLANNED.split())
-"""Further arguments after which devices hold something else than is planned."""
-
-
-_PLANNED = {
-    "llama_server_host": "--host",
-    "llama_server_port": "--port",
-    "llama_server_context": "-c --ctx-size",
-    "llama_server_parallel": "-np --parallel",
-    "llama_server_threads": "-t --threads",
-    "llama_server_flash_attention": "-fa --flash-attn",
-    "llama_server_gpu_layers": "-ngl --gpu-layers --n-gpu-layers",
-    "llama_server_tensor_split": "-ts --tensor-split",
-    "llama_server_override_tensor": "-ot --override-tensor",
-    "llama_server_cache_type_k": "-ctk --cache-type-k",
-    "llama_server_cache_type_v": "-ctv --cache-type-v",
-    "llama_server_load_mode": "--load-mode --mmap --no-mmap -dio --direct-io -ndio --no-direct-io",
-    "llama_server_warmup": "--warmup --no-warmup",
-    "llama_server_api_key_file": "--api-key --api-key-file",
-    "llama_model_path": "-m --model",
-    "llama_worker_endpoints": "--rpc -dev --device",
-}
-VARIABLE_OF = {flag: variable for variable, flags in _PLANNED.items() for flag in flags.split()}
-"""Options of llama-server that the plan decides → variable that says it."""
 
 LEAST = {
     "llama_server_context": 1,
@@ -67,29 +41,38 @@ LEAST = {
 """Variable of the server → its smallest value."""
 
 
-def settings_of(variables: dict, summary: dict) -> caches.Settings:
-    """What llama-server is told of its cache."""
-    extra = variables["llama_server_extra_args"]
-    given = {name: next((flag for flag in flags if flag in extra), None) for name, flags in FLAGS_OF_CACHE.items()}
+def settings_of(variables: Variables, summary: Summary) -> caches.Settings:
+    """The settings of llama-server's cache."""
+    given = _memory_arguments(variables["llama_server_extra_args"])
     tokens = caches.MICRO_BATCH
-    if given["micro_batch"]:
-        told = [*extra, ""][extra.index(given["micro_batch"]) + 1]
-        if not told.isdigit() or not int(told):
-            raise Refusal(f"llama_server_extra_args has {given['micro_batch']} {told!r}: give the number of tokens")
-        tokens = int(told)
+    if "micro_batch" in given:
+        word, number = given["micro_batch"]
+        if not number.isdigit() or not int(number):
+            raise Refusal(f"llama_server_extra_args has {word} {number!r}: give the number of tokens")
+        tokens = int(number)
     return caches.Settings(
         context_of(variables, summary),
         variables["llama_server_parallel"],
         variables["llama_server_cache_type_k"],
         variables["llama_server_cache_type_v"],
         variables["llama_server_flash_attention"],
-        bool(given["unified"]),
-        bool(given["full_window"]),
+        "unified" in given and options.meaning(given["unified"][0]) != "off",
+        "full_window" in given,
         tokens,
     )
 
 
-def overrides_of(variables: dict, devices: list[str]) -> list[tuple[str, str]]:
+def _memory_arguments(arguments: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Field of caches.Settings → the further argument that sets it, and the one after it. The last one counts."""
+    given = {}
+    for word, following in zip(arguments, [*arguments[1:], ""]):
+        option = options.of_word(word)
+        if option and option.memory:
+            given[option.memory] = (word, following)
+    return given
+
+
+def overrides_of(variables: Variables, devices: list[str]) -> list[tuple[str, str]]:
     """Expressions for names of tensors and the device of each, from ``llama_server_override_tensor``.
 
     :param devices: names that may stand there.
@@ -110,18 +93,23 @@ def overrides_of(variables: dict, devices: list[str]) -> list[tuple[str, str]]:
     return found
 
 
-def as_planned(variables: dict) -> bool:
-    """Whether no further argument changes what devices hold."""
-    return not FLAGS_UNPLANNED & {word.split("=", 1)[0] for word in variables["llama_server_extra_args"]}
+def as_planned(variables: Variables) -> bool:
+    """Whether neither a further argument nor the environment changes what devices hold."""
+    given = [
+        *(options.of_word(word) for word in variables["llama_server_extra_args"]),
+        *(options.of_variable(name) for name in variables["llama_server_environment"]),
+    ]
+    return not any(option and option.memory == options.UNPLANNED for option in given)
 
 
-def check(name: str, head: dict, release: dict) -> None:
+def check(name: str, head: Head, release: Release) -> None:
     """Refuses settings of the server that cannot be."""
     variables = head["variables"]
     for variable, least in LEAST.items():
         if variables[variable] is not None and variables[variable] < least:
             raise Refusal(f"{variable} is {variables[variable]}: give {least} or more, or leave it out")
     _check_extra_arguments(variables["llama_server_extra_args"], release)
+    _check_environment(variables["llama_server_environment"])
     if variables["llama_server_api_key_file"]:
         _check_whole("llama_server_api_key_file", variables["llama_server_api_key_file"])
     for variable in ("llama_server_cache_type_k", "llama_server_cache_type_v"):
@@ -144,62 +132,87 @@ def check(name: str, head: dict, release: dict) -> None:
         )
 
 
-def _check_extra_arguments(arguments: list[str], release: dict) -> None:
-    """Refuses what the plan decides, and options that only the other one of llama.cpp and ik_llama.cpp has: llama-server would not start."""
+def _check_extra_arguments(arguments: Sequence[str], release: Release) -> None:
+    """Refuses what the plan decides, and options that llama-server of this release does not have: it would not start."""
     for word in arguments:
         if re.match(r"--?\w[\w-]*\s", word):
             raise Refusal(
                 f"llama_server_extra_args has {word!r} as one argument: give a list, with option and value as entries of their own"
             )
-        flag = word.split("=", 1)[0]
-        if flag in VARIABLE_OF:
+    given = {word: option for word in arguments if (option := options.of_word(word))}
+    _check_fork(given, release)
+    for word, option in given.items():
+        if option.owned:
             raise Refusal(
-                f"llama_server_extra_args has {flag}, which the plan decides: set {VARIABLE_OF[flag]} instead"
+                f"llama_server_extra_args has {word.split('=', 1)[0]}, which the plan decides: {option.instead()}"
             )
-    fork = release.get("fork", capabilities.MAINLINE)
-    if fork == capabilities.MAINLINE:
-        strange = [word for word in arguments if word in capabilities.IK_LLAMA_FLAGS]
-        owner, remedy = capabilities.IK_LLAMA, f"set llama_release to a release of {capabilities.IK_LLAMA}"
-    else:
-        strange = [word for word in arguments if word in capabilities.MAINLINE_FLAGS]
-        owner, remedy = capabilities.MAINLINE, "say what they say with the variables llama_server_..."
+
+
+def _check_fork(given: Mapping[str, options.Option], release: Release) -> None:
+    """Refuses options that only the other one of llama.cpp and ik_llama.cpp has, or that only older builds have.
+
+    :param given: argument → its option.
+    """
+    fork, build = release.get("fork", options.MAINLINE), release["generation"]
+    strange = [word for word in given if fork not in options.forks_of(word)]
     if strange:
+        mainline = fork == options.MAINLINE
+        owner = options.IK_LLAMA if mainline else options.MAINLINE
+        remedy = (
+            f"set llama_release to a release of {owner}" if mainline else "use the variables llama_server_... instead"
+        )
         raise Refusal(
             f"llama_server_extra_args has {', '.join(strange)}, which {owner} alone knows, and {release['ref']} is one of {fork}: "
             f"take them out, or {remedy}"
         )
-    dropped = [word for word in arguments if word in capabilities.FUSED]
-    if dropped and release["generation"] >= capabilities.IK_LLAMA_FUSED_BY_DEFAULT_SINCE:
-        raise Refusal(
-            f"llama_server_extra_args has {dropped[0]}, which {fork} does by itself since its commit "
-            f"{capabilities.IK_LLAMA_FUSED_BY_DEFAULT_SINCE}, and does not know any more: take it out"
-        )
+    for word, option in given.items():
+        since = max((spelling.last or 0 for spelling in option.spellings), default=0) + 1
+        if option.replaced and build >= since:
+            raise Refusal(
+                f"llama_server_extra_args has {word}, which {fork} {option.replaced} since its commit {since}, and does not know any more: "
+                "take it out"
+            )
 
 
-def staging_port_of(variables: dict) -> int:
-    return variables["llama_server_staging_port"] or variables["llama_server_port"] + STAGING_DISTANCE
+def _check_environment(environment: Mapping[str, object]) -> None:
+    """Refuses what stands for an option that the plan decides, or that it takes into account as a further argument only."""
+    for name in environment:
+        option = options.of_variable(name)
+        if option and option.owned:
+            raise Refusal(f"llama_server_environment has {name}, which the plan decides: {option.instead()}")
+        if option and option.memory not in ("", options.UNPLANNED):
+            raise Refusal(
+                f"llama_server_environment has {name}, which changes the KV cache: give {option.spellings[0].words[0]} in "
+                "llama_server_extra_args instead, where the plan takes it into account"
+            )
 
 
-def backend_of(hosts: dict, name: str) -> str:
+def staging_port_of(variables: Variables) -> int:
+    port: int = variables["llama_server_staging_port"] or variables["llama_server_port"] + STAGING_DISTANCE
+    return port
+
+
+def backend_of(hosts: dict[str, Head], name: str) -> str:
     """The backend whose build of llama-server the head runs, and whose workers it uses where a host has several."""
-    wanted = hosts[name]["variables"]["llama_server_backend"]
+    wanted: str | None = hosts[name]["variables"]["llama_server_backend"]
+    own: list[str] = hosts[name]["backends"]
     known = {backend for host in hosts.values() for backend in host["backends"]}
     if wanted and wanted not in known:
         raise Refusal(
             f"llama_server_backend is {wanted!r}, which no host of this cluster has: use one of {', '.join(sorted(known))}, or add it to llama_backend"
         )
-    return wanted if wanted in hosts[name]["backends"] else hosts[name]["backends"][0]
+    return wanted if wanted and wanted in own else own[0]
 
 
 def planned(
     name: str,
-    head: dict,
-    release: dict,
-    model: dict,
+    head: Head,
+    release: Release,
+    model: Model,
     placed: placement.Placed,
     runtime_id: str,
     state: str,
-) -> dict:
+) -> dict[str, Any]:
     """The plan's part for the head: llama-server's command line, and the launcher's before it.
 
     :param state: folder for what the launcher writes down.
@@ -245,64 +258,65 @@ def planned(
     }
 
 
-def argv_of(head: dict, release: dict, model: dict, placed: placement.Placed, binary: str) -> list[str]:
-    variables, used = head["variables"], placed.devices
-    lent = placed.lent()
-    able = release["capabilities"]
+def argv_of(head: Head, release: Release, model: Model, placed: placement.Placed, binary: str) -> list[str]:
+    """llama-server's command line. Devices of workers have to be known before --device and --override-tensor name them."""
+    variables = head["variables"]
+    build, fork = release["generation"], release.get("fork", options.MAINLINE)
+    key_file = variables["llama_server_api_key_file"]
+    values: list[tuple[str, str | list[str] | None]] = [
+        ("rpc", [worker["endpoint"] for worker in placed.lent()]),
+        ("device", _device_names(release, placed)),
+        ("override-tensor", variables["llama_server_override_tensor"] if placed.devices else None),
+        ("model", model["path"]),
+        ("host", variables["llama_server_host"]),
+        ("port", str(variables["llama_server_port"])),
+        ("gpu-layers", str(placed.gpu_layers)),
+        ("tensor-split", [f"{share:.9g}" for share in placed.split] if len(placed.devices) > 1 else None),
+        ("context", str(context_of(variables, model["summary"]))),
+        ("parallel", str(variables["llama_server_parallel"])),
+        ("cache-type-k", variables["llama_server_cache_type_k"]),
+        ("cache-type-v", variables["llama_server_cache_type_v"]),
+        ("flash-attention", variables["llama_server_flash_attention"]),
+        ("threads", str(variables["llama_server_threads"] or "")),
+        ("load-mode", variables["llama_server_load_mode"]),
+        ("warmup", "on" if variables["llama_server_warmup"] else "off"),
+        ("api-key-file", key_path(head["facts"], key_file) if key_file else None),
+        ("fit", "off"),
+        ("log-verbosity", "4"),
+    ]
     argv = [binary]
-    if lent:
-        argv += ["--rpc", ",".join(worker["endpoint"] for worker in lent)]
-    if used and able["device_name"]:
-        names = [
-            able["device_name"].format(index=index, endpoint=worker["endpoint"]) for index, worker in enumerate(lent)
-        ]
-        argv += ["--device", ",".join([*names, *(device["device"] for device in placed.own())])]
-    if used and variables["llama_server_override_tensor"]:
-        argv += ["--override-tensor", ",".join(variables["llama_server_override_tensor"])]
-    argv += [
-        "--model",
-        model["path"],
-        "--host",
-        variables["llama_server_host"],
-        "--port",
-        str(variables["llama_server_port"]),
-    ]
-    argv += ["--n-gpu-layers", str(placed.gpu_layers)]
-    if len(used) > 1:
-        argv += ["--tensor-split", ",".join(f"{share:.9g}" for share in placed.split)]
-    argv += [
-        "--ctx-size",
-        str(context_of(variables, model["summary"])),
-        "--parallel",
-        str(variables["llama_server_parallel"]),
-    ]
-    for flag, variable, default in (
-        ("--cache-type-k", "llama_server_cache_type_k", "f16"),
-        ("--cache-type-v", "llama_server_cache_type_v", "f16"),
-    ):
-        if variables[variable] != default:
-            argv += [flag, variables[variable]]
-    argv += flash_attention_arguments(variables["llama_server_flash_attention"], able)
-    if variables["llama_server_threads"]:
-        argv += ["--threads", str(variables["llama_server_threads"])]
-    argv += load_mode_arguments(variables["llama_server_load_mode"], able, release)
-    if not variables["llama_server_warmup"]:
-        argv.append("--no-warmup")
-    if variables["llama_server_api_key_file"]:
-        argv += ["--api-key-file", key_path(head["facts"], variables["llama_server_api_key_file"])]
-    if "fit" in able["server_flags"]:
-        argv += ["--fit", "off"]
-    if "load-mode" in able["server_flags"]:
-        argv += ["--log-verbosity", "4"]
-    return argv + variables["llama_server_extra_args"]
+    for name, value in values:
+        try:
+            argv += options.render(name, value, build, fork)
+        except options.UnknownOption:
+            raise Refusal(_unknown(name, value, release)) from None
+    return [*argv, *variables["llama_server_extra_args"]]
 
 
-def key_path(facts: dict, path: str) -> str:
+def _device_names(release: Release, placed: placement.Placed) -> list[str] | None:
+    """What --device names, workers first; None where llama-server has no such option."""
+    name = release["capabilities"]["device_name"]
+    if name is None:
+        return None
+    lent = [name.format(index=index, endpoint=worker["endpoint"]) for index, worker in enumerate(placed.lent())]
+    return [*lent, *(device["device"] for device in placed.own())]
+
+
+def _unknown(name: str, value: object, release: Release) -> str:
+    """Why a setting cannot be said to this release."""
+    option = options.of_name(name)
+    spellings = option.spelled(release["generation"], release.get("fork", options.MAINLINE))
+    known = [*option.implied, *(spelling.means for spelling in spellings if spelling.means)]
+    newer = "" if "fork" in release else f", or a build from b{options.DIRECT_IO[0]} on"
+    return f"{option.variable} is {value}, which {release['ref']} does not know: use {' or '.join(known)}{newer}"
+
+
+def key_path(facts: Facts, path: str) -> str:
     """Where the service finds the API keys: systemd hands them over, so that the file itself may be root's alone."""
     return CREDENTIALS.format(service=SERVICE) + KEYS if facts["service_manager"] == "systemd" else path
 
 
-def load_mode_of(wanted: str | None, able: dict, used: list[devices.Device]) -> str | None:
+def load_mode_of(wanted: str | None, able: dict[str, Any], used: list[devices.Device]) -> str | None:
     """How the model is read where nothing is said of it: not by mmap where HIP was seen to hang or crawl on it. None is llama-server's default.
 
     :param used: the devices that get layers.
@@ -312,34 +326,9 @@ def load_mode_of(wanted: str | None, able: dict, used: list[devices.Device]) -> 
     return "dio" if {"direct-io", "load-mode"} & set(able["server_flags"]) else "none"
 
 
-def flash_attention_arguments(wanted: str | None, able: dict) -> list[str]:
-    """Where the option is a switch, nothing stands for ``auto``, nor for ``off`` where that is the default."""
-    if wanted is None:
-        return []
-    if "flash-attn" in able["server_flags"]:
-        return ["--flash-attn", wanted]
-    if "no-flash-attn" in able["server_flags"]:
-        return ["--no-flash-attn"] * (wanted == "off")
-    return ["--flash-attn"] * (wanted == "on")
-
-
-def load_mode_arguments(wanted: str | None, able: dict, release: dict) -> list[str]:
-    if wanted is None:
-        return []
-    if "load-mode" in able["server_flags"]:
-        return ["--load-mode", wanted]
-    if wanted == "mmap":
-        return []
-    if wanted == "none":
-        return ["--no-mmap"]
-    if "direct-io" in able["server_flags"]:
-        return ["-dio"]
-    other = "" if "fork" in release else ", or a build from b7668 on"
-    raise Refusal(f"llama_server_load_mode is dio, which {release['ref']} does not know: use mmap or none{other}")
-
-
-def context_of(variables: dict, summary: dict) -> int:
-    return min(variables["llama_server_context"], summary["context"])
+def context_of(variables: Variables, summary: Summary) -> int:
+    least: int = min(variables["llama_server_context"], summary["context"])
+    return least
 
 
 def _check_whole(variable: str, path: str) -> None:
@@ -348,7 +337,7 @@ def _check_whole(variable: str, path: str) -> None:
         raise Refusal(f"{variable} is {path!r}: give the whole path on the head, from / on")
 
 
-def model_of(variables: dict, found: dict, facts: dict) -> dict:
+def model_of(variables: Variables, found: dict[str, Any], facts: Facts) -> Model:
     """Path and summary of the model that the head serves.
 
     :param found: what gguf_info found at ``llama_model_path``: ``summary``, and ``closed``, what keeps the service from reading it.

@@ -12,7 +12,7 @@ from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases, toolchains
 
 FIRST_PORT = 50052
@@ -467,26 +467,28 @@ def seeing_one_device(worker: dict, able: dict, devices: int) -> dict:
 
 
 def argv_of(worker: dict, build: dict, able: dict, releases: str) -> list[str]:
-    argv = [f"{releases}/{build['id']}/bin/{able['worker_binary']}", "-H", worker["address"], "-p", str(worker["port"])]
-    if "d" in able["worker_flags"]:
-        argv += ["-d", worker["device"]]
-    elif worker["device"] != backends.device_name(build["backend"], 0) and not worker["alone"]:
+    flags = able["worker_flags"]
+    device = options.render_worker("worker-device", worker["device"], flags)
+    cache = options.render_worker("tensor-cache", "on", flags)
+    if not device and worker["device"] != backends.device_name(build["backend"], 0) and not worker["alone"]:
         raise Refusal(
             f"the worker {worker['name']} of {worker['host']} lends {worker['device']}, and rpc-server of {build['release']} lends "
             f"{backends.device_name(build['backend'], 0)} only: declare that one alone in llama_worker_endpoints, or set llama_release to a newer build"
         )
-    if "cpu" in able["worker_flags"] and worker["device"] == "CPU":
-        argv.append("-cpu")
-    if "t" in able["worker_flags"] and worker["threads"]:
-        argv += ["-t", str(worker["threads"])]
-    if worker["cache"]:
-        if "c" not in able["worker_flags"]:
-            raise Refusal(
-                f"the worker {worker['name']} of {worker['host']} is to have a cache, which {able['worker_binary']} of {build['release']} does "
-                "not know: leave cache out of llama_worker_endpoints, or set llama_release to b4981 or newer"
-            )
-        argv.append("-c")
-    return argv
+    if worker["cache"] and not cache:
+        raise Refusal(
+            f"the worker {worker['name']} of {worker['host']} is to have a cache, which {able['worker_binary']} of {build['release']} does "
+            "not know: leave cache out of llama_worker_endpoints, or set llama_release to b4981 or newer"
+        )
+    return [
+        f"{releases}/{build['id']}/bin/{able['worker_binary']}",
+        *options.render_worker("address", worker["address"], flags),
+        *options.render_worker("worker-port", str(worker["port"]), flags),
+        *device,
+        *(options.render_worker("processor", "CPU", flags) if worker["device"] == "CPU" else []),
+        *(options.render_worker("worker-threads", str(worker["threads"]), flags) if worker["threads"] else []),
+        *(cache if worker["cache"] else []),
+    ]
 
 
 def tools_of(name: str, host: dict, backend: str, catalogue: dict, release: dict) -> dict[str, str]:
