@@ -4,6 +4,7 @@ The files in fixtures/help are derived: options, values and the beginning of eac
 (common/arg.cpp, common/common.cpp of ik_llama.cpp, rpc-server.cpp), and are laid out as the programs print them.
 """
 
+import re
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,20 @@ def test_each_option_is_spelled_as_the_help_of_a_generation_lists_it(option, gen
     spelled = {word for spelling in option.spelled(build, fork) for word in spelling.names()}
     words = {word for spelling in option.spellings if spelling.fork == fork for word in spelling.words}
     assert spelled == words & set(help_of(option.program, generation).known)
+
+
+@pytest.mark.parametrize(
+    "generation", [name for name, (_build, fork) in GENERATIONS.items() if fork == options.MAINLINE]
+)
+def test_variables_that_a_help_names_beside_an_option_stand_for_it(generation):
+    text, compared = (HELP / f"{options.SERVER}-{generation}.txt").read_text(), 0
+    for entry in re.split(r"\n(?=-)", text):
+        named = re.search(r"\(env: (\w+)\)", entry)
+        option = options.of_word(next(iter(capabilities.listed(entry).known), ""))
+        if option and named:
+            compared += 1
+            assert options.of_variable(named[1]) is option, f"{option.name}: {named[1]}"
+    assert compared > 20
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)

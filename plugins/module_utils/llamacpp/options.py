@@ -127,9 +127,8 @@ FUSED_SINCE = 3928
 """First commit of ik_llama.cpp that fuses experts by itself; flash attention is its default, too."""
 OVERRIDE_LISTED, PROJECTOR_LISTED, EXPERTS_LISTED, REPACK_LISTED = 4742, 4742, 4768, 4768
 """First commits of ik_llama.cpp whose help lists all words of these options, which are older."""
-PRESETS = """
---fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default --fim-qwen-7b-spec --fim-qwen-14b-spec
-"""
+OLD_PRESETS = "--embd-bge-small-en-default --embd-e5-small-en-default --embd-gte-small-default"
+PRESETS = "--fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default --fim-qwen-7b-spec --fim-qwen-14b-spec"
 LATER_PRESETS = """
 --embd-gemma-default --fim-qwen-30b-default --gpt-oss-20b-default --gpt-oss-120b-default --vision-gemma-4b-default
 --vision-gemma-12b-default
@@ -169,6 +168,7 @@ TABLE: tuple[Option, ...] = (
         (
             _in(MAINLINE, "--model-url -mu --hf-repo -hf -hfr --hf-file -hff", written=False),
             _in(MAINLINE, "--docker-repo -dr", 8643, written=False),
+            _in(MAINLINE, OLD_PRESETS, 0, 8642, SWITCH, written=False),
             _in(MAINLINE, PRESETS, form=SWITCH, written=False),
             _in(MAINLINE, LATER_PRESETS, 8643, form=SWITCH, written=False),
             _in(IK_LLAMA, "--model-url -mu --hf-repo -hfr --hf-file -hff", written=False),
