@@ -67,6 +67,17 @@ options:
   account:
     description: Account that builds. Without it the connecting user builds.
     type: str
+  services:
+    description:
+      - The host's services as planned. With O(state=present) their command lines are held against what the installed programs list in their
+        help. An option that one does not know ends the run, before anything that runs is touched.
+    type: list
+    elements: dict
+    default: []
+  host_name:
+    description: What messages call the host.
+    type: str
+    default: this host
 """
 
 EXAMPLES = r"""
@@ -76,6 +87,8 @@ EXAMPLES = r"""
     build: "{{ llama_build_plan.builds[0] }}"
     prefix: "{{ llama_build_plan.prefix }}"
     cache: "{{ llama_build_plan.cache }}"
+    services: "{{ llama_build_plan.services }}"
+    host_name: "{{ inventory_hostname }}"
 
 - name: Remove releases that are no longer needed
   llamacpp.cluster.release:
@@ -85,7 +98,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 manifest:
-  description: What was installed, with a hash for each file and the capabilities that its programs report.
+  description: What was installed, with a hash for each file. The options that its programs list stand in C(manifest.json) only.
   returned: when the release is installed
   type: dict
   sample: {"id": "pypi-0.3.36-cpu-1f2e3d4c", "seconds": 262, "files": {"bin/llama-server": "8f1c..."}}
@@ -135,6 +148,24 @@ def install(params):
     return building.Builder(params["prefix"], params["cache"], build, source, params["account"]).install()
 
 
+def report(module, manifest, **result):
+    """Ends with the manifest, or with what the programs do not know of the planned command lines."""
+    params, build = module.params, module.params["build"]
+    installer = building.Installer(params["prefix"], build, params["account"])
+    compared = building.compare(installer, manifest, params["services"], params["release"], params["host_name"])
+    for warning in compared.warnings:
+        module.warn(warning)
+    if manifest["options_ignored"]:
+        module.warn(
+            f"cmake ignored {', '.join(manifest['options_ignored'])} when {build['id']} was built, for its tree has no such option: take it out of "
+            "llama_build_cmake_options, or set llama_release to a build that has it"
+        )
+    if compared.errors:
+        module.fail_json(msg=f"{'. '.join(compared.errors)}. Nothing that runs was touched.", **result)
+    shown = {key: value for key, value in manifest.items() if key != "options"}
+    module.exit_json(manifest=shown, **result)
+
+
 def prune(module):
     """The time of a release's folder is when it was last put to use: what served until now is kept before what was built later."""
     host = module.params["host"]
@@ -171,6 +202,8 @@ def main():
             "share": {"type": "bool", "default": False},
             "built_by": {"type": "str"},
             "account": {"type": "str"},
+            "services": {"type": "list", "elements": "dict", "default": []},
+            "host_name": {"type": "str", "default": "this host"},
         },
         required_if=[
             *(("state", kind, ("release", "build", "prefix", "cache")) for kind in ("present", "packed")),
@@ -195,14 +228,16 @@ def main():
         if params["state"] == "packed":
             module.exit_json(changed=False, path=building.pack(params["prefix"], params["cache"], build))
         if manifest:
-            module.exit_json(changed=False, manifest=manifest)
+            report(module, manifest, changed=False)
         if not module.check_mode:
             manifest = install(params)
+        if manifest:
+            report(module, manifest, changed=True, diff=diff)
     except (building.BuildError, OSError, KeyError, tarfile.TarError, subprocess.SubprocessError) as error:
         if getattr(error, "errno", None) == errno.ENOSPC:
             error = f"the disk of {params['prefix']} or {params['cache']} is full. Free some space and run it again; it goes on where it was."
         module.fail_json(msg=f"Installing {build['id']}: {error}")
-    module.exit_json(changed=True, diff=diff, **({"manifest": manifest} if manifest else {}))
+    module.exit_json(changed=True, diff=diff)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import os
 import subprocess
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, known_answer, options
 from conftest import PORTS, Cluster, until
 
 pytestmark = pytest.mark.slow
@@ -62,8 +62,9 @@ def test_it_is_built_and_gives_the_known_answer(cluster, tmp_path, release):
 def test_its_programs_are_what_was_assumed(cluster, release):
     (path,) = cluster.prefix.glob("releases/git-*/manifest.json")
     manifest = json.loads(path.read_text())
-    assumed = capabilities.of_build(release["build"], fork="ik_llama.cpp")
-    assert manifest["capabilities"] == {key: assumed[key] for key in manifest["capabilities"]}
+    for program in (options.SERVER, options.WORKER):
+        assumed = options.listed(program, release["build"], options.IK_LLAMA)
+        assert set(assumed) <= set(manifest["options"][program]["known"])
     assert manifest["options_ignored"] == []
     program = path.parent / "bin" / "llama-server"
     said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)

@@ -13,7 +13,13 @@ import tarfile
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import verification
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, gguf, known_answer, rpc
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
+    capabilities,
+    gguf,
+    known_answer,
+    options,
+    rpc,
+)
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory, sources
 from conftest import PORTS, ROOT, until
 
@@ -91,8 +97,10 @@ def test_a_held_worker_is_silent_and_a_free_one_tells_its_device(served):
 def test_what_the_programs_say_is_what_planning_took_for_granted(served):
     manifest = json.loads(next(served.prefix.glob("releases/*/manifest.json")).read_text())
     tree = capabilities.PYPI_TREES["0.3.36"]
-    assumed = capabilities.of_build(tree["generation"], tree["protocol"])
-    assert manifest["capabilities"] == {key: assumed[key] for key in ("worker_binary", "worker_flags", "server_flags")}
+    programs = ((options.SERVER, "llama-server"), (options.WORKER, "ggml-rpc-server"))
+    for program, name in programs:
+        assumed = options.listed(program, tree["generation"], options.MAINLINE)
+        assert set(assumed) <= set(manifest["options"][name]["known"])
     assert manifest["options_ignored"] == []
     said = subprocess.run(
         [next(served.prefix.glob("releases/*/bin/llama-server")), "--version"],
@@ -303,14 +311,24 @@ def test_old_releases_go_and_one_that_is_used_stays(served):
     assert list(releases.iterdir()) == [planned]
 
 
+def test_an_option_that_the_program_does_not_know_stops_nothing(served):
+    before = set(served.processes())
+    result = served.site(llama_server_extra_args=["--no-such-option"])
+    assert result.status == "failed"
+    told = " ".join(result.text.split())
+    assert "does not know --no-such-option, which llama_server_extra_args sets" in told
+    assert set(served.processes()) == before
+    assert served.complete() == known_answer.SENTENCE
+
+
 def test_a_server_that_ends_at_each_start_is_told_at_once(served):
     """It is gone before anybody sees its process."""
-    result = served.site(llama_server_extra_args=["--no-such-option"], llama_server_start_timeout=86400)
+    result = served.site(llama_server_extra_args=["--pooling", "nonsense"], llama_server_start_timeout=86400)
     assert result.status == "failed"
     told = " ".join(result.text.split())
     ends = re.search(r"llama-server ended (\d+) times while it was waited for, the last time with status 1", told)
     assert int(ends[1]) >= verification.ENDS_BEFORE_GIVING_UP
-    assert "invalid argument: --no-such-option" in told
+    assert "error while handling argument" in told
     back = served.site()
     assert back.status == "successful", back.text
     assert served.complete() == known_answer.SENTENCE

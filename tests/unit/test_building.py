@@ -23,7 +23,7 @@ add_executable(llama-server server.c)
 target_compile_definitions(llama-server PRIVATE COMMIT="${LLAMA_BUILD_COMMIT}")
 """
 WORKER = '#include <stdio.h>\nint main(void) { puts("usage:\\n  -d, --device D\\n  -c, --cache"); return 0; }\n'
-SERVER = '#include <stdio.h>\nint main(void) { puts("usage: --fit [on|off] --load-mode " COMMIT); return 0; }\n'
+SERVER = '#include <stdio.h>\nint main(void) { puts("usage:\\n--fit [on|off]  x\\n--load-mode MODE  x\\n" COMMIT); return 0; }\n'
 
 
 @pytest.fixture
@@ -85,8 +85,10 @@ def test_a_build_is_installed_with_a_manifest(tmp_path, tree):
     release = tmp_path / "prefix" / "releases" / "tiny"
     assert json.loads((release / "manifest.json").read_text()) == manifest
     assert set(manifest["files"]) == {"bin/ggml-rpc-server", "bin/llama-server"}
-    assert manifest["capabilities"]["worker_flags"] == ["c", "d"]
-    assert manifest["capabilities"]["server_flags"] == ["fit", "load-mode"]
+    assert manifest["options"] == {
+        "ggml-rpc-server": {"known": {"-c": False, "--cache": False, "-d": True, "--device": True}, "removed": {}},
+        "llama-server": {"known": {"--fit": True, "--load-mode": True}, "removed": {}},
+    }
     assert said(release).endswith("abc1234d\n")
     assert building.installed(release) == manifest
     assert not (tmp_path / "cache" / "builds" / "tiny").exists()
@@ -301,7 +303,7 @@ def test_members_of_a_packed_release_that_do_not_belong_there_are_left_out(tmp_p
 
 def test_programs_of_a_package_are_linked(tmp_path):
     program = tmp_path / "usr-bin-llama-server"
-    program.write_text("#!/bin/sh\necho 'usage: --fit [on|off] --load-mode'\n")
+    program.write_text("#!/bin/sh\necho usage:\necho '--fit [on|off]'\n")
     program.chmod(0o755)
     build = {
         "id": "packaged",
@@ -312,7 +314,7 @@ def test_programs_of_a_package_are_linked(tmp_path):
     manifest = building.Installer(str(tmp_path), build, None).link({"source": "package", "version": "0.7.0"})
     installed = tmp_path / "releases" / "packaged"
     assert (installed / "bin" / "llama-server").resolve() == program
-    assert manifest["capabilities"]["server_flags"] == ["fit", "load-mode"]
+    assert manifest["options"]["llama-server"]["known"] == {"--fit": True}
     program.write_text("#!/bin/sh\necho usage: newer\n")
     assert building.installed(installed) is None
 

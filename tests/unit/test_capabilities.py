@@ -1,18 +1,19 @@
 """Build numbers against facts of real trees; what the real programs say is held against this in the integration tests."""
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
+from test_options import GENERATIONS, HELP, help_of
 
 
 @pytest.mark.parametrize(
-    "version, binary, worker_flags, server_flags, protocol, buffer_name, device_name",
+    "version, binary, worker_flags, load_modes, protocol, buffer_name, device_name",
     [
         ("0.3.16", "rpc-server", set("Hpmctd"), {"no-mmap"}, "2.0.0", "RPC[{endpoint}]", "RPC[{endpoint}]"),
         (
             "0.3.20",
             "rpc-server",
             set("Hpctd"),
-            {"no-mmap", "direct-io", "fit", "flash-attn"},
+            {"no-mmap", "mmap", "direct-io", "no-direct-io", "fit", "flash-attn"},
             "3.6.1",
             "RPC0[{endpoint}]",
             "RPC{index}",
@@ -28,13 +29,17 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import c
         ),
     ],
 )
-def test_trees_of_the_package_index(version, binary, worker_flags, server_flags, protocol, buffer_name, device_name):
+def test_trees_of_the_package_index(version, binary, worker_flags, load_modes, protocol, buffer_name, device_name):
     tree = capabilities.PYPI_TREES[version]
     able = capabilities.of_build(tree["generation"], tree.get("protocol"))
+    server_flags = set(able.pop("server_flags"))
+    names = ("flash-attention", "load-mode", "fit")
+    changing = {word[2:] for name in names for word in options.of_name(name).words() if word.startswith("--")}
+    assert server_flags & changing == load_modes
+    assert server_flags >= {"rpc", "ctx-size", "n-gpu-layers", "tensor-split"}
     assert able == {
         "worker_binary": binary,
         "worker_flags": sorted(worker_flags),
-        "server_flags": sorted(server_flags),
         "protocol": protocol,
         "buffer_name": buffer_name,
         "device_name": device_name,
@@ -48,21 +53,96 @@ def test_protocol_by_build_is_said_only_where_it_is_known(build, protocol):
     assert capabilities.of_build(build)["protocol"] == protocol
 
 
-def test_help_of_a_worker_and_a_server():
-    worker = "options:\n  -h, --help   show\n  -t, --threads N\n  -H, --host HOST\n  -p, --port PORT\n  -c, --cache  enable\n"
-    able = capabilities.from_help("rpc-server", worker, "--rpc SERVERS\n-fit, --fit [on|off]\n-lm, --load-mode MODE\n")
-    assert able == {
-        "worker_binary": "rpc-server",
-        "worker_flags": ["H", "c", "p", "t"],
-        "server_flags": ["fit", "load-mode"],
-    }
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_what_the_help_lists_is_what_planning_takes_for_granted(generation):
+    build, fork = GENERATIONS[generation]
+    assumed = capabilities.of_build(build, fork=fork)
+    worker, server = (help_of(program, generation).known for program in (options.WORKER, options.SERVER))
+    assert set(assumed["worker_flags"]) == {word[1:] for word in worker if not word.startswith("--")} - {"h"}
+    assert {f"--{name}" for name in assumed["server_flags"]} <= set(server)
+    valued = {word for word in options.OF_TWO_FORMS & set(server) if server[word]}
+    assert valued == {f"--{name}" for name in assumed["server_flags"]} & options.OF_TWO_FORMS
 
 
-def test_help_of_older_programs():
-    worker = "  -h, --help      x\n  -t,      --threads   x\n  -d DEV,  --device    x\n  -m MEM,  --mem MEM   x\n  -c,      --cache     x\n"
-    able = capabilities.from_help("rpc-server", worker, "-fa,   --flash-attn     x\n--no-mmap\n")
-    assert able["worker_flags"] == ["c", "d", "m", "t"]
-    assert able["server_flags"] == ["no-mmap"]
+@pytest.mark.parametrize(
+    "line, known",
+    [
+        ("-ngl, --gpu-layers, --n-gpu-layers N    max", {"-ngl": True, "--gpu-layers": True, "--n-gpu-layers": True}),
+        ("--mmap, --no-mmap                       whether to map", {"--mmap": False, "--no-mmap": False}),
+        ("-t,      --threads        number of threads", {"-t": False, "--threads": False}),
+        ("  -d DEV,  --device         device to use", {"-d": True, "--device": True}),
+        ("  -d, --device <dev1,dev2,...>     devices", {"-d": True, "--device": True}),
+        ("  -ctx-ckpt N, --ctx-checkpoints N", {"-ctx-ckpt": True, "--ctx-checkpoints": True}),
+        ("  -cpu                                enable", {"-cpu": False}),
+        ("-ts,   --tensor-split N0,N1,N2,...      fraction", {"-ts": True, "--tensor-split": True}),
+        ("--fim-qwen-1.5b-default                 use", {"--fim-qwen-1.5b-default": False}),
+        (" " * 40 + "- none: --no-mmap of older builds", {}),
+        ("usage: llama-server [options] --model", {}),
+    ],
+)
+def test_a_line_of_a_help(line, known):
+    assert capabilities.listed(line + "\n") == capabilities.Listed(known, {})
+
+
+def test_what_a_help_says_is_removed_is_not_known():
+    found = help_of(options.SERVER, "0.3.36")
+    assert "--draft" not in found.known
+    assert found.removed["--draft-max"] == "argument has been removed. use --spec-draft-n-max or --spec-ngram-mod-n-max"
+
+
+def problems(argv, generation="0.3.36", program=options.SERVER, change=lambda text: text):
+    text = (HELP / f"{program}-{generation}.txt").read_text()
+    build, fork = GENERATIONS[generation]
+    return capabilities.problems(program, argv, capabilities.listed(change(text)), build, fork)
+
+
+def test_a_renamed_option_is_named_with_the_nearest_one():
+    def renamed(text):
+        return text.replace("--ctx-size", "--context-size")
+
+    assert problems(["--ctx-size", "8"]) == []
+    assert problems(["--ctx-size", "8", "--parallel", "1"], change=renamed) == [
+        ("--ctx-size", "does not know --ctx-size", "--context-size")
+    ]
+
+
+@pytest.mark.parametrize(
+    "argv, generation, why",
+    [
+        (["--no-such-option"], "0.3.36", "does not know --no-such-option"),
+        (["--draft", "4"], "0.3.36", "does not know --draft any more: argument has been removed. use --spec-draft"),
+        (["--flash-attn", "--port", "1"], "0.3.20", "takes --flash-attn with a value"),
+        (["--flash-attn"], "0.3.20", "takes --flash-attn with a value"),
+        (["--flash-attn", "on"], "0.3.16", "takes --flash-attn without a value"),
+        (["--lora=x.gguf"], "0.3.36", "does not know --lora=x.gguf: make its value an entry of its own"),
+        (["--load-mode", "dio"], "0.3.20", "does not know --load-mode"),
+        (["-lm", "dio"], "ik-4840", "does not know -lm"),
+    ],
+)
+def test_what_a_program_would_not_take(argv, generation, why):
+    (problem,) = problems(argv, generation)
+    assert problem.why.startswith(why)
+
+
+@pytest.mark.parametrize(
+    "argv, generation",
+    [
+        (["--flash-attn", "on", "--fit", "off", "--n-predict", "-1"], "0.3.36"),
+        (["--ctx_size", "8"], "0.3.36"),
+        (["--chat-template", "--no-such-option"], "0.3.36"),
+        (["--control-vector-layer-range", "1", "2"], "0.3.36"),
+        (["--n-gpu-layers", "9", "--no-mmap", "-mla", "3"], "ik-4840"),
+        (["--override-tensor", "a=CPU", "--flash-attn"], "ik-3775"),
+    ],
+)
+def test_what_a_program_takes(argv, generation):
+    assert problems(argv, generation) == []
+
+
+def test_what_a_worker_would_not_take():
+    argv = ["-H", "127.0.0.1", "-p", "50052", "-d", "CPU", "-m", "64"]
+    assert [problem.word for problem in problems(argv, program=options.WORKER)] == ["-m"]
+    assert problems(argv, "0.3.16", options.WORKER) == []
 
 
 @pytest.mark.parametrize("build, value", [(6170, False), (6324, False), (6325, True), (7991, True), (8643, True)])

@@ -3,7 +3,6 @@ integration tests."""
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import verification
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
 from conftest import Cluster, known_answer_of
 
 COMMIT = "8337e4cd3861406fc04e0854b1409cd1b027fbc9"
@@ -245,26 +244,6 @@ def test_a_backend_that_is_not_looked_after_is_told(fork):
 def test_options_of_cmake_are_not_judged_by_the_numbers_of_llama_cpp(fork):
     fork.hosts["here"]["variables"]["llama_build_cmake_options"] = {"GGML_SCHED_NO_REALLOC": "ON"}
     assert [advisory["id"] for advisory in fork.plan()["advisories"]] == ["rpc-remote-code-execution"]
-
-
-WORKER_HELP = {
-    4840: "  -h, --help   x\n  -t, --threads N   x\n  -d, -dev, --device <dev1,dev2,...>  x\n  -cpu   x\n"
-    "  -h, -H, --host, --Host HOST   x\n  -p, -P, --port, --Port PORT   x\n  -c, --cache   x\n",
-    3775: "  -h, --help   x\n  -t,      --threads   x\n  -H HOST, --host HOST   x\n  -p PORT, --port PORT   x\n"
-    "  -m MEM,  --mem MEM   x\n  -c,      --cache   x\n",
-}
-SERVER_HELP = {
-    4840: "-no-fa, --no-flash-attn   x\n-fa, --flash-attn (auto|on|off|0|1)   x\n       --no-mmap   x\n       --fit   x\n",
-    3775: "-fa,   --flash-attn   x\n       --no-mmap   x\n",
-}
-"""Options as the programs of these commits print them, without their explanations."""
-
-
-@pytest.mark.parametrize("commit", [4840, 3775])
-def test_capabilities_are_what_the_help_of_its_programs_says(commit):
-    found = capabilities.from_help("rpc-server", WORKER_HELP[commit], SERVER_HELP[commit])
-    assumed = capabilities.of_build(commit, fork="ik_llama.cpp")
-    assert found == {key: assumed[key] for key in found}
 
 
 def test_buffers_of_its_log():

@@ -8,9 +8,8 @@ import re
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry, placement, releases
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.changes import decide, lacking
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import release_variables
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.staging import MODEL as staging_model
@@ -339,7 +338,9 @@ def test_each_option_that_the_plan_writes_has_a_variable(own, big_model):
         )
         assert not plan["refused"], plan["reasons"]
         written |= {word for word in plan["head"]["argv"] if re.match("--?[a-z]", word)}
-    assert written - set(heads.VARIABLE_OF) == {"--fit", "--log-verbosity"}
+    without = {word for word in written if options.of_word(word).variable is None}
+    assert without == {"--fit", "--log-verbosity"}
+    assert all(options.of_word(word).owned for word in written)
 
 
 @pytest.mark.parametrize("name", ["head", "worker1"])

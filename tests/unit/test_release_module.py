@@ -1,18 +1,24 @@
 """The module as Ansible calls it: what it reports, and a disk that is really full."""
 
 import fcntl
+import json
 import os
+import re
 import shutil
 import subprocess
 import tarfile
+from pathlib import Path
 
 import pytest
+import yaml
+from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import DEFINITION_MARK as MARK
 from ansible_collections.llamacpp.cluster.plugins.modules import release
 
 MODULE = release
 pytestmark = pytest.mark.usefixtures("untried")
+ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = "#!/bin/sh\necho usage: --rpc --fit\n"
 
 
@@ -192,3 +198,178 @@ def test_a_disk_that_a_build_fills_is_named(call, programs, small_disk, tmp_path
     told = call(**{**programs, "release": {"source": "git", "build": 1, "member": ""}, "cache": str(small_disk)})
     assert told["failed"]
     assert f"unpack failed: the disk of {small_disk} is full" in told["msg"]
+
+
+HELP_OF_SERVER = """----- common params -----
+
+-c,    --ctx-size N                     size
+--rpc SERVERS                           x
+-fa,   --flash-attn [on|off|auto]       x
+--draft N                               the argument has been removed. use --spec-draft-n-max
+                                        (env: LLAMA_ARG_DRAFT_MAX)
+--usage                                 x
+"""
+HELP_OF_WORKER = (
+    "Usage: rpc-server [options]\n  -H, --host HOST   x\n  -p, --port PORT  x\n  -d, --device <dev1,dev2,...>  x\n"
+)
+
+
+@pytest.fixture
+def printing(programs, tmp_path):
+    """Arguments for the installation of programs that print such help."""
+
+    def arguments(server=HELP_OF_SERVER, worker=HELP_OF_WORKER, end="", **release):
+        for name, text in (("llama-server", server), ("ggml-rpc-server", worker)):
+            path = tmp_path / "llama-b9900" / name
+            path.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n{end}\n")
+        archive = tmp_path / "programs.tar.gz"
+        with tarfile.open(archive, "w:gz") as packed:
+            packed.add(tmp_path / "llama-b9900", "llama-b9900")
+        programs["brought"]["sha256"] = building.sha256(archive)
+        return {
+            **programs,
+            "release": {**programs["release"], "generation": 9900, **release},
+            "services": [
+                command(programs, "llama-server", "--rpc", "127.0.0.1:50052", "--ctx-size", "4096"),
+                command(programs, "ggml-rpc-server", "-H", "127.0.0.1", "-p", "50052", "-d", "CPU"),
+            ],
+            "host_name": "strix1",
+        }
+
+    return arguments
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+    """What the module warns of."""
+    said = []
+    monkeypatch.setattr(AnsibleModule, "warn", lambda _module, text: said.append(text))
+    return said
+
+
+def command(programs, program, *argv, release="new"):
+    return {"name": "x", "process": [f"{programs['prefix']}/releases/{release}/bin/{program}", *argv]}
+
+
+def test_planned_options_that_the_programs_know(call, printing, warnings):
+    arguments = printing()
+    for changed in (True, False):
+        told = call(**arguments)
+        assert (told["changed"], warnings) == (changed, [])
+        assert "options" not in told["manifest"]
+    manifest = json.loads(Path(arguments["prefix"], "releases", "new", "manifest.json").read_text())
+    assert manifest["options"]["llama-server"]["known"]["--ctx-size"] is True
+
+
+def test_a_renamed_option_ends_the_run_before_anything_is_stopped(call, printing):
+    arguments = printing(HELP_OF_SERVER.replace("--ctx-size", "--context-size"))
+    for _again in range(2):
+        told = call(**arguments)
+        assert told["failed"]
+        assert told["msg"] == (
+            "llama-server of the release new on strix1 does not know --ctx-size, which llama_server_context sets (the nearest option that it "
+            "lists is --context-size): set llama_release to a build that has it, or use a version of this collection that knows this build. "
+            "Nothing that runs was touched."
+        )
+
+
+@pytest.mark.parametrize(
+    "program, argv, said",
+    [
+        (
+            "llama-server",
+            ["--no-such-option"],
+            "--no-such-option, which llama_server_extra_args sets: take it out, or give one that its --help lists",
+        ),
+        (
+            "llama-server",
+            ["--draft", "4"],
+            "--draft any more: argument has been removed. use --spec-draft-n-max, which",
+        ),
+        ("llama-server", ["--flash-attn"], "takes --flash-attn with a value, which llama_server_flash_attention sets"),
+        (
+            "llama-server",
+            ["--threads", "4"],
+            "--threads, which llama_server_threads sets: leave llama_server_threads out",
+        ),
+        ("llama-server", ["--fit", "off"], "--fit, which the plan sets"),
+        (
+            "ggml-rpc-server",
+            ["-c"],
+            "ggml-rpc-server of the release new on strix1 does not know -c, which llama_worker_endpoints sets",
+        ),
+    ],
+)
+def test_an_option_that_a_program_does_not_know(call, printing, program, argv, said):
+    arguments = printing()
+    arguments["services"] = [command(arguments, program, *argv)]
+    told = call(**arguments)
+    assert told["failed"]
+    assert said in told["msg"]
+
+
+def test_services_of_another_release_are_not_compared(call, printing):
+    arguments = printing()
+    arguments["services"] = [command(arguments, "llama-server", "--no-such-option", release="other")]
+    assert "failed" not in call(**arguments)
+
+
+def test_a_release_of_an_older_collection_is_asked_again(call, printing):
+    arguments = printing()
+    call(**arguments)
+    path = Path(arguments["prefix"], "releases", "new", "manifest.json")
+    manifest = json.loads(path.read_text())
+    del manifest["options"]
+    path.write_text(json.dumps(manifest))
+    assert call(**arguments)["changed"] is False
+    arguments["services"] = [command(arguments, "llama-server", "--no-such-option")]
+    assert "does not know --no-such-option" in call(**arguments)["msg"]
+
+
+def test_a_release_that_is_not_installed_yet_is_not_compared_in_check_mode(call, printing):
+    arguments = printing(HELP_OF_SERVER.replace("--ctx-size", "--context-size"))
+    assert call(check=True, **arguments)["changed"] is True
+    call(**arguments)
+    assert call(check=True, **arguments)["failed"]
+
+
+@pytest.mark.parametrize(
+    "server, end", [("usage: none, but --rpc", ""), (HELP_OF_SERVER[:60] + "usage --rpc", "kill -9 $$")]
+)
+def test_a_help_that_cannot_be_read_whole_is_no_reason_to_refuse(call, printing, warnings, server, end):
+    told = call(**printing(server, end=end))
+    assert "failed" not in told
+    warning = "llama-server of the release new on strix1 lists no options in its help: what is planned was not held against it"
+    assert warning in warnings
+
+
+def test_the_help_of_the_fork_does_not_list_every_option(call, printing, warnings):
+    arguments = printing(fork="ik_llama.cpp")
+    arguments["services"] = [command(arguments, "llama-server", "--n-gpu-layers", "4", "--alias", "x")]
+    told = call(**arguments)
+    assert "failed" not in told
+    (warning,) = warnings
+    assert "does not know --alias, which llama_server_extra_args sets" in warning
+    arguments["services"] = [command(arguments, "llama-server", "--model", "x")]
+    assert "does not know --model" in call(**arguments)["msg"]
+
+
+def test_options_that_cmake_ignored_are_reported(call, printing, warnings):
+    arguments = printing()
+    call(**arguments)
+    path = Path(arguments["prefix"], "releases", "new", "manifest.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "options_ignored": ["GGML_NO_SUCH"]}))
+    said = "cmake ignored GGML_NO_SUCH when new was built, for its tree has no such option: take it out of llama_build_cmake_options"
+    assert call(**arguments)["changed"] is False
+    (warning,) = warnings
+    assert said in warning
+
+
+def test_programs_are_built_and_compared_before_anything_is_stopped():
+    """The release module runs in the play's step Build, and ends the play for every host."""
+    (apply,) = (play for play in yaml.safe_load((ROOT / "playbooks/site.yml").read_text()) if play["name"] == "Apply")
+    names = [task["name"] for task in apply["tasks"]]
+    assert apply["any_errors_fatal"]
+    assert names.index("Build") < min(index for index, name in enumerate(names) if re.match("Stop|Run|Remove", name))
+    tasks = yaml.safe_load((ROOT / "roles/llama_build/tasks/main.yml").read_text())
+    assert all("services" in task["llamacpp.cluster.release"] for task in tasks)

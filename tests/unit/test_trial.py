@@ -55,7 +55,7 @@ def programs(tmp_path, monkeypatch):
     (tmp_path / "bin").mkdir()
     (tmp_path / "trial").mkdir()
 
-    def check(server=None, worker=None, flags=("d",)):
+    def check(server=None, worker=None, words=("-d",)):
         hangs = "sleep" in f"{server}{worker}"
         monkeypatch.setattr(trial, "SECONDS", 1 if hangs else 30)
         monkeypatch.setattr(trial, "DYING_SECONDS", 0.1 if hangs or "500" in str(server) else 10)
@@ -64,7 +64,7 @@ def programs(tmp_path, monkeypatch):
                 (tmp_path / "bin" / name).write_text(BEGIN + text)
                 (tmp_path / "bin" / name).chmod(0o755)
         place = trial.Place(tmp_path / "trial", {"OF_THE_BUILD": "1"}, {})
-        trial.check(tmp_path / "bin", "rpc-server" if worker is not None else "", list(flags), place)
+        trial.check(tmp_path / "bin", "rpc-server" if worker is not None else "", list(words), place)
 
     return check
 
@@ -124,11 +124,11 @@ def test_a_worker_that_does_not_work(programs, worker, said):
 
 
 def test_a_worker_of_ik_llama_is_asked_for_the_processor(programs):
-    programs(worker="assert '-cpu' in sys.argv\n" + WORKER.replace("ANSWER", ANSWERS), flags=("cpu", "d"))
+    programs(worker="assert '-cpu' in sys.argv\n" + WORKER.replace("ANSWER", ANSWERS), words=("-cpu", "-d"))
 
 
 def test_a_worker_that_cannot_be_told_which_device_to_lend_is_not_tried(programs):
-    programs(worker="sys.exit(1)", flags=("m", "p"))
+    programs(worker="sys.exit(1)", words=("-m", "-p"))
 
 
 def test_a_program_that_cannot_be_started(programs, tmp_path):

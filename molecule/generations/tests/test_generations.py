@@ -6,7 +6,7 @@ import subprocess
 import time
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from conftest import INVENTORY, PLAN, WORK, on
 
 pytestmark = pytest.mark.timeout(1800)
@@ -123,6 +123,7 @@ def test_a_generation_serves_the_known_answer(generation):
     assert re.findall(r"changed=(\d+)", said) == ["0"] * len(re.findall(r"changed=", said))
 
     found = manifest(plan, BUILDER)
-    assumed = capabilities.of_build(plan["release"]["generation"], plan["release"]["protocol"])
-    assert found["capabilities"] == {key: assumed[key] for key in found["capabilities"]}
+    for program, name in ((options.SERVER, "llama-server"), (options.WORKER, worker)):
+        assumed = options.listed(program, plan["release"]["generation"], options.MAINLINE)
+        assert set(assumed) <= set(found["options"][name]["known"])
     assert found["options_ignored"] == []

@@ -23,11 +23,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import prebuilt, trial
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import SEARCH
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
 
 MANIFEST = "manifest.json"
 LOG_LINES_SHOWN = 15
@@ -202,7 +202,7 @@ class Installer:
             prebuilt.extract(archive, self.build["targets"], partial / "bin")
         except prebuilt.ArchiveError as error:
             raise BuildError(str(error)) from error
-        if "llama-server" in self.build["targets"] and "--rpc" not in self._help(partial / "bin" / "llama-server"):
+        if "llama-server" in self.build["targets"] and "--rpc" not in self._help(partial / "bin" / "llama-server")[0]:
             raise BuildError(
                 "llama-server of llama_release's archive does not know --rpc: give an archive that was built with RPC, or use source: git"
             )
@@ -234,12 +234,12 @@ class Installer:
         return partial
 
     def _publish(self, partial: Path, details: dict) -> dict:
-        able = self._probe(partial / "bin")
-        self._try(partial, able)
+        listed = self.probe(partial / "bin")
+        self._try(partial, listed)
         manifest = {
             "id": self.build["id"],
             "cmake_options": self.build["cmake_options"],
-            "capabilities": able,
+            "options": listed,
             "files": {f"bin/{path.name}": sha256(path) for path in sorted((partial / "bin").iterdir())},
             **details,
         }
@@ -249,31 +249,34 @@ class Installer:
         os.utime(self.release, NEVER_USED)
         return manifest
 
-    def _try(self, partial: Path, able: dict) -> None:
-        """Has the programs do here what they are for, before anything that serves stops for them."""
+    def _try(self, partial: Path, listed: dict[str, dict]) -> None:
+        """Has the programs do here what they are for, before anything that serves stops for them.
+
+        :param listed: see probe.
+        """
+        worker = next((target for target in listed if target.endswith("rpc-server")), "")
         folder = partial / "trial"
         folder.mkdir()
         place = trial.Place(folder, self.build.get("environment", {}), self._as_account())
         try:
-            trial.check(partial / "bin", able["worker_binary"], able["worker_flags"], place)
+            trial.check(partial / "bin", worker, listed[worker]["known"] if worker else (), place)
         except trial.TrialError as error:
             raise BuildError(str(error)) from error
         finally:
             shutil.rmtree(folder)
 
-    def _probe(self, programs: Path) -> dict:
-        """What the programs say of themselves; a program that does not even start is no release."""
-        targets = self.build["targets"]
-        worker = next((target for target in targets if target.endswith("rpc-server")), "")
-        return capabilities.from_help(
-            worker,
-            self._help(programs / worker) if worker else "",
-            self._help(programs / "llama-server") if "llama-server" in targets else "",
-        )
+    def probe(self, programs: Path) -> dict[str, dict]:
+        """Program → the fields of what it lists in its help; a program that does not even start is no release."""
+        return {target: self._listed(programs / target)._asdict() for target in self.build["targets"]}
 
-    def _help(self, program: Path) -> str:
-        """What a program says of its use. It runs where services do: old ones look for libraries of theirs in the folder where they are
-        started, and end where their account may not read it."""
+    def _listed(self, program: Path) -> capabilities.Listed:
+        """Nothing of a program that a signal ended: its help may not be whole."""
+        text, whole = self._help(program)
+        return capabilities.listed(text if whole else "")
+
+    def _help(self, program: Path) -> tuple[str, bool]:
+        """What a program says of its use, and whether it came to its end. It runs where services do: old ones look for libraries of theirs
+        in the folder where they are started, and end where their account may not read it."""
         try:
             process = subprocess.run(
                 [str(program), "--help"],
@@ -290,7 +293,7 @@ class Installer:
         said = process.stdout + process.stderr
         if "usage" not in said.lower():
             raise BuildError(f"{program.name} does not run on this host: {said.strip()[-300:] or 'it prints nothing'}")
-        return said
+        return said, process.returncode >= 0
 
 
 class Builder(Installer):
@@ -522,3 +525,56 @@ def step(line: str) -> str:
     if counted:
         return f"step {counted[1]} of {counted[2]}"
     return line.removeprefix("== ") or "starting"
+
+
+class Compared(NamedTuple):
+    """What comes of holding planned command lines against the help of the installed programs.
+
+    :param errors: a sentence for each option that a program would not take.
+    :param warnings: what could not be compared.
+    """
+
+    errors: list[str]
+    warnings: list[str]
+
+
+def compare(installer: Installer, manifest: dict, services: list[dict], release: dict, host: str) -> Compared:
+    """Holds the command lines of planned services against what their programs list.
+
+    :param manifest: of the installed release; one of an older version of this collection has no ``options``.
+    :param services: as planned, each with ``process``, the command line of its program.
+    :param release: as planned: ``generation``, and ``fork`` where it is one.
+    :param host: its name in messages.
+    """
+    fork = release.get("fork", options.MAINLINE)
+    programs = installer.release / "bin"
+    planned = [service["process"] for service in services if Path(service["process"][0]).parent == programs]
+    known = manifest.get("options") or (installer.probe(programs) if planned else {})
+    compared = Compared([], [])
+    for argv in planned:
+        name = Path(argv[0]).name
+        help_of = capabilities.Listed(**known[name])
+        program = options.SERVER if name == options.SERVER else options.WORKER
+        where = f"{name} of the release {installer.build['id']} on {host}"
+        if not help_of.known:
+            compared.warnings.append(f"{where} lists no options in its help: what is planned was not held against it")
+            continue
+        for problem in capabilities.problems(program, argv[1:], help_of, release["generation"], fork):
+            owned = options.owned(program, problem.word)
+            sure = owned or fork in options.LISTS_ALL
+            (compared.errors if sure else compared.warnings).append(f"{where} {_sentence(problem, owned)}")
+    return Compared(*(list(dict.fromkeys(found)) for found in compared))
+
+
+def _sentence(problem: capabilities.Problem, option: options.Option | None) -> str:
+    """What is wrong with an argument, who sets it, and what to do."""
+    near = f" (the nearest option that it lists is {problem.near})" if problem.near else ""
+    if option is None:
+        return (
+            f"{problem.why}, which llama_server_extra_args sets{near}: take it out, or give one that its --help lists"
+        )
+    out = f"leave {option.variable} out, or " if option.optional else ""
+    return (
+        f"{problem.why}, which {option.variable or 'the plan'} sets{near}: {out}set llama_release to a build that has it, "
+        "or use a version of this collection that knows this build"
+    )

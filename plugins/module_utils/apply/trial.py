@@ -18,7 +18,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -84,11 +84,11 @@ class _Running(NamedTuple):
         )
 
 
-def check(programs: Path, worker: str, worker_flags: list[str], place: Place) -> None:
+def check(programs: Path, worker: str, worker_options: Collection[str], place: Place) -> None:
     """Tries what of the release is there.
 
     :param worker: name of the worker's program, or "".
-    :param worker_flags: its short options. One that cannot be told to lend the processor (before b5279) is not tried.
+    :param worker_options: those that it knows. One that cannot be told to lend the processor (before b5279) is not tried.
     :raises TrialError: one does not work here.
     """
     home = place.folder / "home"
@@ -96,8 +96,8 @@ def check(programs: Path, worker: str, worker_flags: list[str], place: Place) ->
     os.chown(home, place.account.get("user", -1), place.account.get("group", -1))
     if (programs / SERVER).exists():
         _check_server(programs / SERVER, place)
-    if worker and "d" in worker_flags:
-        _check_worker(programs / worker, ["-cpu"] if "cpu" in worker_flags else [], place)
+    if worker and "-d" in worker_options:
+        _check_worker(programs / worker, ["-cpu"] if "-cpu" in worker_options else [], place)
 
 
 def _check_server(program: Path, place: Place) -> None:

@@ -4,14 +4,20 @@
 """What a release of llama.cpp understands: names of programs, flags, protocol. The one place for each of them.
 
 By build number when only planning, from the programs' own help when they are there; a test holds the two together.
+Options themselves are in the table of options.
 """
 
 from __future__ import annotations
 
 import bisect
+import difflib
 import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-PYPI_TREES: dict[str, dict] = {
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
+
+PYPI_TREES: dict[str, dict[str, Any]] = {
     "0.3.16": {"build": 6170, "commit": "4227c9b", "generation": 6170},
     "0.3.20": {"build": 8643, "commit": "f49e917", "generation": 8643},
     "0.3.36": {"build": None, "commit": "0c1e570", "generation": 11063, "protocol": "7.0.0"},
@@ -19,7 +25,7 @@ PYPI_TREES: dict[str, dict] = {
 """llama-cpp-python release → the llama.cpp tree it carries. Where the build number is not known, ``generation`` is that of
 an older build which understands the same."""
 
-PACKAGED_TREES: dict[str, dict] = {
+PACKAGED_TREES: dict[str, dict[str, Any]] = {
     "0.7.0": {"build": 11669, "commit": "unknown", "generation": 11669, "protocol": "8.0.0"},
 }
 """Version of a distribution's package → the llama.cpp tree it was built from, oldest first."""
@@ -43,18 +49,10 @@ PROTOCOLS = [
 MAX_ENDPOINTS = 16
 """Workers that one llama-server connects to (GGML_RPC_MAX_SERVERS)."""
 
-FIT_SEEN = 8643
-"""Oldest build in which ``--fit`` was seen; it came after 6170."""
-
-FLASH_ATTENTION_VALUE_SINCE = 6325
-"""First build whose ``--flash-attn`` takes a value (ggml-org/llama.cpp#15434, 30 August 2025); 6170 was seen to have it as a switch, 8643
-with a value."""
-
 SECURITY_FLOOR = 8492
 """First build without CVE-2026-34159, unauthenticated remote code execution in the RPC server."""
 
-MAINLINE = "llama.cpp"
-IK_LLAMA = "ik_llama.cpp"
+MAINLINE, IK_LLAMA = options.MAINLINE, options.IK_LLAMA
 FORKS = {MAINLINE: "https://github.com/ggml-org/llama.cpp", IK_LLAMA: "https://github.com/ikawrakow/ik_llama.cpp"}
 """What ``llama_release`` may name as ``fork`` → its repository."""
 
@@ -70,96 +68,161 @@ IK_LLAMA_SEVERAL_DEVICES_SINCE = 4033
 IK_LLAMA_DEVICE_SINCE = 3933
 """First commit with ``--device``. Before it all devices of the head come first, then the workers, in the order of ``--rpc``."""
 
-IK_LLAMA_FLASH_ATTENTION_VALUE_SINCE = 3985
-IK_LLAMA_FUSED_BY_DEFAULT_SINCE = 3928
-"""First commit that fuses experts by itself and has no ``-fmoe`` any more; flash attention is its default, too."""
-
-FUSED = {"-fmoe", "--fused-moe"}
-IK_LLAMA_FLAGS = {
-    *FUSED,
-    "-no-fmoe",
-    "--no-fused-moe",
-    "-mla",
-    "--mla-use",
-    "-amb",
-    "--attention-max-batch",
-    "-ser",
-    "--smart-expert-reduction",
-    "-rtr",
-    "--run-time-repack",
-    "-ger",
-    "--grouped-expert-routing",
-    "-khad",
-    "--k-cache-hadamard",
-    "-mqkv",
-    "--merge-qkv",
-    "-muge",
-    "--merge-up-gate-experts",
-}
-"""Options of llama-server that ik_llama.cpp alone has."""
-
-MAINLINE_FLAGS = {"-lm", "--load-mode", "-dio", "--direct-io", "-fit", "-lv", "--log-verbosity"}
-"""Options of llama-server that ik_llama.cpp does not have."""
+Able = dict[str, Any]
+"""Capabilities of a build, see of_build."""
 
 
-def of_build(build: int, protocol: str | None = None, fork: str = MAINLINE) -> dict:
+def of_build(build: int, protocol: str | None = None, fork: str = MAINLINE) -> Able:
     """Capabilities of the build with this number.
 
     :param fork: whose numbers these are, a key of FORKS.
-    :returns: ``worker_binary``, ``worker_flags`` (short names; ``cpu`` where the processor is lent only if asked for), ``server_flags`` (long
-        names without dashes; ``fit`` and ``flash-attn`` only where they take a value),
+    :returns: ``worker_binary``, ``worker_flags`` (short names without dashes), ``server_flags`` (long names of the table of options without
+        dashes; those of two forms only where they take a value),
         ``protocol`` (None when unknown or when there is no handshake), ``buffer_name`` (how the log names a worker's buffers),
         ``device_name`` (how ``--device`` names a worker; None where there is no such option).
     """
+    flags = {
+        "worker_flags": _worker_flags(options.listed(options.WORKER, build, fork)),
+        "server_flags": _server_flags(options.listed(options.SERVER, build, fork)),
+    }
     if fork == IK_LLAMA:
-        return _of_ik_llama(build)
-    worker_flags = {"H", "p"}
-    if 2901 <= build < 6790:
-        worker_flags.add("m")
-    worker_flags |= {flag for flag, since in (("c", 4981), ("t", 5171), ("d", 5279)) if build >= since}
-    server_flags = {"no-mmap"} if build < 10105 else {"load-mode"}
-    if 7668 <= build < 10105:
-        server_flags.add("direct-io")
-    if build >= FIT_SEEN:
-        server_flags.add("fit")
-    if build >= FLASH_ATTENTION_VALUE_SINCE:
-        server_flags.add("flash-attn")
+        return {"worker_binary": "rpc-server", **flags, **_names_of_ik_llama(build)}
     known = PROTOCOLS[bisect.bisect_right(PROTOCOLS, (build, "~")) - 1]
     return {
         "worker_binary": "ggml-rpc-server" if build >= 9824 else "rpc-server",
-        "worker_flags": sorted(worker_flags),
-        "server_flags": sorted(server_flags),
+        **flags,
         "protocol": protocol or (known[1] if known is not PROTOCOLS[-1] or build == known[0] else None),
         "buffer_name": "RPC0[{endpoint}]" if build >= 6688 else "RPC[{endpoint}]",
         "device_name": "RPC{index}" if build >= 6688 else "RPC[{endpoint}]",
     }
 
 
-def _of_ik_llama(commit: int) -> dict:
-    several = commit >= IK_LLAMA_SEVERAL_DEVICES_SINCE
-    server_flags = {"no-mmap"}
-    if commit >= IK_LLAMA_FUSED_BY_DEFAULT_SINCE:
-        server_flags.add("no-flash-attn")
-    if commit >= IK_LLAMA_FLASH_ATTENTION_VALUE_SINCE:
-        server_flags.add("flash-attn")
+def _names_of_ik_llama(commit: int) -> Able:
+    name = "RPC0[{endpoint}]" if commit >= IK_LLAMA_SEVERAL_DEVICES_SINCE else "RPC[{endpoint}]"
     return {
-        "worker_binary": "rpc-server",
-        "worker_flags": ["H", "P", "c", "cpu", "d", "dev", "p", "t"] if several else ["H", "c", "m", "p", "t"],
-        "server_flags": sorted(server_flags),
         "protocol": IK_LLAMA_PROTOCOLS[bisect.bisect_right(IK_LLAMA_PROTOCOLS, (commit, "~")) - 1][1],
-        "buffer_name": "RPC0[{endpoint}]" if several else "RPC[{endpoint}]",
-        "device_name": None if commit < IK_LLAMA_DEVICE_SINCE else "RPC0[{endpoint}]" if several else "RPC[{endpoint}]",
+        "buffer_name": name,
+        "device_name": name if commit >= IK_LLAMA_DEVICE_SINCE else None,
     }
 
 
-def from_help(worker_binary: str, worker_help: str, server_help: str) -> dict:
-    """Names and flags as in of_build, read from what the programs print when asked for help."""
-    short = [line.split("--")[0] for line in worker_help.splitlines() if re.match(r"\s+-\w", line)]
-    worker_flags = {flag for line in short for flag in re.findall(r"(?<![\w-])-(\w+)", line)} - {"h"}
-    offered = set(re.findall(r"--([a-z][a-z0-9-]+)", server_help))
-    valued = set(re.findall(r"--(fit|flash-attn) [\[(]", server_help))
-    return {
-        "worker_binary": worker_binary,
-        "worker_flags": sorted(worker_flags),
-        "server_flags": sorted((offered & {"no-mmap", "load-mode", "direct-io", "no-flash-attn"}) | valued),
-    }
+def _worker_flags(known: Mapping[str, bool]) -> list[str]:
+    return sorted(word[1:] for word in known if not word.startswith("--"))
+
+
+def _server_flags(known: Mapping[str, bool]) -> list[str]:
+    return sorted(
+        word[2:]
+        for word, valued in known.items()
+        if word.startswith("--") and (valued or word not in options.OF_TWO_FORMS)
+    )
+
+
+class Listed(NamedTuple):
+    """What a program's help lists.
+
+    :param known: option → whether the help shows a value after it.
+    :param removed: option that the program refuses → what its help says of that.
+    """
+
+    known: dict[str, bool]
+    removed: dict[str, str]
+
+
+HEADING = re.compile(r" {0,16}(?=--?[A-Za-z])")
+"""What stands before an option in a help; an explanation is further to the right."""
+WORD = re.compile(r"--?[A-Za-z][\w.-]*")
+NEXT_WORD = re.compile(r"(?: [^\s,-][^\s,]*)?, *(?=--?[A-Za-z])")
+"""From one name of an option to the next one, with the value of the first between them."""
+VALUE = re.compile(r" [^\s-]")
+REMOVED = "argument has been removed"
+
+
+def listed(text: str) -> Listed:
+    """The options of a program, from what it prints when asked for help."""
+    found = Listed({}, {})
+    for lines in _entries(text):
+        words, valued, rest = _heading(lines[0].strip())
+        explanation = " ".join(" ".join([rest, *lines[1:]]).split())
+        if REMOVED in explanation:
+            found.removed.update(dict.fromkeys(words, explanation[explanation.index(REMOVED) :].split(" (env:")[0]))
+        else:
+            found.known.update(dict.fromkeys(words, valued))
+    return found
+
+
+def _entries(text: str) -> Iterator[list[str]]:
+    """The lines of each option in a help."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        if HEADING.match(line):
+            if lines:
+                yield lines
+            lines = [line]
+        elif lines:
+            lines.append(line)
+    if lines:
+        yield lines
+
+
+def _heading(line: str) -> tuple[list[str], bool, str]:
+    """Names of an option, whether a value follows one of them, and the rest of the line."""
+    words, valued, position = [], False, 0
+    while True:
+        word = WORD.match(line, position)
+        assert word
+        words.append(word[0])
+        following = NEXT_WORD.match(line, word.end())
+        valued = valued or bool(VALUE.match(line, word.end()))
+        if not following:
+            return words, valued, line[word.end() :]
+        position = following.end()
+
+
+class Problem(NamedTuple):
+    """An argument that a program would not take.
+
+    :param word: the option.
+    :param why: what is wrong with it, to follow the program's name.
+    :param near: the nearest option that the program lists, or nothing.
+    """
+
+    word: str
+    why: str
+    near: str
+
+
+def problems(program: str, argv: Sequence[str], help_of: Listed, build: int, fork: str) -> list[Problem]:
+    """What a program that lists these options would not take of its command line.
+
+    :param program: options.SERVER or options.WORKER.
+    :param argv: command line without the program itself.
+    :param build: number of the build, for options that a help does not list.
+    """
+    found = []
+    arguments = iter(enumerate(argv))
+    for index, argument in arguments:
+        if not WORD.match(argument):
+            continue
+        word = argument.replace("_", "-") if program == options.SERVER and argument.startswith("--") else argument
+        follows = index + 1 < len(argv) and not WORD.fullmatch(argv[index + 1])
+        hidden = program == options.SERVER and options.unlisted(word, build, fork)
+        why = "" if hidden else _problem(program, word, follows, help_of)
+        if why:
+            near = difflib.get_close_matches(word, [name for name in help_of.known if name.startswith("--")], 1)
+            found.append(Problem(argument, why, near[0] if near else ""))
+        if help_of.known.get(word):
+            next(arguments, None)
+    return found
+
+
+def _problem(program: str, word: str, follows: bool, help_of: Listed) -> str:
+    if word in help_of.removed:
+        return f"does not know {word} any more: {help_of.removed[word]}"
+    if word not in help_of.known:
+        if "=" in word:
+            return f"does not know {word}: make its value an entry of its own"
+        return f"does not know {word}"
+    if program == options.SERVER and word in options.OF_TWO_FORMS and help_of.known[word] != follows:
+        return f"takes {word} {'with' if help_of.known[word] else 'without'} a value"
+    return ""

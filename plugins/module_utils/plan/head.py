@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, capabilities, gguf, known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, gguf, known_answer, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
     Facts,
@@ -31,41 +31,6 @@ CREDENTIALS = "/run/credentials/{service}.service/"
 """Where systemd puts what LoadCredential names, for the service alone."""
 
 
-FLAGS_OF_CACHE = {
-    "full_window": ("--swa-full",),
-    "unified": ("--kv-unified", "-kvu"),
-    "micro_batch": ("--ubatch-size", "-ub"),
-}
-"""Further arguments that planning takes into account, by what they are in caches.Settings."""
-_UNPLANNED = """
--b --batch-size -cmoe --cpu-moe -kvo --kv-offload --lora --lora-scaled -md --model-draft --mmproj -ncmoe --n-cpu-moe -nkvo --no-kv-offload
--sm --split-mode --spec-type
-"""
-FLAGS_UNPLANNED = frozenset(_UNPLANNED.split())
-"""Further arguments after which devices hold something else than is planned."""
-
-
-_PLANNED = {
-    "llama_server_host": "--host",
-    "llama_server_port": "--port",
-    "llama_server_context": "-c --ctx-size",
-    "llama_server_parallel": "-np --parallel",
-    "llama_server_threads": "-t --threads",
-    "llama_server_flash_attention": "-fa --flash-attn",
-    "llama_server_gpu_layers": "-ngl --gpu-layers --n-gpu-layers",
-    "llama_server_tensor_split": "-ts --tensor-split",
-    "llama_server_override_tensor": "-ot --override-tensor",
-    "llama_server_cache_type_k": "-ctk --cache-type-k",
-    "llama_server_cache_type_v": "-ctv --cache-type-v",
-    "llama_server_load_mode": "--load-mode --mmap --no-mmap -dio --direct-io -ndio --no-direct-io",
-    "llama_server_warmup": "--warmup --no-warmup",
-    "llama_server_api_key_file": "--api-key --api-key-file",
-    "llama_model_path": "-m --model",
-    "llama_worker_endpoints": "--rpc -dev --device",
-}
-VARIABLE_OF = {flag: variable for variable, flags in _PLANNED.items() for flag in flags.split()}
-"""Options of llama-server that the plan decides → variable that says it."""
-
 LEAST = {
     "context": 1,
     "parallel": 1,
@@ -77,25 +42,34 @@ LEAST = {
 
 
 def settings_of(server: Server, summary: Mapping[str, Any]) -> caches.Settings:
-    """What llama-server is told of its cache."""
-    extra = server.extra_args
-    given = {name: next((flag for flag in flags if flag in extra), None) for name, flags in FLAGS_OF_CACHE.items()}
+    """The settings of llama-server's cache."""
+    given = _memory_arguments(server.extra_args)
     tokens = caches.MICRO_BATCH
-    if given["micro_batch"]:
-        told = [*extra, ""][extra.index(given["micro_batch"]) + 1]
-        if not told.isdigit() or not int(told):
-            raise Refusal(f"llama_server_extra_args has {given['micro_batch']} {told!r}: give the number of tokens")
-        tokens = int(told)
+    if "micro_batch" in given:
+        word, number = given["micro_batch"]
+        if not number.isdigit() or not int(number):
+            raise Refusal(f"llama_server_extra_args has {word} {number!r}: give the number of tokens")
+        tokens = int(number)
     return caches.Settings(
         context_of(server, summary),
         server.parallel,
         server.cache_type_k,
         server.cache_type_v,
         server.flash_attention,
-        bool(given["unified"]),
-        bool(given["full_window"]),
+        "unified" in given and options.meaning(given["unified"][0]) != "off",
+        "full_window" in given,
         tokens,
     )
+
+
+def _memory_arguments(arguments: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Field of caches.Settings → the further argument that sets it, and the one after it. The last one counts."""
+    given = {}
+    for word, following in zip(arguments, [*arguments[1:], ""]):
+        option = options.of_word(word)
+        if option and option.memory:
+            given[option.memory] = (word, following)
+    return given
 
 
 def overrides_of(server: Server, devices: list[str]) -> list[tuple[str, str]]:
@@ -120,8 +94,12 @@ def overrides_of(server: Server, devices: list[str]) -> list[tuple[str, str]]:
 
 
 def as_planned(server: Server) -> bool:
-    """Whether no further argument changes what devices hold."""
-    return not FLAGS_UNPLANNED & {word.split("=", 1)[0] for word in server.extra_args}
+    """Whether neither a further argument nor the environment changes what devices hold."""
+    given = [
+        *(options.of_word(word) for word in server.extra_args),
+        *(options.of_variable(name) for name in server.environment),
+    ]
+    return not any(option and option.memory == options.UNPLANNED for option in given)
 
 
 def check(name: str, server: Server, declared: Sequence[Worker], release: Release) -> None:
@@ -135,6 +113,7 @@ def check(name: str, server: Server, declared: Sequence[Worker], release: Releas
         if value is not None and value < least:
             raise Refusal(f"llama_server_{field} is {value}: give {least} or more, or leave it out")
     _check_extra_arguments(server.extra_args, release)
+    _check_environment(server.environment)
     if server.api_key_file:
         _check_whole("llama_server_api_key_file", server.api_key_file)
     for field in ("cache_type_k", "cache_type_v"):
@@ -163,34 +142,59 @@ def _check_ports(name: str, server: Server, declared: Sequence[Worker]) -> None:
 
 
 def _check_extra_arguments(arguments: Sequence[str], release: Release) -> None:
-    """Refuses what the plan decides, and options that only the other one of llama.cpp and ik_llama.cpp has: llama-server would not start."""
+    """Refuses what the plan decides, and options that llama-server of this release does not have: it would not start."""
     for word in arguments:
         if re.match(r"--?\w[\w-]*\s", word):
             raise Refusal(
                 f"llama_server_extra_args has {word!r} as one argument: give a list, with option and value as entries of their own"
             )
-        flag = word.split("=", 1)[0]
-        if flag in VARIABLE_OF:
+    given = {word: option for word in arguments if (option := options.of_word(word))}
+    _check_fork(given, release)
+    for word, option in given.items():
+        if option.owned:
             raise Refusal(
-                f"llama_server_extra_args has {flag}, which the plan decides: set {VARIABLE_OF[flag]} instead"
+                f"llama_server_extra_args has {word.split('=', 1)[0]}, which the plan decides: {option.instead()}"
             )
-    if release.mainline:
-        strange = [word for word in arguments if word in capabilities.IK_LLAMA_FLAGS]
-        owner, remedy = capabilities.IK_LLAMA, f"set llama_release to a release of {capabilities.IK_LLAMA}"
-    else:
-        strange = [word for word in arguments if word in capabilities.MAINLINE_FLAGS]
-        owner, remedy = capabilities.MAINLINE, "say what they say with the variables llama_server_..."
+
+
+def _check_fork(given: Mapping[str, options.Option], release: Release) -> None:
+    """Refuses options that only the other one of llama.cpp and ik_llama.cpp has, or that only older builds have.
+
+    :param given: argument → its option.
+    """
+    fork, build = release.fork, release.generation
+    strange = [word for word in given if fork not in options.forks_of(word)]
     if strange:
+        owner = options.IK_LLAMA if release.mainline else options.MAINLINE
+        remedy = (
+            f"set llama_release to a release of {owner}"
+            if release.mainline
+            else "use the variables llama_server_... instead"
+        )
         raise Refusal(
-            f"llama_server_extra_args has {', '.join(strange)}, which {owner} alone knows, and {release.ref} is one of {release.fork}: "
+            f"llama_server_extra_args has {', '.join(strange)}, which {owner} alone knows, and {release.ref} is one of {fork}: "
             f"take them out, or {remedy}"
         )
-    dropped = [word for word in arguments if word in capabilities.FUSED]
-    if dropped and release.generation >= capabilities.IK_LLAMA_FUSED_BY_DEFAULT_SINCE:
-        raise Refusal(
-            f"llama_server_extra_args has {dropped[0]}, which {release.fork} does by itself since its commit "
-            f"{capabilities.IK_LLAMA_FUSED_BY_DEFAULT_SINCE}, and does not know any more: take it out"
-        )
+    for word, option in given.items():
+        since = max((spelling.last or 0 for spelling in option.spellings), default=0) + 1
+        if option.replaced and build >= since:
+            raise Refusal(
+                f"llama_server_extra_args has {word}, which {fork} {option.replaced} since its commit {since}, and does not know any more: "
+                "take it out"
+            )
+
+
+def _check_environment(environment: Mapping[str, str]) -> None:
+    """Refuses what stands for an option that the plan decides, or that it takes into account as a further argument only."""
+    for name in environment:
+        option = options.of_variable(name)
+        if option and option.owned:
+            raise Refusal(f"llama_server_environment has {name}, which the plan decides: {option.instead()}")
+        if option and option.memory not in ("", options.UNPLANNED):
+            raise Refusal(
+                f"llama_server_environment has {name}, which changes the KV cache: give {option.spellings[0].words[0]} in "
+                "llama_server_extra_args instead, where the plan takes it into account"
+            )
 
 
 def backend_of(server: Server, head: Sequence[str], known: Collection[str]) -> str:
@@ -268,36 +272,54 @@ def planned(name: str, serving: Serving, environment: Mapping[str, str]) -> dict
 
 
 def argv_of(serving: Serving) -> list[str]:
-    server, placed, able = serving.server, serving.placed, serving.release.capabilities
-    lent = placed.lent()
+    """llama-server's command line. Devices of workers have to be known before --device and --override-tensor name them."""
+    server, placed, release = serving.server, serving.placed, serving.release
+    values: list[tuple[str, str | Sequence[str] | None]] = [
+        ("rpc", [worker.endpoint for worker in placed.lent()]),
+        ("device", _device_names(release, placed)),
+        ("override-tensor", server.override_tensor if placed.devices else None),
+        ("model", serving.model.path),
+        ("host", server.host),
+        ("port", str(server.port)),
+        ("gpu-layers", str(placed.gpu_layers)),
+        ("tensor-split", [f"{share:.9g}" for share in placed.split] if len(placed.devices) > 1 else None),
+        ("context", str(context_of(server, serving.model.summary))),
+        ("parallel", str(server.parallel)),
+        ("cache-type-k", server.cache_type_k),
+        ("cache-type-v", server.cache_type_v),
+        ("flash-attention", server.flash_attention),
+        ("threads", str(server.threads or "")),
+        ("load-mode", server.load_mode),
+        ("warmup", "on" if server.warmup else "off"),
+        ("api-key-file", key_path(serving.facts, server.api_key_file) if server.api_key_file else None),
+        ("fit", "off"),
+        ("log-verbosity", "4"),
+    ]
     argv = [f"{serving.facts.prefix}/releases/{serving.build}/bin/llama-server"]
-    if lent:
-        argv += ["--rpc", ",".join(worker.endpoint for worker in lent)]
-    if placed.devices and able["device_name"]:
-        names = [able["device_name"].format(index=index, endpoint=worker.endpoint) for index, worker in enumerate(lent)]
-        argv += ["--device", ",".join([*names, *(device.name for device in placed.own())])]
-    if placed.devices and server.override_tensor:
-        argv += ["--override-tensor", ",".join(server.override_tensor)]
-    argv += ["--model", serving.model.path, "--host", server.host, "--port", str(server.port)]
-    argv += ["--n-gpu-layers", str(placed.gpu_layers)]
-    if len(placed.devices) > 1:
-        argv += ["--tensor-split", ",".join(f"{share:.9g}" for share in placed.split)]
-    argv += ["--ctx-size", str(context_of(server, serving.model.summary)), "--parallel", str(server.parallel)]
-    for flag, kind in (("--cache-type-k", server.cache_type_k), ("--cache-type-v", server.cache_type_v)):
-        argv += [flag, kind] if kind != "f16" else []
-    argv += flash_attention_arguments(server.flash_attention, able)
-    if server.threads:
-        argv += ["--threads", str(server.threads)]
-    argv += load_mode_arguments(server.load_mode, serving.release)
-    if not server.warmup:
-        argv.append("--no-warmup")
-    if server.api_key_file:
-        argv += ["--api-key-file", key_path(serving.facts, server.api_key_file)]
-    if "fit" in able["server_flags"]:
-        argv += ["--fit", "off"]
-    if "load-mode" in able["server_flags"]:
-        argv += ["--log-verbosity", "4"]
+    for name, value in values:
+        try:
+            argv += options.render(name, value, release.generation, release.fork)
+        except options.UnknownOption:
+            raise Refusal(_unknown(name, value, release)) from None
     return [*argv, *server.extra_args]
+
+
+def _device_names(release: Release, placed: placement.Placed) -> list[str] | None:
+    """What --device names, workers first; None where llama-server has no such option."""
+    name: str | None = release.capabilities["device_name"]
+    if name is None:
+        return None
+    lent = [name.format(index=index, endpoint=worker.endpoint) for index, worker in enumerate(placed.lent())]
+    return [*lent, *(device.name for device in placed.own())]
+
+
+def _unknown(name: str, value: object, release: Release) -> str:
+    """Why a setting cannot be said to this release."""
+    option = options.of_name(name)
+    spellings = option.spelled(release.generation, release.fork)
+    known = [*option.implied, *(spelling.means for spelling in spellings if spelling.means)]
+    newer = "" if not release.mainline else f", or a build from b{options.DIRECT_IO[0]} on"
+    return f"{option.variable} is {value}, which {release.ref} does not know: use {' or '.join(known)}{newer}"
 
 
 def key_path(facts: Facts, path: str) -> str:
@@ -313,33 +335,6 @@ def load_mode_of(wanted: str | None, release: Release, used: Sequence[devices.Ho
     if wanted or not any(device.hangs_on_mmap or device.slow_on_mmap for device in used):
         return wanted
     return "dio" if {"direct-io", "load-mode"} & set(release.capabilities["server_flags"]) else "none"
-
-
-def flash_attention_arguments(wanted: str | None, able: Mapping[str, Any]) -> list[str]:
-    """Where the option is a switch, nothing stands for ``auto``, nor for ``off`` where that is the default."""
-    if wanted is None:
-        return []
-    if "flash-attn" in able["server_flags"]:
-        return ["--flash-attn", wanted]
-    if "no-flash-attn" in able["server_flags"]:
-        return ["--no-flash-attn"] * (wanted == "off")
-    return ["--flash-attn"] * (wanted == "on")
-
-
-def load_mode_arguments(wanted: str | None, release: Release) -> list[str]:
-    if wanted is None:
-        return []
-    able = release.capabilities
-    if "load-mode" in able["server_flags"]:
-        return ["--load-mode", wanted]
-    if wanted == "mmap":
-        return []
-    if wanted == "none":
-        return ["--no-mmap"]
-    if "direct-io" in able["server_flags"]:
-        return ["-dio"]
-    other = "" if not release.mainline else ", or a build from b7668 on"
-    raise Refusal(f"llama_server_load_mode is dio, which {release.ref} does not know: use mmap or none{other}")
 
 
 def context_of(server: Server, summary: Mapping[str, Any]) -> int:

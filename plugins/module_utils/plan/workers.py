@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.entry import STAGING_DISTANCE
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
     Build,
@@ -272,24 +272,25 @@ def seeing_one_device(worker: Worker, release: Release, devices: int) -> Worker:
 
 def argv_of(worker: Worker, build: Build, release: Release, folder: str) -> list[str]:
     """:param folder: where releases are installed."""
-    able = release.capabilities
-    argv = [f"{folder}/{build.id}/bin/{able['worker_binary']}", "-H", worker.address, "-p", str(worker.port)]
-    if "d" in able["worker_flags"]:
-        argv += ["-d", worker.device]
-    elif worker.device != backends.device_name(build.backend, 0) and not worker.alone:
+    flags, program = release.capabilities["worker_flags"], release.capabilities["worker_binary"]
+    device = options.render_worker("worker-device", worker.device, flags)
+    cache = options.render_worker("tensor-cache", "on", flags)
+    if not device and worker.device != backends.device_name(build.backend, 0) and not worker.alone:
         raise Refusal(
             f"the worker {worker.name} of {worker.host} lends {worker.device}, and rpc-server of {build.release} lends "
             f"{backends.device_name(build.backend, 0)} only: declare that one alone in llama_worker_endpoints, or set llama_release to a newer build"
         )
-    if "cpu" in able["worker_flags"] and worker.device == "CPU":
-        argv.append("-cpu")
-    if "t" in able["worker_flags"] and worker.threads:
-        argv += ["-t", str(worker.threads)]
-    if worker.cache:
-        if "c" not in able["worker_flags"]:
-            raise Refusal(
-                f"the worker {worker.name} of {worker.host} is to have a cache, which {able['worker_binary']} of {build.release} does "
-                "not know: leave cache out of llama_worker_endpoints, or set llama_release to b4981 or newer"
-            )
-        argv.append("-c")
-    return argv
+    if worker.cache and not cache:
+        raise Refusal(
+            f"the worker {worker.name} of {worker.host} is to have a cache, which {program} of {build.release} does not know: leave cache out "
+            "of llama_worker_endpoints, or set llama_release to b4981 or newer"
+        )
+    return [
+        f"{folder}/{build.id}/bin/{program}",
+        *options.render_worker("address", worker.address, flags),
+        *options.render_worker("worker-port", str(worker.port), flags),
+        *device,
+        *(options.render_worker("processor", "CPU", flags) if worker.device == "CPU" else []),
+        *(options.render_worker("worker-threads", str(worker.threads), flags) if worker.threads else []),
+        *(cache if worker.cache else []),
+    ]

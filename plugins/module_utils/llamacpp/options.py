@@ -1,0 +1,606 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The one table of options of llama-server and rpc-server.
+
+The command line, what is refused in further arguments and in the environment, what a fork does not have, and what is
+looked for in the programs' help all come from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+MAINLINE = "llama.cpp"
+IK_LLAMA = "ik_llama.cpp"
+
+SERVER, WORKER = "llama-server", "rpc-server"
+"""Programs, by the name that a worker's program had first."""
+
+VALUE, LIST, SWITCH = "value", "list", "switch"
+"""An option and a value; an option and values with commas between them; an option alone."""
+
+UNPLANNED = "unplanned"
+"""With such an option devices hold something else than planned."""
+
+
+class Spelling(NamedTuple):
+    """How an option is written.
+
+    :param words: the first one is written, the others mean the same.
+    :param first: first build that has it. Where only some builds were read, the oldest one in which it was seen.
+    :param last: last build that has it.
+    :param form: VALUE, LIST or SWITCH.
+    :param means: of a switch, the value that it stands for.
+    :param written: whether the plan writes it.
+    :param unlisted: those of its words that the program takes and does not list in its help.
+    """
+
+    words: tuple[str, ...]
+    first: int = 0
+    last: int | None = None
+    fork: str = MAINLINE
+    form: str = VALUE
+    means: str = ""
+    written: bool = True
+    unlisted: tuple[str, ...] = ()
+
+    def has(self, build: int, fork: str) -> bool:
+        """Whether this build has it."""
+        return fork == self.fork and self.first <= build and (self.last is None or build <= self.last)
+
+    def names(self) -> Iterator[str]:
+        """Its words as the help of the program lists them."""
+        return (word for word in self.words if word not in self.unlisted)
+
+
+class Option(NamedTuple):
+    """An option of one program.
+
+    :param variable: that sets it; None where the plan decides without one.
+    :param owned: whether only the plan sets it.
+    :param optional: whether the plan does not write it where its variable is left out.
+    :param environment: variables that stand for it in the environment of the program.
+    :param memory: what it changes: a field of caches.Settings, UNPLANNED, or nothing.
+    :param silent: values that are never written.
+    :param implied: values for which nothing is written where no spelling can say them.
+    :param remedy: what to do instead of giving it, where no variable sets it.
+    :param replaced: what happened to it after its last build.
+    """
+
+    name: str
+    spellings: tuple[Spelling, ...]
+    variable: str | None = None
+    owned: bool = False
+    optional: bool = False
+    environment: tuple[str, ...] = ()
+    memory: str = ""
+    silent: tuple[str, ...] = ()
+    implied: tuple[str, ...] = ()
+    remedy: str = ""
+    replaced: str = ""
+    program: str = SERVER
+
+    def spelled(self, build: int, fork: str) -> list[Spelling]:
+        """Its spellings in this build."""
+        return [spelling for spelling in self.spellings if spelling.has(build, fork)]
+
+    def words(self) -> set[str]:
+        """All its words, of whatever build."""
+        return {word for spelling in self.spellings for word in spelling.words}
+
+    def instead(self) -> str:
+        """What to do instead of giving it."""
+        return f"set {self.variable} instead" if self.variable else self.remedy
+
+
+class UnknownOption(ValueError):
+    """A build has no way to say a value of an option."""
+
+
+def _in(
+    fork: str,
+    words: str,
+    first: int = 0,
+    last: int | None = None,
+    form: str = VALUE,
+    means: str = "",
+    written: bool = True,
+    unlisted: str = "",
+) -> Spelling:
+    return Spelling(tuple(words.split()), first, last, fork, form, means, written, tuple(unlisted.split()))
+
+
+def _both(words: str, form: str = VALUE) -> tuple[Spelling, Spelling]:
+    """The same in all builds of llama.cpp and of ik_llama.cpp."""
+    return _in(MAINLINE, words, form=form), _in(IK_LLAMA, words, form=form)
+
+
+def _split(environment: str) -> tuple[str, ...]:
+    return tuple(environment.split())
+
+
+DIRECT_IO = (7668, 10104)
+LOAD_MODE_SINCE = 10105
+FUSED_SINCE = 3928
+"""First commit of ik_llama.cpp that fuses experts by itself; flash attention is its default, too."""
+OVERRIDE_LISTED, PROJECTOR_LISTED, EXPERTS_LISTED, REPACK_LISTED = 4742, 4742, 4768, 4768
+"""First commits of ik_llama.cpp whose help lists all words of these options, which are older."""
+OLD_PRESETS = "--embd-bge-small-en-default --embd-e5-small-en-default --embd-gte-small-default"
+PRESETS = "--fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default --fim-qwen-7b-spec --fim-qwen-14b-spec"
+LATER_PRESETS = """
+--embd-gemma-default --fim-qwen-30b-default --gpt-oss-20b-default --gpt-oss-120b-default --vision-gemma-4b-default
+--vision-gemma-12b-default
+"""
+"""Each stands for a model of upstream's and its settings."""
+
+TABLE: tuple[Option, ...] = (
+    Option(
+        "rpc",
+        _both("--rpc", LIST),
+        "llama_worker_endpoints",
+        owned=True,
+        environment=_split("LLAMA_ARG_RPC"),
+    ),
+    Option(
+        "device",
+        (_in(MAINLINE, "--device -dev", form=LIST), _in(IK_LLAMA, "--device -dev", 3933, form=LIST)),
+        "llama_worker_endpoints",
+        owned=True,
+        environment=_split("LLAMA_ARG_DEVICE"),
+    ),
+    Option(
+        "override-tensor",
+        (
+            _in(MAINLINE, "--override-tensor -ot", form=LIST),
+            _in(IK_LLAMA, "--override-tensor -ot", 0, OVERRIDE_LISTED - 1, LIST, unlisted="--override-tensor -ot"),
+            _in(IK_LLAMA, "--override-tensor -ot", OVERRIDE_LISTED, form=LIST),
+        ),
+        "llama_server_override_tensor",
+        owned=True,
+        optional=True,
+        environment=_split("LLAMA_ARG_OVERRIDE_TENSOR"),
+    ),
+    Option("model", _both("--model -m"), "llama_model_path", owned=True, environment=_split("LLAMA_ARG_MODEL")),
+    Option(
+        "model-of-a-registry",
+        (
+            _in(MAINLINE, "--model-url -mu --hf-repo -hf -hfr --hf-file -hff", written=False),
+            _in(MAINLINE, "--docker-repo -dr", 8643, written=False),
+            _in(MAINLINE, OLD_PRESETS, 0, 8642, SWITCH, written=False),
+            _in(MAINLINE, PRESETS, form=SWITCH, written=False),
+            _in(MAINLINE, LATER_PRESETS, 8643, form=SWITCH, written=False),
+            _in(IK_LLAMA, "--model-url -mu --hf-repo -hfr --hf-file -hff", written=False),
+        ),
+        "llama_model_path",
+        owned=True,
+        environment=_split("LLAMA_ARG_MODEL_URL LLAMA_ARG_HF_REPO LLAMA_ARG_HF_FILE LLAMA_ARG_DOCKER_REPO"),
+    ),
+    Option("host", _both("--host"), "llama_server_host", owned=True, environment=_split("LLAMA_ARG_HOST")),
+    Option("port", _both("--port"), "llama_server_port", owned=True, environment=_split("LLAMA_ARG_PORT")),
+    Option(
+        "gpu-layers",
+        (
+            _in(MAINLINE, "--n-gpu-layers -ngl --gpu-layers"),
+            _in(IK_LLAMA, "--n-gpu-layers -ngl --gpu-layers", unlisted="--n-gpu-layers"),
+        ),
+        "llama_server_gpu_layers",
+        owned=True,
+        environment=_split("LLAMA_ARG_N_GPU_LAYERS"),
+    ),
+    Option(
+        "tensor-split",
+        _both("--tensor-split -ts", LIST),
+        "llama_server_tensor_split",
+        owned=True,
+        environment=_split("LLAMA_ARG_TENSOR_SPLIT"),
+    ),
+    Option(
+        "split-mode",
+        tuple(spelling._replace(written=False) for spelling in _both("--split-mode -sm")),
+        owned=True,
+        environment=_split("LLAMA_ARG_SPLIT_MODE"),
+        remedy="take it out: whole layers are placed, which is llama-server's default",
+    ),
+    Option(
+        "context",
+        _both("--ctx-size -c"),
+        "llama_server_context",
+        owned=True,
+        environment=_split("LLAMA_ARG_CTX_SIZE"),
+    ),
+    Option(
+        "parallel",
+        _both("--parallel -np"),
+        "llama_server_parallel",
+        owned=True,
+        environment=_split("LLAMA_ARG_N_PARALLEL"),
+    ),
+    Option(
+        "cache-type-k",
+        _both("--cache-type-k -ctk"),
+        "llama_server_cache_type_k",
+        owned=True,
+        optional=True,
+        environment=_split("LLAMA_ARG_CACHE_TYPE_K"),
+        silent=("f16",),
+    ),
+    Option(
+        "cache-type-v",
+        _both("--cache-type-v -ctv"),
+        "llama_server_cache_type_v",
+        owned=True,
+        optional=True,
+        environment=_split("LLAMA_ARG_CACHE_TYPE_V"),
+        silent=("f16",),
+    ),
+    Option(
+        "flash-attention",
+        (
+            _in(MAINLINE, "--flash-attn -fa", 0, 6324, SWITCH, "on"),
+            _in(MAINLINE, "--flash-attn -fa", 6325),
+            _in(IK_LLAMA, "--flash-attn -fa", 0, FUSED_SINCE - 1, SWITCH, "on"),
+            _in(IK_LLAMA, "--no-flash-attn -no-fa", FUSED_SINCE, form=SWITCH, means="off"),
+            _in(IK_LLAMA, "--flash-attn -fa", 3985),
+        ),
+        "llama_server_flash_attention",
+        owned=True,
+        optional=True,
+        environment=_split("LLAMA_ARG_FLASH_ATTN"),
+        implied=("auto", "on", "off"),
+    ),
+    Option(
+        "threads",
+        _both("--threads -t"),
+        "llama_server_threads",
+        owned=True,
+        optional=True,
+        environment=_split("LLAMA_ARG_THREADS"),
+    ),
+    Option(
+        "load-mode",
+        (
+            _in(MAINLINE, "--no-mmap", 0, LOAD_MODE_SINCE - 1, SWITCH, "none"),
+            _in(MAINLINE, "-dio --direct-io", *DIRECT_IO, SWITCH, "dio"),
+            _in(MAINLINE, "--mmap -ndio --no-direct-io", *DIRECT_IO, SWITCH, written=False),
+            _in(MAINLINE, "--load-mode -lm", LOAD_MODE_SINCE),
+            _in(IK_LLAMA, "--no-mmap", form=SWITCH, means="none"),
+        ),
+        "llama_server_load_mode",
+        owned=True,
+        optional=True,
+        environment=_split("LLAMA_ARG_LOAD_MODE LLAMA_ARG_MMAP LLAMA_ARG_NO_MMAP LLAMA_ARG_DIO LLAMA_ARG_NO_DIO"),
+        implied=("mmap",),
+    ),
+    Option(
+        "warmup",
+        (
+            *(spelling._replace(means="off") for spelling in _both("--no-warmup", SWITCH)),
+            _in(MAINLINE, "--warmup", 8643, form=SWITCH, written=False),
+        ),
+        "llama_server_warmup",
+        owned=True,
+        optional=True,
+        silent=("on",),
+    ),
+    Option(
+        "api-key-file",
+        _both("--api-key-file"),
+        "llama_server_api_key_file",
+        owned=True,
+        optional=True,
+        environment=_split("LLAMA_ARG_API_KEY_FILE"),
+    ),
+    Option(
+        "api-key",
+        tuple(spelling._replace(written=False) for spelling in _both("--api-key")),
+        "llama_server_api_key_file",
+        owned=True,
+        environment=_split("LLAMA_API_KEY"),
+    ),
+    Option(
+        "fit",
+        (
+            _in(MAINLINE, "--fit -fit", 8643),
+            _in(IK_LLAMA, "--fit", 4349, form=SWITCH, written=False),
+        ),
+        owned=True,
+        environment=_split("LLAMA_ARG_FIT"),
+        implied=("off",),
+        remedy="take it out: it would place the layers anew",
+    ),
+    Option(
+        "log-verbosity",
+        (
+            _in(MAINLINE, "--log-verbosity -lv --verbosity", 0, LOAD_MODE_SINCE - 1, written=False),
+            _in(MAINLINE, "--log-verbosity -lv --verbosity", LOAD_MODE_SINCE),
+            _in(IK_LLAMA, "--verbosity", written=False),
+        ),
+        owned=True,
+        environment=_split("LLAMA_ARG_LOG_VERBOSITY LLAMA_LOG_VERBOSITY"),
+        implied=("4",),
+        remedy="take it out, for verify reads the sizes of buffers in the log, or use --verbose, which logs everything",
+    ),
+    Option(
+        "full-window",
+        (_in(MAINLINE, "--swa-full", form=SWITCH),),
+        environment=_split("LLAMA_ARG_SWA_FULL"),
+        memory="full_window",
+    ),
+    Option(
+        "unified",
+        (
+            _in(MAINLINE, "--kv-unified -kvu", form=SWITCH, means="on"),
+            _in(MAINLINE, "--no-kv-unified -no-kvu", 8643, form=SWITCH, means="off"),
+        ),
+        environment=_split("LLAMA_ARG_KV_UNIFIED LLAMA_ARG_NO_KV_UNIFIED LLAMA_ARG_KV_SPLIT"),
+        memory="unified",
+    ),
+    Option(
+        "micro-batch",
+        _both("--ubatch-size -ub"),
+        environment=_split("LLAMA_ARG_UBATCH"),
+        memory="micro_batch",
+    ),
+    Option("batch", _both("--batch-size -b"), environment=_split("LLAMA_ARG_BATCH"), memory=UNPLANNED),
+    Option(
+        "experts-on-the-processor",
+        (
+            _in(MAINLINE, "--cpu-moe -cmoe", form=SWITCH),
+            _in(MAINLINE, "--n-cpu-moe -ncmoe"),
+            _in(MAINLINE, "--n-cpu-ffn -ncffn", 11063),
+            _in(IK_LLAMA, "--cpu-moe -cmoe", 3833, EXPERTS_LISTED - 1, SWITCH, unlisted="-cmoe"),
+            _in(IK_LLAMA, "--n-cpu-moe -ncmoe", 3833, EXPERTS_LISTED - 1, unlisted="-ncmoe"),
+            _in(IK_LLAMA, "--cpu-moe -cmoe", EXPERTS_LISTED, form=SWITCH),
+            _in(IK_LLAMA, "--n-cpu-moe -ncmoe", EXPERTS_LISTED),
+        ),
+        environment=_split("LLAMA_ARG_CPU_MOE LLAMA_ARG_N_CPU_MOE LLAMA_ARG_N_CPU_FFN"),
+        memory=UNPLANNED,
+    ),
+    Option(
+        "kv-offload",
+        (
+            *_both("--no-kv-offload -nkvo", SWITCH),
+            _in(MAINLINE, "--kv-offload -kvo", 8643, form=SWITCH),
+        ),
+        environment=_split("LLAMA_ARG_KV_OFFLOAD LLAMA_ARG_NO_KV_OFFLOAD"),
+        memory=UNPLANNED,
+    ),
+    Option(
+        "slots-with-a-cache-of-their-own",
+        (_in(MAINLINE, "--kv-unified-per-slot", 11063),),
+        environment=_split("LLAMA_ARG_KV_UNIFIED_PER_SLOT"),
+        memory=UNPLANNED,
+    ),
+    Option(
+        "lazy-mode",
+        (_in(MAINLINE, "--lazy-mode -lzm", 11063),),
+        environment=_split("LLAMA_ARG_LAZY_MODE"),
+        memory=UNPLANNED,
+    ),
+    Option("adapter", _both("--lora --lora-scaled"), memory=UNPLANNED),
+    Option(
+        "draft",
+        (
+            *_both("--model-draft -md"),
+            _in(MAINLINE, "--hf-repo-draft -hfd -hfrd"),
+            _in(MAINLINE, "--spec-draft-model --spec-draft-hf", 11063),
+            _in(MAINLINE, "--spec-type", 8643),
+            _in(IK_LLAMA, "--spec-type", 4192),
+        ),
+        environment=_split(
+            "LLAMA_ARG_MODEL_DRAFT LLAMA_ARG_SPEC_DRAFT_MODEL LLAMA_ARG_HFD_REPO LLAMA_ARG_SPEC_DRAFT_HF_REPO LLAMA_ARG_SPEC_TYPE"
+        ),
+        memory=UNPLANNED,
+    ),
+    Option(
+        "projector",
+        (
+            _in(MAINLINE, "--mmproj --mmproj-url"),
+            _in(MAINLINE, "-mm -mmu", 8643),
+            _in(IK_LLAMA, "--mmproj"),
+            _in(IK_LLAMA, "--mmproj-url", 3896, PROJECTOR_LISTED - 1, unlisted="--mmproj-url"),
+            _in(IK_LLAMA, "--mmproj-url", PROJECTOR_LISTED),
+        ),
+        environment=_split("LLAMA_ARG_MMPROJ LLAMA_ARG_MMPROJ_URL"),
+        memory=UNPLANNED,
+    ),
+    Option(
+        "fused-experts",
+        (_in(IK_LLAMA, "-fmoe --fused-moe", 0, FUSED_SINCE - 1, SWITCH),),
+        replaced="does by itself",
+    ),
+    Option("no-fused-experts", (_in(IK_LLAMA, "--no-fused-moe -no-fmoe", FUSED_SINCE, form=SWITCH),)),
+    Option("latent-attention", (_in(IK_LLAMA, "--mla-use -mla"),)),
+    Option("attention-batch", (_in(IK_LLAMA, "--attention-max-batch -amb"),)),
+    Option("fewer-experts", (_in(IK_LLAMA, "--smart-expert-reduction -ser"),)),
+    Option(
+        "repack-at-start",
+        (
+            _in(IK_LLAMA, "--run-time-repack -rtr", 0, REPACK_LISTED - 1, SWITCH, unlisted="-rtr"),
+            _in(IK_LLAMA, "--run-time-repack -rtr", REPACK_LISTED, form=SWITCH),
+        ),
+    ),
+    Option("grouped-experts", (_in(IK_LLAMA, "--grouped-expert-routing -ger", 3912, form=SWITCH),)),
+    Option("hadamard-keys", (_in(IK_LLAMA, "--k-cache-hadamard -khad", 4041, form=SWITCH),)),
+    Option("merged-attention", (_in(IK_LLAMA, "--merge-qkv -mqkv", 3940, form=SWITCH),)),
+    Option("merged-experts", (_in(IK_LLAMA, "--merge-up-gate-experts -muge", 4109, form=SWITCH),)),
+    Option(
+        "address",
+        (
+            _in(MAINLINE, "-H --host"),
+            _in(IK_LLAMA, "-H --host"),
+            _in(IK_LLAMA, "--Host", 4033, written=False),
+        ),
+        "llama_worker_endpoints",
+        owned=True,
+        program=WORKER,
+    ),
+    Option(
+        "worker-port",
+        (
+            *_both("-p --port"),
+            _in(IK_LLAMA, "-P --Port", 4033, written=False),
+        ),
+        "llama_worker_endpoints",
+        owned=True,
+        program=WORKER,
+    ),
+    Option(
+        "worker-device",
+        (
+            _in(MAINLINE, "-d --device", 5279),
+            _in(IK_LLAMA, "-d -dev --device", 4033),
+        ),
+        "llama_worker_endpoints",
+        owned=True,
+        program=WORKER,
+    ),
+    Option(
+        "processor",
+        (_in(IK_LLAMA, "-cpu", 4033, form=SWITCH, means="CPU"),),
+        "llama_worker_endpoints",
+        owned=True,
+        program=WORKER,
+    ),
+    Option(
+        "worker-threads",
+        (_in(MAINLINE, "-t --threads", 5171), _in(IK_LLAMA, "-t --threads")),
+        "llama_worker_endpoints",
+        owned=True,
+        program=WORKER,
+    ),
+    Option(
+        "tensor-cache",
+        (
+            _in(MAINLINE, "-c --cache", 4981, form=SWITCH, means="on"),
+            _in(IK_LLAMA, "-c --cache", form=SWITCH, means="on"),
+        ),
+        "llama_worker_endpoints",
+        owned=True,
+        optional=True,
+        program=WORKER,
+    ),
+    Option(
+        "worker-memory",
+        (_in(MAINLINE, "-m --mem", 2901, 6789, written=False), _in(IK_LLAMA, "-m --mem", 0, 4032, written=False)),
+        "llama_worker_endpoints",
+        owned=True,
+        program=WORKER,
+    ),
+)
+
+_OPTIONS = {option.name: option for option in TABLE}
+_SERVER = {word: option for option in TABLE if option.program == SERVER for word in option.words()}
+_ENVIRONMENT = {name: option for option in TABLE for name in option.environment}
+LISTS_ALL = {MAINLINE}
+"""Forks whose llama-server lists every option that it takes."""
+
+
+def normal(word: str) -> str:
+    """An argument's option as llama-server reads it: ``_`` in a long one is ``-``."""
+    name = word.split("=", 1)[0]
+    return name.replace("_", "-") if name.startswith("--") else name
+
+
+def of_name(name: str) -> Option:
+    """The option that the table calls so."""
+    return _OPTIONS[name]
+
+
+def of_word(word: str) -> Option | None:
+    """The option of llama-server that an argument gives, in whatever build."""
+    return _SERVER.get(normal(word))
+
+
+def owned(program: str, word: str) -> Option | None:
+    """The option that the plan alone gives by this word; None for what the operator gives."""
+    found = (
+        option
+        for option in TABLE
+        if option.program == program
+        and option.owned
+        and (normal(word) if program == SERVER else word) in option.words()
+    )
+    return next(found, None)
+
+
+def of_variable(name: str) -> Option | None:
+    """The option that a variable of llama-server's environment stands for."""
+    return _ENVIRONMENT.get(name)
+
+
+def meaning(word: str) -> str:
+    """The value that a switch of llama-server stands for."""
+    option = of_word(word)
+    spellings = option.spellings if option else ()
+    return next((spelling.means for spelling in spellings if normal(word) in spelling.words), "")
+
+
+def forks_of(word: str) -> set[str]:
+    """Which of llama.cpp and ik_llama.cpp know an argument's option by this word, in some build."""
+    option = of_word(word)
+    return {spelling.fork for spelling in (option.spellings if option else ()) if normal(word) in spelling.words}
+
+
+def render(name: str, value: str | Iterable[str] | None, build: int, fork: str = MAINLINE) -> list[str]:
+    """An option of llama-server in the command line; nothing for None and for a list without entries.
+
+    :raises UnknownOption: this build cannot say this value.
+    """
+    option = _OPTIONS[name]
+    text = value if value is None or isinstance(value, str) else ",".join(value)
+    if not text or text in option.silent:
+        return []
+    spellings = [spelling for spelling in option.spelled(build, fork) if spelling.written]
+    for spelling in spellings:
+        if spelling.form != SWITCH:
+            return [spelling.words[0], text]
+    for spelling in spellings:
+        if spelling.means == text:
+            return [spelling.words[0]]
+    if text in option.implied:
+        return []
+    raise UnknownOption(f"{name} {text}")
+
+
+def render_worker(name: str, value: str, flags: Iterable[str]) -> list[str]:
+    """An option of rpc-server in the command line; nothing where the program does not have it.
+
+    :param flags: short words that it has, without dashes.
+    """
+    for spelling in _OPTIONS[name].spellings:
+        if spelling.written and spelling.words[0].lstrip("-") in flags:
+            return [spelling.words[0]] if spelling.form == SWITCH else [spelling.words[0], value]
+    return []
+
+
+def listed(program: str, build: int, fork: str) -> dict[str, bool]:
+    """Words of the table that the help of this build lists, and whether each takes a value."""
+    return {
+        word: spelling.form != SWITCH
+        for option in TABLE
+        if option.program == program
+        for spelling in option.spelled(build, fork)
+        for word in spelling.names()
+    }
+
+
+def _of_two_forms() -> set[str]:
+    forms: dict[str, set[bool]] = {}
+    for option in TABLE:
+        for spelling in option.spellings:
+            for word in spelling.words:
+                forms.setdefault(word, set()).add(spelling.form == SWITCH)
+    return {word for word, kinds in forms.items() if len(kinds) > 1 and word.startswith("--")}
+
+
+OF_TWO_FORMS = _of_two_forms()
+"""Long words that take a value in some builds and none in others."""
+
+
+def unlisted(word: str, build: int, fork: str) -> bool:
+    """Whether llama-server of this build takes a word that its help does not list."""
+    option = of_word(word)
+    return option is not None and any(word in spelling.unlisted for spelling in option.spelled(build, fork))

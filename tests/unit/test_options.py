@@ -1,0 +1,224 @@
+"""The table of options against the help of real generations, and what it refuses and writes.
+
+The files in fixtures/help are derived: options, values and the beginning of each explanation stand in the sources of these trees
+(common/arg.cpp, common/common.cpp of ik_llama.cpp, rpc-server.cpp), and are laid out as the programs print them.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.entry import server_of
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+
+HELP = Path(__file__).parent / "fixtures" / "help"
+GENERATIONS = {
+    "0.3.16": (6170, options.MAINLINE),
+    "0.3.20": (8643, options.MAINLINE),
+    "0.3.36": (11063, options.MAINLINE),
+    "ik-3775": (3775, options.IK_LLAMA),
+    "ik-3933": (3933, options.IK_LLAMA),
+    "ik-4840": (4840, options.IK_LLAMA),
+}
+PROGRAMS = (options.SERVER, options.WORKER)
+
+
+def help_of(program, generation):
+    return capabilities.listed((HELP / f"{program}-{generation}.txt").read_text())
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+@pytest.mark.parametrize("option", options.TABLE, ids=lambda option: option.name)
+def test_each_option_is_spelled_as_the_help_of_a_generation_lists_it(option, generation):
+    """What a rename forgets is named here: the option, the generation, and the words that only one of the two has."""
+    build, fork = GENERATIONS[generation]
+    spelled = {word for spelling in option.spelled(build, fork) for word in spelling.names()}
+    words = {word for spelling in option.spellings if spelling.fork == fork for word in spelling.words}
+    assert spelled == words & set(help_of(option.program, generation).known)
+
+
+@pytest.mark.parametrize(
+    "generation", [name for name, (_build, fork) in GENERATIONS.items() if fork == options.MAINLINE]
+)
+def test_variables_that_a_help_names_beside_an_option_stand_for_it(generation):
+    text, compared = (HELP / f"{options.SERVER}-{generation}.txt").read_text(), 0
+    for entry in re.split(r"\n(?=-)", text):
+        named = re.search(r"\(env: (\w+)\)", entry)
+        option = options.of_word(next(iter(capabilities.listed(entry).known), ""))
+        if option and named:
+            compared += 1
+            assert options.of_variable(named[1]) is option, f"{option.name}: {named[1]}"
+    assert compared > 20
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_each_option_that_the_plan_writes_has_a_word_in_each_generation(generation):
+    """Exceptions are named here: an option that an older generation or the other fork does not have."""
+    build, fork = GENERATIONS[generation]
+    lacking = {
+        option.name
+        for option in options.TABLE
+        if any(spelling.written for spelling in option.spellings)
+        and option.owned
+        and not any(spelling.written for spelling in option.spelled(build, fork))
+    }
+    assert (
+        lacking
+        == {
+            "0.3.16": {"fit", "log-verbosity", "processor"},
+            "0.3.20": {"log-verbosity", "processor"},
+            "0.3.36": {"processor"},
+            "ik-3775": {"device", "fit", "log-verbosity", "processor", "worker-device"},
+            "ik-3933": {"fit", "log-verbosity", "processor", "worker-device"},
+            "ik-4840": {"fit", "log-verbosity"},
+        }[generation]
+    )
+
+
+def test_no_word_and_no_variable_stands_for_two_options():
+    for program in PROGRAMS:
+        words = [word for option in options.TABLE if option.program == program for word in option.words()]
+        assert len(words) == len(set(words))
+    names = [name for option in options.TABLE for name in option.environment]
+    assert len(names) == len(set(names))
+
+
+def test_each_option_that_the_plan_owns_says_what_to_do_instead():
+    for option in options.TABLE:
+        assert bool(option.variable or option.remedy) == option.owned
+
+
+def test_each_variable_of_the_table_exists():
+    known = inventory.specification()
+    assert {option.variable for option in options.TABLE if option.variable} <= set(known)
+
+
+def owned_words():
+    return sorted(
+        word for option in options.TABLE if option.owned and option.program == options.SERVER for word in option.words()
+    )
+
+
+def owned_variables():
+    return sorted(name for option in options.TABLE if option.owned for name in option.environment)
+
+
+@pytest.mark.parametrize("word", owned_words())
+def test_an_option_that_the_plan_owns_is_refused(local, word):
+    forks = options.forks_of(word)
+    fork = options.MAINLINE if options.MAINLINE in forks else options.IK_LLAMA
+    release = {"source": "git", "ref": "1" * 40, "build": 4840 if fork == options.IK_LLAMA else 11063, "fork": fork}
+    local.hosts["here"]["variables"].update(
+        llama_release=release,
+        llama_accept_advisories=["rpc-remote-code-execution"],
+        llama_server_extra_args=[word, "1"],
+    )
+    assert (
+        f"llama_server_extra_args has {word}, which the plan decides: {options.of_word(word).instead()}"
+        in local.reason()
+    )
+
+
+@pytest.mark.parametrize("name", owned_variables())
+def test_what_stands_for_it_in_the_environment_is_refused(local, name):
+    local.hosts["here"]["variables"]["llama_server_environment"] = {name: "1"}
+    instead = options.of_variable(name).instead()
+    assert f"llama_server_environment has {name}, which the plan decides: {instead}" in local.reason()
+
+
+@pytest.mark.parametrize(
+    "arguments, word, instead",
+    [
+        (["--ctx_size", "99999"], "--ctx_size", "set llama_server_context instead"),
+        (["-lm", "mmap"], "-lm", "set llama_server_load_mode instead"),
+        (["-fit", "on"], "-fit", "take it out: it would place the layers anew"),
+        (["--n_gpu_layers", "4"], "--n_gpu_layers", "set llama_server_gpu_layers instead"),
+        (["--ctx_size=9"], "--ctx_size", "set llama_server_context instead"),
+        (["-sm", "row"], "-sm", "take it out: whole layers are placed"),
+        (["-hf", "some/model"], "-hf", "set llama_model_path instead"),
+        (["-mu", "https://host/x.gguf"], "-mu", "set llama_model_path instead"),
+        (["-lv", "1"], "-lv", "take it out, for verify reads the sizes of buffers in the log"),
+    ],
+)
+def test_other_words_for_what_the_plan_decides(local, arguments, word, instead):
+    local.hosts["here"]["variables"]["llama_server_extra_args"] = arguments
+    assert f"llama_server_extra_args has {word}, which the plan decides: {instead}" in local.reason()
+
+
+@pytest.mark.parametrize(
+    "environment, instead",
+    [
+        ({"LLAMA_ARG_UBATCH": 256}, "LLAMA_ARG_UBATCH, which changes the KV cache: give --ubatch-size in"),
+        ({"LLAMA_ARG_SWA_FULL": True}, "LLAMA_ARG_SWA_FULL, which changes the KV cache: give --swa-full in"),
+        ({"LLAMA_ARG_KV_UNIFIED": True}, "LLAMA_ARG_KV_UNIFIED, which changes the KV cache: give --kv-unified in"),
+    ],
+)
+def test_settings_of_the_cache_are_further_arguments(local, environment, instead):
+    local.hosts["here"]["variables"]["llama_server_environment"] = environment
+    assert f"llama_server_environment has {instead} llama_server_extra_args" in local.reason()
+
+
+def server(**variables):
+    defaults = {name: option.get("default") for name, option in inventory.specification().items()}
+    return server_of({**defaults, **variables})
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        ([], (False, False, 512)),
+        (["--ubatch_size", "256", "--swa_full"], (False, True, 256)),
+        (["-ub", "64", "--ubatch-size", "128"], (False, False, 128)),
+        (["--kv-unified"], (True, False, 512)),
+        (["-kvu", "-no-kvu"], (False, False, 512)),
+    ],
+)
+def test_settings_of_the_cache_that_count(arguments, expected):
+    settings = heads.settings_of(server(llama_server_extra_args=arguments), {"context": 4096})
+    assert (settings.unified, settings.full_window, settings.micro_batch) == expected
+
+
+@pytest.mark.parametrize(
+    "more, planned",
+    [
+        ({}, True),
+        ({"llama_server_extra_args": ["--metrics"]}, True),
+        ({"llama_server_extra_args": ["--n_cpu_moe", "3"]}, False),
+        ({"llama_server_extra_args": ["-mm", "x.gguf"]}, False),
+        ({"llama_server_environment": {"LLAMA_ARG_BATCH": 64}}, False),
+        ({"llama_server_environment": {"LLAMA_ARG_ENDPOINT_METRICS": 1}}, True),
+    ],
+)
+def test_what_changes_the_memory_of_devices_without_being_planned(more, planned):
+    assert heads.as_planned(server(**more)) is planned
+
+
+@pytest.mark.parametrize(
+    "name, value, build, fork, expected",
+    [
+        ("flash-attention", "on", 6170, options.MAINLINE, ["--flash-attn"]),
+        ("flash-attention", "off", 6170, options.MAINLINE, []),
+        ("flash-attention", "off", 6325, options.MAINLINE, ["--flash-attn", "off"]),
+        ("flash-attention", "off", 3933, options.IK_LLAMA, ["--no-flash-attn"]),
+        ("flash-attention", "on", 3933, options.IK_LLAMA, []),
+        ("flash-attention", None, 11063, options.MAINLINE, []),
+        ("load-mode", "mmap", 8643, options.MAINLINE, []),
+        ("load-mode", "dio", 7668, options.MAINLINE, ["-dio"]),
+        ("load-mode", "dio", 10105, options.MAINLINE, ["--load-mode", "dio"]),
+        ("cache-type-k", "f16", 11063, options.MAINLINE, []),
+        ("tensor-split", ["1", "2"], 11063, options.MAINLINE, ["--tensor-split", "1,2"]),
+        ("rpc", [], 11063, options.MAINLINE, []),
+        ("fit", "off", 8642, options.MAINLINE, []),
+        ("warmup", "off", 11063, options.MAINLINE, ["--no-warmup"]),
+        ("warmup", "on", 11063, options.MAINLINE, []),
+    ],
+)
+def test_how_a_value_is_written(name, value, build, fork, expected):
+    assert options.render(name, value, build, fork) == expected
+
+
+def test_a_value_that_a_build_cannot_say():
+    with pytest.raises(options.UnknownOption, match="load-mode dio"):
+        options.render("load-mode", "dio", 7667)
