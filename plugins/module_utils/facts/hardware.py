@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 
 MIB = 1024 * 1024
 NVIDIA_QUERY = ["nvidia-smi", "--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader,nounits"]
@@ -100,7 +101,7 @@ def nvidia(listing: str, memory: int) -> list[dict]:
         if (re.fullmatch(r"\d+\.\d+", capability) or not _told(capability)) and (size.isdigit() or not _told(size)):
             found.append(
                 {
-                    "backend": "cuda",
+                    "backend": backends.CUDA.name,
                     "name": name,
                     "architecture": capability if _told(capability) else "",
                     "memory_mib": int(size) if size.isdigit() else memory,
@@ -117,7 +118,9 @@ def nvidia_without_tools(root: Path) -> list[dict]:
         model = re.search(r"^Model:\s*(.+)$", text_of(path), re.MULTILINE)
         if model:
             name = model.group(1).strip()
-            found.append({"backend": "cuda", "name": name, "architecture": "", "memory_mib": 0, "unified": False})
+            found.append(
+                {"backend": backends.CUDA.name, "name": name, "architecture": "", "memory_mib": 0, "unified": False}
+            )
     return found
 
 
@@ -137,7 +140,7 @@ def amd(root: Path) -> dict[str, dict]:
         integrated = int(values.get("cpu_cores_count", 0)) > 0 or architecture in UNIFIED_GFX
         memory, unified = _amd_memory(root / "sys/class/drm" / render / "device", local, integrated)
         found[render] = {
-            "backend": "hip",
+            "backend": backends.HIP.name,
             "name": f"AMD {architecture}",
             "architecture": architecture,
             "memory_mib": memory,
@@ -190,7 +193,7 @@ def vulkan(root: Path, memory: int, nvidia_devices: list[dict], amd_devices: dic
             size = memory // 2 if integrated else 0
             found.append({"name": f"Intel graphics {label}", "memory_mib": size, "unified": integrated})
     discrete = [device for device in found if not device["unified"]]
-    return [{**device, "backend": "vulkan", "architecture": ""} for device in discrete or found]
+    return [{**device, "backend": backends.VULKAN.name, "architecture": ""} for device in discrete or found]
 
 
 def apple(memory: int, ask: Ask) -> list[dict]:
@@ -198,7 +201,7 @@ def apple(memory: int, ask: Ask) -> list[dict]:
     limit = ask(["sysctl", "-n", "iogpu.wired_limit_mb"]).strip()
     return [
         {
-            "backend": "metal",
+            "backend": backends.METAL.name,
             "name": ask(["sysctl", "-n", "machdep.cpu.brand_string"]).strip(),
             "architecture": "apple",
             "memory_mib": int(limit) if limit.isdigit() and int(limit) else memory * 3 // 4,
