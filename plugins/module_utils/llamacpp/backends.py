@@ -468,8 +468,6 @@ TOOLKITS = {record.name: record.toolkit for record in RECORDS.values() if record
 """Backend → its toolkit, of those that are installed side by side, each below a prefix of its own."""
 IK_LLAMA_BACKENDS = tuple(record.name for record in RECORDS.values() if record.in_ik_llama)
 IK_LLAMA_MAINTAINED = tuple(record.name for record in RECORDS.values() if record.maintained_in_ik_llama)
-ARCHITECTURES = {record.name: record.architecture for record in RECORDS.values() if record.architecture}
-MINIMUM_CMAKE = {record.name: record.minimum_cmake for record in RECORDS.values()}
 ALL_QUANTS = CUDA.all_quants
 LIBRARIES = {library.name: library for record in RECORDS.values() for library in record.libraries}
 DECLARED_TOOLS = {
@@ -491,6 +489,12 @@ def device_name(backend: str, index: int) -> str:
 def device_files(backend: str) -> list[str]:
     """Devices that a worker of this backend opens, as systemd's DeviceAllow takes them."""
     return list(RECORDS[backend].device_files)
+
+
+def hiding(backend: str) -> Visible | None:
+    """How devices of this backend are hidden from llama-server; None where they need not be."""
+    visible = RECORDS[backend].visible
+    return visible if visible and visible.counted else None
 
 
 def toolkit(backend: str) -> str:

@@ -17,21 +17,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import relea
 
 FIRST_PORT = 50052
 STAGING_DISTANCE = 100
-CUDA_IN_BUS_ORDER = ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-"""Has CUDA count devices as nvidia-smi lists them. Its own order puts the fastest first."""
-VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "hip": "HIP_VISIBLE_DEVICES", "vulkan": "GGML_VK_VISIBLE_DEVICES"}
-"""Variables that name the devices which a program is to see at all."""
-HIDDEN = ("cuda", "hip")
-"""Backends whose programs take memory of devices that they do not use (518 MiB of each, with CUDA), and count those that they see as we do."""
-VENDORS = {
-    "nvcc": "NVIDIA's repository of CUDA",
-    "cublas": "NVIDIA's repository of CUDA",
-    "hipconfig": "AMD's repository of ROCm",
-    "hip-headers": "AMD's repository of ROCm",
-    "hipblas": "AMD's repository of ROCm",
-    "rocblas": "AMD's repository of ROCm",
-}
-"""Where tools come from that a distribution may not have."""
 
 DECLARED: dict[str, Any] = {
     "system": "Linux",
@@ -44,9 +29,7 @@ DECLARED: dict[str, Any] = {
         "cmake": "3.31",
         "ninja": "1.12",
         "c++": "14.2",
-        "glslc": "2025.2",
-        "hipconfig": "7.2",
-        "nvcc": "12.9",
+        **backends.DECLARED_TOOLS,
         "patch": "2.7",
     },
     "toolchains": None,
@@ -159,7 +142,7 @@ def backends_of(name: str, value: Any, facts: dict, sources: dict[str, str], pac
 
 
 def _can_be_compiled_for(name: str, accelerator: dict) -> None:
-    form = backends.ARCHITECTURES.get(accelerator["backend"])
+    form = backends.RECORDS[accelerator["backend"]].architecture
     if form is None or re.fullmatch(form.expression, accelerator["architecture"]):
         return
     if accelerator["architecture"]:
@@ -188,13 +171,13 @@ def _backend_of(name: str, wanted: Any, facts: dict, sources: dict[str, str], pa
                 "declare it in llama_hardware, install its driver, or set llama_backend to cpu"
             )
         return wanted
-    for backend in ("cuda", "hip", "metal", "vulkan"):
+    for backend in backends.PREFERRED[:-1]:
         further = backends.tools(backend)[len(backends.BUILD_TOOLS) :]
         buildable = all(facts["toolchain"].get(tool) for tool in further) and not _lacking_libraries(facts, backend)
         possible = {"package": backend in packaged, "binary": False}.get(sources[backend], buildable)
         if _accelerators(facts, backend) and possible:
             return backend
-    return "cpu"
+    return backends.PREFERRED[-1]
 
 
 def _lacking_libraries(facts: dict, backend: str, generation: int = 0, fork: str = capabilities.MAINLINE) -> list[str]:
@@ -374,11 +357,10 @@ def workers_of(name: str, host: dict, head: str) -> list[dict]:
         worker["capacity_mib"] = worker["declared_mib"] or max(0, usable // (sharing if worker["shared"] else 1))
         if worker["backend"] == "cpu" and worker["threads"] is None:
             worker["threads"] = max(1, host["facts"]["cpu"]["cores"] // cpu_workers)
-        if (
-            worker["backend"] == "cuda"
-            and len({device["name"] for device in offered if device["backend"] == "cuda"}) > 1
-        ):
-            worker["environment"].setdefault(*CUDA_IN_BUS_ORDER)
+        bus_order = backends.RECORDS[worker["backend"]].bus_order
+        alike = {device["name"] for device in offered if device["backend"] == worker["backend"]}
+        if bus_order and len(alike) > 1:
+            worker["environment"].setdefault(*bus_order)
         if worker["cache"]:
             worker["environment"].setdefault("LLAMA_CACHE", f"{host['facts']['prefix']}/state/cache/{worker['name']}")
     return found
@@ -392,7 +374,7 @@ def _kept(host: dict, backend: str) -> list[dict]:
     if not lent:
         return accelerators
     names = [backends.device_name(backend, index) for index, _accelerator in enumerate(accelerators)]
-    if backend not in HIDDEN or not lent <= set(names):
+    if not backends.hiding(backend) or not lent <= set(names):
         return []
     return accelerators[: min(map(names.index, lent))]
 
@@ -426,12 +408,13 @@ def environment_of_head(host: dict, backend: str, own: Collection[dict], lent: C
     """
     accelerators, kept = _accelerators(host["facts"], backend), _kept(host, backend)
     found: dict[str, str] = {}
-    if own and backend == "cuda" and len({accelerator["name"] for accelerator in accelerators}) > 1:
-        found.update([CUDA_IN_BUS_ORDER])
-    if backend in HIDDEN and own and len(kept) < len(accelerators):
-        found[VISIBLE[backend]] = ",".join(map(str, range(len(kept))))
-    elif backend in HIDDEN and accelerators and lent and not own:
-        found[VISIBLE[backend]] = "-1"
+    bus_order, hiding = backends.RECORDS[backend].bus_order, backends.hiding(backend)
+    if own and bus_order and len({accelerator["name"] for accelerator in accelerators}) > 1:
+        found.update([bus_order])
+    if hiding and own and len(kept) < len(accelerators):
+        found[hiding.variable] = hiding.devices.format(",".join(map(str, range(len(kept)))))
+    elif hiding and accelerators and lent and not own:
+        found[hiding.variable] = hiding.none
     return found
 
 
@@ -457,12 +440,13 @@ def seeing_one_device(worker: dict, able: dict, devices: int) -> dict:
     :param able: capabilities of its build.
     :param devices: how many of its kind the host has.
     """
-    variable = VISIBLE.get(worker["backend"])
-    if "d" in able["worker_flags"] or variable is None:
+    visible = backends.RECORDS[worker["backend"]].visible
+    if "d" in able["worker_flags"] or visible is None:
         return worker
+    variable = visible.variable
     if variable not in worker["environment"] and devices > 1:
-        index = re.sub(r"\D", "", worker["device"])
-        worker = {**worker, "environment": {**worker["environment"], variable: index}}
+        value = visible.devices.format(re.sub(r"\D", "", worker["device"]))
+        worker = {**worker, "environment": {**worker["environment"], variable: value}}
     return {**worker, "alone": variable in worker["environment"]}
 
 
@@ -524,7 +508,7 @@ def tools_of(name: str, host: dict, backend: str, catalogue: dict, release: dict
     missing = [tool for tool in needed if tool not in found]
     unknown = [tool for tool in missing if tool not in packages]
     if unknown:
-        sources = sorted({VENDORS[tool] for tool in unknown if tool in VENDORS})
+        sources = sorted({backends.VENDORS[tool] for tool in unknown if tool in backends.VENDORS})
         raise Refusal(
             f"{name} lacks {', '.join(unknown)}, and no package is known for it on {facts['distribution']['id']}: "
             f"install it by hand{', from ' * bool(sources)}{' and '.join(sources)}, or set llama_backend of {name}"
@@ -565,7 +549,7 @@ def _toolkit(name: str, host: dict, backend: str) -> dict | None:
 
 
 def _recent_enough(name: str, version: str | None, backend: str) -> None:
-    minimum = backends.MINIMUM_CMAKE[backend]
+    minimum = backends.RECORDS[backend].minimum_cmake
     if version and tuple(map(int, re.findall(r"\d+", version)[:2])) < minimum:
         raise Refusal(
             f"{name} has cmake {version}, too old for {backend}: install {'.'.join(map(str, minimum))} or newer"
