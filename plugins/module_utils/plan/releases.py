@@ -391,6 +391,6 @@ def _options(
             f"llama_build_cmake_options of {name} has BUILD_SHARED_LIBS, and a release holds its programs alone: take it out, with what needs it "
             "(GGML_BACKEND_DL, GGML_CPU_ALL_VARIANTS)"
         )
-    if backend == "hip" and backends.is_on(options.get(backends.ROCWMMA, "")):
+    if backends.RECORDS[backend].rocwmma and backends.is_on(options.get(backends.ROCWMMA, "")):
         toolchains.check_rocwmma(name, toolkit, release["generation"], architectures)
     return options
