@@ -462,8 +462,8 @@ METAL = Backend(
 
 RECORDS: Mapping[str, Backend] = {record.name: record for record in (CPU, VULKAN, HIP, CUDA, METAL)}
 BACKENDS = tuple(RECORDS)
-PREFERRED = tuple(sorted(BACKENDS, key=lambda name: RECORDS[name].preference))
-"""In the order in which ``auto`` takes them, the processor last."""
+PREFERRED = tuple(sorted({*BACKENDS} - {CPU.name}, key=lambda name: RECORDS[name].preference))
+"""Those with devices, in the order in which ``auto`` takes them."""
 TOOLKITS = {record.name: record.toolkit for record in RECORDS.values() if record.toolkit and record.toolkit.places}
 """Backend → its toolkit, of those that are installed side by side, each below a prefix of its own."""
 IK_LLAMA_BACKENDS = tuple(record.name for record in RECORDS.values() if record.in_ik_llama)

@@ -412,7 +412,7 @@ def _placement(placed: placement.Placed, as_planned: bool, load_mode: str | None
     for device, share in zip(placed.devices, placed.shares()):
         sizes = {"weights": share.weights, "kv": share.kv, "compute": load.compute}
         sizes["total"] = sum(sizes.values())
-        mapped = device["backend"] == "metal" and "endpoint" not in device and load_mode != "none"
+        mapped = backends.RECORDS[device["backend"]].maps_weights and "endpoint" not in device and load_mode != "none"
         exact = {"weights_mib": load.weights_exact and not mapped, "kv_mib": load.kv_exact}
         found.append(
             {
@@ -506,7 +506,10 @@ def _tuning(name: str, host: dict) -> dict:
         raise Refusal(
             f"llama_host_tuning of {name} is set, which needs a host with systemd and root: leave it out there"
         )
-    if not any(device["backend"] == "hip" and device["unified"] for device in facts["accelerators"]):
+    drivers = {
+        backends.RECORDS[device["backend"]].kernel_driver for device in facts["accelerators"] if device["unified"]
+    }
+    if tuning.DRIVER not in drivers:
         raise Refusal(
             f"llama_host_tuning of {name} is set, and no AMD graphics that uses the host's memory was found: leave it out, or declare it in llama_hardware"
         )

@@ -171,13 +171,13 @@ def _backend_of(name: str, wanted: Any, facts: dict, sources: dict[str, str], pa
                 "declare it in llama_hardware, install its driver, or set llama_backend to cpu"
             )
         return wanted
-    for backend in backends.PREFERRED[:-1]:
+    for backend in backends.PREFERRED:
         further = backends.tools(backend)[len(backends.BUILD_TOOLS) :]
         buildable = all(facts["toolchain"].get(tool) for tool in further) and not _lacking_libraries(facts, backend)
         possible = {"package": backend in packaged, "binary": False}.get(sources[backend], buildable)
         if _accelerators(facts, backend) and possible:
             return backend
-    return backends.PREFERRED[-1]
+    return backends.CPU.name
 
 
 def _lacking_libraries(facts: dict, backend: str, generation: int = 0, fork: str = capabilities.MAINLINE) -> list[str]:
