@@ -468,7 +468,6 @@ TOOLKITS = {record.name: record.toolkit for record in RECORDS.values() if record
 """Backend → its toolkit, of those that are installed side by side, each below a prefix of its own."""
 IK_LLAMA_BACKENDS = tuple(record.name for record in RECORDS.values() if record.in_ik_llama)
 IK_LLAMA_MAINTAINED = tuple(record.name for record in RECORDS.values() if record.maintained_in_ik_llama)
-ALL_QUANTS = CUDA.all_quants
 LIBRARIES = {library.name: library for record in RECORDS.values() for library in record.libraries}
 DECLARED_TOOLS = {
     record.toolkit.command: record.toolkit.declared for record in RECORDS.values() if record.toolkit is not None
