@@ -467,9 +467,9 @@ def _planned_host(
                         "shared",
                         "cache",
                         "cache_mib",
-                        "environment",
                     )
                 },
+                "environment": {**_of_services(host, worker["build"]), **worker["environment"]},
                 "used": worker["endpoint"] in in_use,
                 "protocol": wanted[worker["build"]]["protocol"],
                 "argv": workers.argv_of(
@@ -495,6 +495,11 @@ def _planned_host(
         "firewall_manager": facts.get("firewall") if system else None,
         "links": host["variables"]["llama_links"],
     }
+
+
+def _of_services(host: dict, backend: str) -> dict[str, str]:
+    """What programs of this build need when they run."""
+    return backends.service_environment(backend, host["builds"][backend]["environment"])
 
 
 def _tuning(name: str, host: dict) -> dict:

@@ -9,7 +9,13 @@ import ipaddress
 import re
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, capabilities, gguf, known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
+    backends,
+    caches,
+    capabilities,
+    gguf,
+    known_answer,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, placement, workers
 
 PRIVATE_FOLDERS = ("/tmp/", "/var/tmp/")
@@ -225,6 +231,7 @@ def planned(
         "launcher": launcher,
         "runtime": runtime,
         "environment": {
+            **backends.service_environment(head["serves"], head["builds"][head["serves"]]["environment"]),
             **workers.environment_of_head(head, head["serves"], own, placed.lent()),
             **{key: str(value) for key, value in variables["llama_server_environment"].items()},
         },
