@@ -79,6 +79,11 @@ def known(name: str, facts: dict | None, hardware: dict | None, scope: str = "au
             raise Refusal(
                 f"llama_hardware of {name} has {tool}: {version} in toolchain: write the version in quotes, for 3.30 is another one than 3.3"
             )
+    for accelerator in declared.get("accelerators") or []:
+        if accelerator["backend"] not in backends.PREFERRED:
+            raise Refusal(
+                f"llama_hardware of {name} has a device of the backend {accelerator['backend']!r}: use {', '.join(backends.BACKENDS[1:])}"
+            )
     if not facts:
         facts = _declared(name, declared, "user" if scope == "user" else "system")
     elif "toolchain" in declared:
