@@ -3,13 +3,14 @@
 import ast
 import dataclasses
 import json
+import math
 import re
 from pathlib import Path
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases, workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, releases, workers
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,3 +118,9 @@ def test_a_device_of_an_unknown_backend_is_not_declared():
         Refusal, match="llama_hardware of here has a device of the backend 'cpu': use vulkan, hip, cuda, metal"
     ):
         workers.known("here", None, {"accelerators": [{"backend": "cpu", "memory_mib": 1000}]})
+
+
+@pytest.mark.parametrize("unified", [False, True])
+def test_a_device_whose_memory_only_the_operator_knows_has_no_bound(unified):
+    device = {"backend": "vulkan", "name": "AMD graphics", "architecture": "", "memory_mib": 0, "unified": unified}
+    assert devices.visible_mib("vulkan", device, {}) == math.inf

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
@@ -28,7 +29,7 @@ class Device(NamedTuple):
     unified: bool
     weights_mib: float
     held_mib: float
-    visible_mib: int
+    visible_mib: float
     host_memory_mib: int
 
     @property
@@ -52,14 +53,16 @@ def accelerator_of(facts: dict, name: str) -> dict | None:
     return None
 
 
-def visible_mib(backend: str, accelerator: dict, environment: dict[str, str]) -> int:
-    """How much of a device's memory its driver shows as the device's own.
+def visible_mib(backend: str, accelerator: dict, environment: dict[str, str]) -> float:
+    """How much of a device's memory its driver shows as the device's own; no bound where the size of that memory is not known.
 
     Mesa's Vulkan driver for AMD shows two thirds of a memory that is the host's too (radv_physical_device_init_mem_types).
 
     :param environment: of the program that drives the device.
     """
     whole = accelerator["memory_mib"]
+    if not whole:
+        return math.inf
     split = backend == "vulkan" and accelerator["unified"] and not accelerator["name"].startswith(OTHER_DRIVERS)
     if not split or environment.get(UNIFIED_HEAP, "").lower() in ("1", "true", "yes"):
         return whole
