@@ -176,22 +176,38 @@ def _drm(root: Path) -> list[tuple[str, str, dict]]:
     return sorted(found, key=lambda entry: entry[:2])
 
 
-def vulkan(root: Path, memory: int, nvidia_devices: list[dict], amd_devices: dict[str, dict]) -> list[dict]:
+def intel(root: Path, memory: int) -> dict[str, dict]:
+    """Name of the render node → device, discrete ones first, as SYCL counts them: the one with the most execution units is the first.
+    The kernel does not tell the memory of a discrete one; an integrated one lends half of the host's."""
+    found = []
+    for slot, name, described in _drm(root):
+        if described.get("DRIVER") in INTEL_DRIVERS:
+            integrated = slot == INTEL_INTEGRATED
+            device = {
+                "backend": backends.SYCL.name,
+                "name": f"Intel graphics {described.get('PCI_ID', slot).lower()}",
+                "architecture": "",
+                "memory_mib": memory // 2 if integrated else 0,
+                "unified": integrated,
+            }
+            found.append((name, device))
+    return dict(sorted(found, key=lambda entry: entry[1]["unified"]))
+
+
+def vulkan(root: Path, nvidia_devices: list[dict], others: dict[str, dict]) -> list[dict]:
     """Devices with a Vulkan driver, discrete ones first, as the Vulkan loader lists them. Integrated ones are left out beside
-    discrete ones, since llama.cpp leaves them out there too, at least in older builds."""
+    discrete ones, since llama.cpp leaves them out there too, at least in older builds.
+
+    :param others: render node → device of AMD or Intel, as their own backends drive it.
+    """
     found = list(nvidia_devices)
     for slot, name, described in _drm(root):
-        driver = described.get("DRIVER")
-        label = described.get("PCI_ID", slot).lower()
-        if driver == "amdgpu" and name in amd_devices:
-            found.append(amd_devices[name])
-        elif driver == "amdgpu":
+        if name in others:
+            found.append(others[name])
+        elif described.get("DRIVER") == backends.HIP.kernel_driver:
             size, unified = _amd_memory(root / "sys/class/drm" / name / "device", 0, False)
+            label = described.get("PCI_ID", slot).lower()
             found.append({"name": f"AMD graphics {label}", "memory_mib": size, "unified": unified})
-        elif driver in INTEL_DRIVERS:
-            integrated = slot == INTEL_INTEGRATED
-            size = memory // 2 if integrated else 0
-            found.append({"name": f"Intel graphics {label}", "memory_mib": size, "unified": integrated})
     discrete = [device for device in found if not device["unified"]]
     return [{**device, "backend": backends.VULKAN.name, "architecture": ""} for device in discrete or found]
 
@@ -218,8 +234,8 @@ def accelerators(memory: int, root: Path = ROOT, ask: Ask = output) -> list[dict
     if platform.system() == "Darwin":
         return apple(memory, ask) if platform.machine() == "arm64" else []
     from_nvidia = nvidia(ask(NVIDIA_QUERY), memory) or nvidia_without_tools(root)
-    from_amd = amd(root)
-    return [*from_nvidia, *from_amd.values(), *vulkan(root, memory, from_nvidia, from_amd)]
+    others = {**amd(root), **intel(root, memory)}
+    return [*from_nvidia, *others.values(), *vulkan(root, from_nvidia, others)]
 
 
 def thunderbolt(root: Path = ROOT) -> list[dict]:

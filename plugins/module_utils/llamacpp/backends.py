@@ -68,6 +68,8 @@ OPTION_BUILDS: dict[str, Builds] = {
     "GGML_NNPA": (0, 8642),
     "GGML_RPC_RDMA": (8802, None),
     "GGML_SCHED_NO_REALLOC": (6171, None),
+    "GGML_SYCL_HOST_MEM_FALLBACK": (8644, None),
+    "GGML_SYCL_SUPPORT_LEVEL_ZERO_API": (8644, None),
     "LLAMA_BUILD_APP": (8644, None),
     "LLAMA_BUILD_UI": (8644, None),
     "LLAMA_BUILD_WEBUI": (6171, 11062),
@@ -460,7 +462,68 @@ METAL = Backend(
     maps_weights=True,
 )
 
-RECORDS: Mapping[str, Backend] = {record.name: record for record in (CPU, VULKAN, HIP, CUDA, METAL)}
+_INTEL = "Intel's repository of oneAPI"
+SYCL = Backend(
+    name="sycl",
+    preference=4,
+    builds=(6170, None),
+    in_ik_llama=False,
+    maintained_in_ik_llama=False,
+    options={"GGML_SYCL": "ON"},
+    off={"GGML_SYCL_SUPPORT_LEVEL_ZERO_API": (8644, None)},
+    off_in_ik_llama=(),
+    all_quants="",
+    rocwmma=False,
+    architecture=None,
+    minimum_cmake=(3, 20),
+    toolkit=Toolkit(
+        title="oneAPI",
+        command="icx",
+        declared="2025.3",
+        vendor=_INTEL,
+        places=("opt/intel/oneapi/compiler/*/bin/icx",),
+        version_file="",
+        compilers=("bin/icx",),
+        compiler_query="",
+        components={"mkl": True, "dnnl": True, "tbb": False, "umf": False, "tcm": False},
+        minimum="2025.0",
+        environment={
+            "CC": "{compiler}",
+            "CXX": "{prefix}/bin/icpx",
+            "ONEAPI_ROOT": "{beside}",
+            "CMPLR_ROOT": "{prefix}",
+            "CMAKE_PREFIX_PATH": "{packages}",
+            "LD_LIBRARY_PATH": "{libraries}",
+        },
+        not_of_system=(),
+        host_compiler="",
+        of_services=("LD_LIBRARY_PATH",),
+    ),
+    libraries=(
+        Library("mkl", "oneapi/mkl.hpp", (), _INTEL, 0),
+        Library("dnnl", "dnnl.hpp", (), _INTEL, 0),
+        Library(
+            "level-zero-driver",
+            "",
+            ("usr/lib*/libze_intel_gpu.so.1", "usr/lib/*/libze_intel_gpu.so.1"),
+            "Intel's repository of drivers for graphics",
+            0,
+        ),
+    ),
+    device="SYCL{}",
+    device_files=("char-drm",),
+    kernel_driver="",
+    visible=Visible("ONEAPI_DEVICE_SELECTOR", "level_zero:{}", "", False),
+    bus_order=None,
+    # Without it a device does not report its free memory.
+    environment={"ZES_ENABLE_SYSMAN": "1"},
+    alignment=128,
+    pads_rows=True,
+    maps_weights=False,
+)
+"""Of Intel's graphics, by Level Zero. Read in the trees of builds 6170, 8643 and 11063; it has not been run."""
+
+RECORDS: Mapping[str, Backend] = {record.name: record for record in (CPU, VULKAN, HIP, CUDA, METAL, SYCL)}
 BACKENDS = tuple(RECORDS)
 PREFERRED = tuple(sorted({*BACKENDS} - {CPU.name}, key=lambda name: RECORDS[name].preference))
 """Those with devices, in the order in which ``auto`` takes them."""

@@ -226,6 +226,12 @@ def possible(backend: str, release: dict, hosts: dict) -> None:
             f"llama_release is one of {capabilities.IK_LLAMA}, which cannot be linked for {backend} as this collection installs it, and "
             f"{', '.join(kinds)} builds for that: set llama_backend there to cpu or vulkan, or llama_release to llama.cpp"
         )
+    first = backends.RECORDS[backend].builds[0]
+    if kinds and not backends.among(release["generation"], backends.RECORDS[backend].builds):
+        raise Refusal(
+            f"llama_release is build {release['generation']}, and {backend} is planned from build {first} on, while {', '.join(kinds)} builds for it: "
+            "set llama_backend there to another one, or llama_release to a newer build"
+        )
     if release["source"] == "binary" and len(set(kinds.values())) > 1:
         told = ", ".join(f"{name} {kind}" for name, kind in sorted(kinds.items()))
         raise Refusal(

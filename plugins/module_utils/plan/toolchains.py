@@ -135,13 +135,19 @@ def chosen(
         found = [toolchain for toolchain in facts.get("toolchains") or [] if toolchain["backend"] == backend]
         offered = [toolkit] if toolkit else found or _told(backend, facts, None)
         toolkit = _newest(name, offered, architectures, wanted if toolkit else None)
+    own = _toolkit_environment(toolkit)
+    if compiler and toolkit and "CXX" in own:
+        raise Refusal(
+            f"llama_build_toolchain of {name} is {wanted}, a compiler, and llama.cpp is built there for {backend}, with the compiler of "
+            f"{_title(backend)}: name a prefix of {_title(backend)}, or leave it out"
+        )
     version = compiler["version"] if compiler else facts["toolchain"].get("c++")
     _recent_enough(name, facts, version)
     return {
         "toolkit": toolkit,
         "version": toolkit["version"] if toolkit else facts["toolchain"].get(backends.toolkit(backend)),
         "compiler": version,
-        "environment": {**_compiler_environment(compiler, backend), **_toolkit_environment(toolkit)},
+        "environment": {**_compiler_environment(compiler, backend), **own},
     }
 
 
