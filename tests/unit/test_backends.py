@@ -12,6 +12,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, releases, workers
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+from machines import NAMES, Machine
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS = list(backends.RECORDS.values())
@@ -22,6 +23,8 @@ MAY_NAME = {
     "module_utils/plan/devices.py",
 }
 """The records, and the traps of one backend."""
+IN_DOCUMENTS = {"cpu": "processor"}
+"""Backend → what documents call it, where that is not its name."""
 READ_DEVICES = {"facts/hardware.py", "facts/memory.py", "facts/host.py", "facts/toolchains.py"}
 """Parts of module_utils that may name a record: they read the devices of one vendor."""
 
@@ -124,3 +127,18 @@ def test_a_device_of_an_unknown_backend_is_not_declared():
 def test_a_device_whose_memory_only_the_operator_knows_has_no_bound(unified):
     device = {"backend": "vulkan", "name": "AMD graphics", "architecture": "", "memory_mib": 0, "unified": unified}
     assert devices.visible_mib("vulkan", device, {}) == math.inf
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/hardware.md"])
+def test_every_backend_has_a_place_in_the_documentation(document):
+    text = (ROOT / document).read_text().lower()
+    assert [record.name for record in RECORDS if IN_DOCUMENTS.get(record.name, record.name) not in text] == []
+
+
+def test_the_devices_of_every_backend_are_found(tmp_path, monkeypatch):
+    found = set()
+    for name in NAMES:
+        with monkeypatch.context() as patched:
+            machine = Machine(name, tmp_path / name).settle(patched)
+            found |= {device["backend"] for device in machine.accelerators()}
+    assert found == {record.name for record in BESIDE}

@@ -191,7 +191,7 @@ def intel(root: Path, memory: int) -> dict[str, dict]:
                 "unified": integrated,
             }
             found.append((name, device))
-    return dict(sorted(found, key=lambda entry: entry[1]["unified"]))
+    return dict(sorted(found, key=lambda entry: bool(entry[1]["unified"])))
 
 
 def vulkan(root: Path, nvidia_devices: list[dict], others: dict[str, dict]) -> list[dict]:
