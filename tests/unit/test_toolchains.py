@@ -1,6 +1,7 @@
 """What hosts on paper build with: toolkits found, options and environment for three generations, and every refusal."""
 
 import itertools
+import shutil
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import toolchains
@@ -858,3 +859,24 @@ def test_sycl_of_a_build_that_was_not_read_is_refused(planned):
         "set llama_backend",
     ):
         assert part in reason
+
+
+@pytest.mark.parametrize(
+    "installed, chosen",
+    [
+        (["2024.2", "2025.3", "2025.10"], "2025.3"),
+        (["2025.1", "2025.2", "2026.0"], "2025.2"),
+        (["2024.2"], None),
+        ([], None),
+    ],
+)
+def test_a_component_is_of_the_compilers_version_or_of_its_year(tmp_path, monkeypatch, installed, chosen):
+    machine = Machine("constructed/arc_a770", tmp_path).settle(monkeypatch)
+    shutil.rmtree(tmp_path / "opt/intel/oneapi/mkl")
+    for version in installed:
+        header = tmp_path / f"opt/intel/oneapi/mkl/{version}/include/oneapi/mkl.hpp"
+        header.parent.mkdir(parents=True)
+        header.touch()
+    newest = toolchains.find(tmp_path, machine.ask)[-1]
+    assert newest["components"].get("mkl") == (f"{ONEAPI}/mkl/{chosen}" if chosen else None)
+    assert ("mkl" in newest["libraries"]) == bool(chosen)

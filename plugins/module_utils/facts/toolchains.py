@@ -102,16 +102,15 @@ def _compiler(folder: Path, prefix: str, toolkit: backends.Toolkit, ask: Ask) ->
 
 
 def _components(root: Path, folder: Path, toolkit: backends.Toolkit) -> dict[str, str]:
-    """Component → its prefix, of those that are installed beside the compiler's folder: the newest that fits."""
+    """Component → its prefix, of those that are installed beside the compiler's folder: of its version, or else the newest that fits."""
     found = {}
+    own = versions.numbers(folder.name)
     for name, same in toolkit.components.items():
-        fitting = [
-            path
-            for path in {Path(os.path.realpath(path)) for path in folder.parent.parent.glob(f"{name}/[0-9]*")}
-            if not same or versions.numbers(path.name) == versions.numbers(folder.name)
-        ]
+        installed = {Path(os.path.realpath(path)) for path in folder.parent.parent.glob(f"{name}/[0-9]*")}
+        fitting = [path for path in installed if not same or versions.numbers(path.name)[:1] == own[:1]]
         if fitting:
-            found[name] = _on_host(root, max(fitting, key=lambda path: versions.numbers(path.name)))
+            best = max(fitting, key=lambda path: (versions.numbers(path.name) == own, versions.numbers(path.name)))
+            found[name] = _on_host(root, best)
     return found
 
 

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What is known of each backend of llama.cpp, one record each: how it is built, and how its devices are named, seen and filled.
 
-Nothing else names a backend, but for what reads the devices of a vendor (facts/hardware.py, facts/memory.py) and the traps of one
+Nothing else names a backend, but for what reads the devices of a vendor (facts/hardware.py, memory.py, host.py) and the traps of one
 backend (plan/advisories.py, plan/devices.py). No field has a default: a new record says everything.
 """
 
@@ -153,7 +153,7 @@ class Toolkit:
     compiler_query: str
     """Argument that has the command print the folder of its compiler; may be empty."""
     components: Mapping[str, bool]
-    """Parts beside the compiler's folder, each with a prefix of its own → whether its version has to be the compiler's."""
+    """Parts beside the compiler's folder, each with a prefix of its own → whether its major version has to be the compiler's."""
     minimum: str
     """First version that compiles llama.cpp; empty where architectures alone decide."""
     environment: Mapping[str, str]
