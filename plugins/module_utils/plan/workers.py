@@ -363,8 +363,8 @@ def workers_of(name: str, host: dict, head: str) -> list[dict]:
         if worker["backend"] == "cpu" and worker["threads"] is None:
             worker["threads"] = max(1, host["facts"]["cpu"]["cores"] // cpu_workers)
         bus_order = backends.RECORDS[worker["backend"]].bus_order
-        alike = {device["name"] for device in offered if device["backend"] == worker["backend"]}
-        if bus_order and len(alike) > 1:
+        models = {device["name"] for device in offered if device["backend"] == worker["backend"]}
+        if bus_order and len(models) > 1:
             worker["environment"].setdefault(*bus_order)
         if worker["cache"]:
             worker["environment"].setdefault("LLAMA_CACHE", f"{host['facts']['prefix']}/state/cache/{worker['name']}")
