@@ -308,6 +308,7 @@ def test_programs_of_a_package_are_linked(tmp_path):
     build = {
         "id": "packaged",
         "cmake_options": {},
+        "environment": {},
         "targets": ["llama-server"],
         "packaged": {"llama-server": str(program)},
     }
@@ -320,7 +321,13 @@ def test_programs_of_a_package_are_linked(tmp_path):
 
 
 def test_a_package_that_lacks_a_program(tmp_path):
-    build = {"id": "p", "cmake_options": {}, "targets": ["llama-server"], "packaged": {"llama-server": "/no/such"}}
+    build = {
+        "id": "p",
+        "cmake_options": {},
+        "environment": {},
+        "targets": ["llama-server"],
+        "packaged": {"llama-server": "/no/such"},
+    }
     with pytest.raises(building.BuildError, match="/no/such is not there"):
         building.Installer(str(tmp_path), build, None).link({})
 
@@ -454,7 +461,13 @@ def compiled(tmp_path_factory):
 
 
 def binary(tmp_path, archive, **build):
-    planned = {"id": "prebuilt", "cmake_options": {}, "targets": ["ggml-rpc-server", "llama-server"], **build}
+    planned = {
+        "id": "prebuilt",
+        "cmake_options": {},
+        "environment": {},
+        "targets": ["ggml-rpc-server", "llama-server"],
+        **build,
+    }
     source = {"archive": str(archive), "sha256": building.sha256(archive), "commit": "unknown", "number": 9900}
     return building.Installer(str(tmp_path / "prefix"), planned, None).unpack(source)
 
@@ -665,3 +678,13 @@ def test_a_release_goes_with_what_its_build_left(tmp_path, tree):
 )
 def test_progress(line, said):
     assert building.step(line) == said
+
+
+def test_programs_are_asked_for_their_options_with_what_their_libraries_need(tmp_path, tree):
+    (tree / "server.c").write_text(
+        '#include <stdio.h>\n#include <stdlib.h>\nint main(void) { return getenv("LIBRARIES") ? puts("usage --rpc") < 0 : 1; }\n'
+    )
+    archive = pack(tree, tmp_path)
+    with pytest.raises(building.BuildError, match="llama-server does not run on this host"):
+        builder(tmp_path, archive).install()
+    builder(tmp_path, archive, environment={"LIBRARIES": "/opt"}).install()

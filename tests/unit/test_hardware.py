@@ -57,8 +57,15 @@ EXPECTED = {
     ],
     "constructed/gb10": twice("cuda", "NVIDIA GB10", "12.1", 122570, True),
     "constructed/nvidia_without_tools": twice("cuda", "NVIDIA GeForce RTX 3090", "", 0, count=2),
-    "constructed/intel_integrated": [device("vulkan", "Intel graphics 8086:7d55", "", 15900, True)],
+    "constructed/intel_integrated": twice("sycl", "Intel graphics 8086:7d55", "", 15900, True),
+    "constructed/arc_a770": [
+        device("sycl", "Intel graphics 8086:56a0", "", 0),
+        device("sycl", "Intel graphics 8086:4680", "", 32000, True),
+        device("vulkan", "Intel graphics 8086:56a0", "", 0),
+    ],
     "constructed/intel_arc": [
+        device("sycl", "Intel graphics 8086:e20b", "", 0),
+        device("sycl", "Intel graphics 8086:4680", "", 15900, True),
         device("vulkan", "Intel graphics 8086:e20b", "", 0),
         device("vulkan", "AMD graphics 1002:67df", "", 8192),
     ],

@@ -1,12 +1,15 @@
 """What hosts on paper build with: toolkits found, options and environment for three generations, and every refusal."""
 
 import itertools
+import shutil
+from types import SimpleNamespace
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import toolchains
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry, workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.toolchains import lacking
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Worker
 from conftest import Cluster, known_answer_of
 from machines import Machine
 
@@ -30,16 +33,12 @@ def planned(tmp_path, monkeypatch):
 
 def plan_of(facts, version="0.3.36", **variables):
     release = {"source": "pypi", "version": version, "checksum": "sha256:" + "a" * 64}
-    cluster = Cluster().add(
-        "here",
-        "head",
-        "worker",
-        facts=facts,
-        llama_release=release,
-        llama_model_known_answer=known_answer_of(),
-        llama_accept_advisories=ACCEPTED,
-        **variables,
-    )
+    defaults = {
+        "llama_release": release,
+        "llama_model_known_answer": known_answer_of(),
+        "llama_accept_advisories": ACCEPTED,
+    }
+    cluster = Cluster().add("here", "head", "worker", facts=facts, **{**defaults, **variables})
     return cluster.plan()
 
 
@@ -137,6 +136,20 @@ OF_BACKEND = {
     "metal": {"GGML_METAL": "ON"},
     "hip": {"GGML_HIP": "ON"},
     "cuda": {"GGML_CUDA": "ON"},
+    "sycl": {"GGML_SYCL": "ON"},
+}
+ONEAPI = "/opt/intel/oneapi"
+ONEAPI_LIBRARIES = ":".join(
+    f"{ONEAPI}/{component}/lib"
+    for component in ("compiler/2025.3", "mkl/2025.3", "dnnl/2025.3", "tbb/2022.3", "umf/1.0")
+)
+SYCL = {
+    "CC": f"{ONEAPI}/compiler/2025.3/bin/icx",
+    "CXX": f"{ONEAPI}/compiler/2025.3/bin/icpx",
+    "ONEAPI_ROOT": ONEAPI,
+    "CMPLR_ROOT": f"{ONEAPI}/compiler/2025.3",
+    "CMAKE_PREFIX_PATH": ONEAPI_LIBRARIES.replace("/lib", ""),
+    "LD_LIBRARY_PATH": ONEAPI_LIBRARIES,
 }
 
 
@@ -687,3 +700,186 @@ def test_every_library_has_a_name_that_is_looked_for():
     looked_for = {*toolchains.HEADERS, *toolchains.OTHER_LIBRARIES}
     for backend in backends.BACKENDS:
         assert set(backends.libraries(backend, 99999)) <= looked_for
+
+
+ARC = [{"device": "SYCL0", "memory_mib": 16000}]
+
+
+@pytest.mark.parametrize("version", GENERATIONS)
+def test_sycl_is_planned_from_the_toolkit_to_the_services(planned, version):
+    plan = planned("constructed/arc_a770", version, llama_worker_endpoints=[*ARC, {"device": "SYCL1"}])
+    build = build_of(plan)
+    newest = {"GGML_SYCL_SUPPORT_LEVEL_ZERO_API": "OFF"} if version == "0.3.36" else {}
+    own = {name: value for name, value in build["cmake_options"].items() if "SYCL" in name}
+    assert (build["backend"], own) == ("sycl", {"GGML_SYCL": "ON", **newest})
+    assert build["cmake_options"]["BUILD_SHARED_LIBS"] == "OFF"
+    assert build["environment"] == SYCL
+    runs = {"LD_LIBRARY_PATH": ONEAPI_LIBRARIES, "ZES_ENABLE_SYSMAN": "1"}
+    arc, integrated = plan["hosts"]["here"]["workers"]
+    assert (arc["device"], integrated["device"]) == ("SYCL0", "SYCL1")
+    assert arc["environment"] == plan["head"]["environment"] == runs
+    arguments = arc["argv"]
+    if "-d" in arguments:
+        assert arguments[arguments.index("-d") + 1] == "SYCL0"
+    arc, integrated, server = plan["hosts"]["here"]["services"]
+    assert arc["devices"] == integrated["devices"] == ["char-drm"]
+    assert server["environment"] == runs
+    assert "cmake-option-unknown" not in [entry["id"] for entry in plan["advisories"]]
+
+
+def test_a_sycl_worker_is_told_its_device(planned):
+    plan = planned("constructed/arc_a770", llama_worker_endpoints=ARC)
+    arguments = plan["hosts"]["here"]["workers"][0]["argv"]
+    assert arguments[-2:] == ["-d", "SYCL0"]
+
+
+def test_where_no_device_can_be_named_the_others_are_hidden_by_level_zero():
+    worker = Worker("w", "here", "127.0.0.1", 1, 2, "sycl", "sycl", "SYCL1", False, None, False, 0, False, 0, {})
+    release = SimpleNamespace(capabilities={"worker_flags": ["H", "p"]})
+    alone = workers.seeing_one_device(worker, release, 2)
+    assert alone == worker._replace(alone=True, environment={"ONEAPI_DEVICE_SELECTOR": "level_zero:1"})
+
+
+def test_sycl_fills_buffers_as_cuda_does(planned):
+    """128 bytes and rows of 512 elements; Vulkan has 32 bytes and no rows that are filled up."""
+    model = known_answer_of(16, 128, "q8_0")
+    weights = {}
+    for backend, endpoints in (("sycl", ARC), ("vulkan", [{"memory_mib": 16000}])):
+        plan = planned(
+            "constructed/arc_a770",
+            llama_backend=backend,
+            llama_worker_endpoints=endpoints,
+            llama_model_known_answer=model,
+        )
+        (entry,) = [entry for entry in plan["placement"] if entry["layers"]]
+        weights[backend] = entry["weights_mib"]
+    assert weights["sycl"] > weights["vulkan"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        without("mkl"),
+        without("level-zero-driver"),
+        lambda facts: facts.update(toolchains=[], toolchain={**facts["toolchain"], "icx": None}),
+    ],
+    ids=["without mkl", "without the driver", "without oneAPI"],
+)
+def test_vulkan_serves_where_oneapi_is_not_whole(planned, change):
+    plan = planned("constructed/arc_a770", change=change, llama_worker_endpoints=[{"memory_mib": 16000}])
+    assert build_of(plan)["backend"] == "vulkan"
+    assert plan["hosts"]["here"]["workers"][0]["environment"] == {}
+
+
+@pytest.mark.parametrize(
+    "change, version, variables, said",
+    [
+        (
+            only("2024.2.1"),
+            "0.3.36",
+            {},
+            ["here has oneAPI 2024.2.1, too old for llama.cpp: install oneAPI 2025.0 or newer"],
+        ),
+        (
+            without("mkl"),
+            "0.3.36",
+            {},
+            ["here has oneAPI 2025.3.0 in /opt/intel/oneapi/compiler/2025.3 without mkl: install"],
+        ),
+        (
+            lambda facts: facts.update(
+                toolchains=[],
+                toolchain={**facts["toolchain"], **dict.fromkeys(("icx", "mkl", "dnnl", "level-zero-driver"))},
+            ),
+            "0.3.36",
+            {},
+            [
+                "here lacks icx, mkl, dnnl, level-zero-driver",
+                "from Intel's repository of drivers for graphics and Intel's repository of oneAPI",
+            ],
+        ),
+        (
+            None,
+            "0.3.36",
+            {"llama_build_toolchain": f"{ONEAPI}/compiler/2024.2"},
+            ["here has oneAPI 2024.2.1, too old", f"llama_build_toolchain is {ONEAPI}/compiler/2024.2"],
+        ),
+        (
+            None,
+            "0.3.36",
+            {"llama_worker_endpoints": [{}]},
+            ["lends SYCL0, Intel graphics 8086:56a0, whose memory is not known"],
+        ),
+    ],
+)
+def test_refusals_of_sycl(planned, change, version, variables, said):
+    wanted = {"llama_backend": "sycl", "llama_worker_endpoints": ARC, **variables}
+    plan = planned("constructed/arc_a770", version, change=change, **wanted)
+    assert plan["refused"]
+    for part in said:
+        assert part in " ".join(plan["reasons"])
+
+
+def test_a_compiler_is_not_named_for_sycl(planned):
+    def install(facts):
+        gcc = {
+            "backend": "cpu",
+            "prefix": "/opt/gcc-15",
+            "links": [],
+            "version": "15",
+            "compiler": "/opt/gcc-15/bin/g++",
+        }
+        facts["toolchains"] = [*facts["toolchains"], {**gcc, "libraries": [], "rocwmma": None}]
+
+    variables = {"llama_worker_endpoints": ARC, "llama_build_toolchain": "/opt/gcc-15"}
+    reason = planned("constructed/arc_a770", change=install, **variables)["reasons"][0]
+    for part in ("llama_build_toolchain of here is /opt/gcc-15", "compiler of oneAPI", "or leave it out"):
+        assert part in reason
+
+
+def test_a_oneapi_that_is_named_by_its_link(planned):
+    named = {"llama_worker_endpoints": ARC, "llama_build_toolchain": f"{ONEAPI}/compiler/latest"}
+    assert build_of(planned("constructed/arc_a770", **named)) == build_of(
+        planned("constructed/arc_a770", llama_worker_endpoints=ARC)
+    )
+
+
+def test_a_oneapi_of_a_host_that_is_only_declared_is_where_its_links_lead():
+    device = {"backend": "sycl", "name": "declared", "architecture": "", "memory_mib": 16000, "unified": False}
+    facts = entry.known("here", None, {"memory_mib": 64000, "accelerators": [device]})
+    build = build_of(plan_of(facts, llama_build_toolchain=f"{ONEAPI}/compiler/2025.3"))
+    assert build["environment"]["CXX"] == SYCL["CXX"]
+    assert f"{ONEAPI}/mkl/latest/lib" in build["environment"]["LD_LIBRARY_PATH"].split(":")
+
+
+def test_sycl_of_a_build_that_was_not_read_is_refused(planned):
+    release = {"llama_release": {"source": "git", "ref": "b6000"}, "llama_worker_endpoints": ARC}
+    reason = planned("constructed/arc_a770", llama_backend="sycl", **release)["reasons"][0]
+    for part in (
+        "llama_release is build 6000",
+        "sycl is planned from build 6170 on",
+        "here builds for it",
+        "set llama_backend",
+    ):
+        assert part in reason
+
+
+@pytest.mark.parametrize(
+    "installed, chosen",
+    [
+        (["2024.2", "2025.3", "2025.10"], "2025.3"),
+        (["2025.1", "2025.2", "2026.0"], "2025.2"),
+        (["2024.2"], None),
+        ([], None),
+    ],
+)
+def test_a_component_is_of_the_compilers_version_or_of_its_year(tmp_path, monkeypatch, installed, chosen):
+    machine = Machine("constructed/arc_a770", tmp_path).settle(monkeypatch)
+    shutil.rmtree(tmp_path / "opt/intel/oneapi/mkl")
+    for version in installed:
+        header = tmp_path / f"opt/intel/oneapi/mkl/{version}/include/oneapi/mkl.hpp"
+        header.parent.mkdir(parents=True)
+        header.touch()
+    newest = toolchains.find(tmp_path, machine.ask)[-1]
+    assert newest["components"].get("mkl") == (f"{ONEAPI}/mkl/{chosen}" if chosen else None)
+    assert ("mkl" in newest["libraries"]) == bool(chosen)

@@ -286,6 +286,7 @@ class Installer:
                 timeout=60,
                 check=False,
                 cwd="/",
+                env={**os.environ, **self.build["environment"]},
                 **self._as_account(),
             )
         except OSError as error:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import SEARCH
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc, small_model
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, rpc, small_model
 
 SECONDS = 60
 """How long a program may take for all that it is asked; one or two are usual."""
@@ -34,7 +34,11 @@ DYING_SECONDS = 10
 LINES_SHOWN, BYTES_SHOWN = 8, 4096
 ADDRESS = "127.0.0.1"
 SERVER = "llama-server"
-HIDDEN = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1", "GGML_VK_VISIBLE_DEVICES": ""}
+HIDDEN = {
+    record.visible.variable: record.visible.none
+    for record in backends.RECORDS.values()
+    if record.visible and record.visible.none is not None
+}
 """Has programs see no accelerator."""
 ILLEGAL = (
     "It has an instruction that this host's processor, or the hypervisor below it, does not let programs use. Set GGML_NATIVE: 'OFF' in "

@@ -19,6 +19,7 @@ from pathlib import Path
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import tiles
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 
 MIB = 1024 * 1024
 NVIDIA_QUERY = ["nvidia-smi", "--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader,nounits"]
@@ -104,7 +105,7 @@ def nvidia(listing: str, memory: int) -> list[dict]:
         if (re.fullmatch(r"\d+\.\d+", capability) or not _told(capability)) and (size.isdigit() or not _told(size)):
             found.append(
                 {
-                    "backend": "cuda",
+                    "backend": backends.CUDA.name,
                     "name": name,
                     "architecture": capability if _told(capability) else "",
                     "memory_mib": int(size) if size.isdigit() else memory,
@@ -121,7 +122,9 @@ def nvidia_without_tools(root: Path) -> list[dict]:
         model = re.search(r"^Model:\s*(.+)$", text_of(path), re.MULTILINE)
         if model:
             name = model.group(1).strip()
-            found.append({"backend": "cuda", "name": name, "architecture": "", "memory_mib": 0, "unified": False})
+            found.append(
+                {"backend": backends.CUDA.name, "name": name, "architecture": "", "memory_mib": 0, "unified": False}
+            )
     return found
 
 
@@ -141,7 +144,7 @@ def amd(root: Path) -> dict[str, dict]:
         integrated = int(values.get("cpu_cores_count", 0)) > 0 or architecture in UNIFIED_GFX
         memory, unified = _amd_memory(root / "sys/class/drm" / render / "device", local, integrated)
         found[render] = {
-            "backend": "hip",
+            "backend": backends.HIP.name,
             "name": f"AMD {architecture}",
             "architecture": architecture,
             "memory_mib": memory,
@@ -177,24 +180,40 @@ def _drm(root: Path) -> list[tuple[str, str, dict]]:
     return sorted(found, key=lambda entry: entry[:2])
 
 
-def vulkan(root: Path, memory: int, nvidia_devices: list[dict], amd_devices: dict[str, dict]) -> list[dict]:
+def intel(root: Path, memory: int) -> dict[str, dict]:
+    """Name of the render node → device, discrete ones first, as SYCL counts them: the one with the most execution units is the first.
+    The kernel does not tell the memory of a discrete one; an integrated one lends half of the host's."""
+    found = []
+    for slot, name, described in _drm(root):
+        if described.get("DRIVER") in INTEL_DRIVERS:
+            integrated = slot == INTEL_INTEGRATED
+            device = {
+                "backend": backends.SYCL.name,
+                "name": f"Intel graphics {described.get('PCI_ID', slot).lower()}",
+                "architecture": "",
+                "memory_mib": memory // 2 if integrated else 0,
+                "unified": integrated,
+            }
+            found.append((name, device))
+    return dict(sorted(found, key=lambda entry: bool(entry[1]["unified"])))
+
+
+def vulkan(root: Path, nvidia_devices: list[dict], others: dict[str, dict]) -> list[dict]:
     """Devices with a Vulkan driver, discrete ones first, as the Vulkan loader lists them. Integrated ones are left out beside
-    discrete ones, since llama.cpp leaves them out there too, at least in older builds."""
+    discrete ones, since llama.cpp leaves them out there too, at least in older builds.
+
+    :param others: render node → device of AMD or Intel, as their own backends drive it.
+    """
     found = list(nvidia_devices)
     for slot, name, described in _drm(root):
-        driver = described.get("DRIVER")
-        label = described.get("PCI_ID", slot).lower()
-        if driver == "amdgpu" and name in amd_devices:
-            found.append(amd_devices[name])
-        elif driver == "amdgpu":
+        if name in others:
+            found.append(others[name])
+        elif described.get("DRIVER") == backends.HIP.kernel_driver:
             size, unified = _amd_memory(root / "sys/class/drm" / name / "device", 0, False)
+            label = described.get("PCI_ID", slot).lower()
             found.append({"name": f"AMD graphics {label}", "memory_mib": size, "unified": unified})
-        elif driver in INTEL_DRIVERS:
-            integrated = slot == INTEL_INTEGRATED
-            size = memory // 2 if integrated else 0
-            found.append({"name": f"Intel graphics {label}", "memory_mib": size, "unified": integrated})
     discrete = [device for device in found if not device["unified"]]
-    return [{**device, "backend": "vulkan", "architecture": ""} for device in discrete or found]
+    return [{**device, "backend": backends.VULKAN.name, "architecture": ""} for device in discrete or found]
 
 
 def apple(memory: int, ask: Ask) -> list[dict]:
@@ -202,7 +221,7 @@ def apple(memory: int, ask: Ask) -> list[dict]:
     limit = ask(["sysctl", "-n", "iogpu.wired_limit_mb"]).strip()
     return [
         {
-            "backend": "metal",
+            "backend": backends.METAL.name,
             "name": ask(["sysctl", "-n", "machdep.cpu.brand_string"]).strip(),
             "architecture": "apple",
             "memory_mib": int(limit) if limit.isdigit() and int(limit) else memory * 3 // 4,
@@ -219,8 +238,8 @@ def accelerators(memory: int, root: Path = ROOT, ask: Ask = output) -> list[dict
     if platform.system() == "Darwin":
         return apple(memory, ask) if platform.machine() == "arm64" else []
     from_nvidia = nvidia(ask(NVIDIA_QUERY), memory) or nvidia_without_tools(root)
-    from_amd = amd(root)
-    return [*from_nvidia, *from_amd.values(), *vulkan(root, memory, from_nvidia, from_amd)]
+    others = {**amd(root), **intel(root, memory)}
+    return [*from_nvidia, *others.values(), *vulkan(root, from_nvidia, others)]
 
 
 def thunderbolt(root: Path = ROOT) -> list[dict]:

@@ -37,9 +37,7 @@ VERSION_ARGUMENTS = {
     "ninja": ["--version"],
     "c++": ["-dumpfullversion", "-dumpversion"],
     "ccache": ["--version"],
-    "nvcc": ["--version"],
-    "hipconfig": ["--version"],
-    "glslc": ["--version"],
+    **{tool: ["--version"] for tool in backends.DECLARED_TOOLS},
     "patch": ["--version"],
 }
 FIRMWARE_VERSION = {
@@ -154,7 +152,7 @@ def useradd(folders: str = ROOT_FOLDERS) -> str | None:
 
 def firmware(accelerators: list[dict], family: str, ask: Ask = output) -> str | None:
     """Version of the package with the firmware of AMD's graphics, on a host that has such; None where no package tells."""
-    if not any(device["backend"] == "hip" for device in accelerators):
+    if not any(device["backend"] == backends.HIP.name for device in accelerators):
         return None
     told = (ask(command).strip() for command in FIRMWARE_VERSION.get(family, []))
     return next((version for version in told if version), None)

@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import output
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 
 MIB = 1024 * 1024
 
@@ -39,8 +40,8 @@ def free_mib() -> dict[str, int]:
     meminfo = Path("/proc/meminfo")
     host = available(meminfo.read_text()) if meminfo.exists() else None
     if host is not None:
-        found["CPU"] = host
+        found[backends.CPU.device] = host
     cuda = nvidia(output(["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]))
-    found.update({f"CUDA{index}": size for index, size in cuda.items()})
-    found.update({f"ROCm{index}": size for index, size in amd(Path("/sys/class/drm")).items()})
+    for backend, sizes in ((backends.CUDA, cuda), (backends.HIP, amd(Path("/sys/class/drm")))):
+        found.update({backends.device_name(backend.name, index): size for index, size in sizes.items()})
     return found

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Toolkits, compilers and libraries: which ones a host has.
 
-A toolchain is ``backend`` (hip, cuda; cpu for a compiler), ``prefix``, ``links`` (other names of the prefix), ``version``,
-``compiler`` (path, or None), ``libraries`` (names of those of its backend that lie below the prefix) and ``rocwmma`` (None, or
-``version`` and ``architectures`` of its headers).
+A toolchain is ``backend`` (of its toolkit; cpu for a compiler), ``prefix``, ``links`` (other names of the prefix), ``version``,
+``compiler`` (path, or None), ``libraries`` (names of those of its backend that come with it), ``rocwmma`` (None, or ``version`` and
+``architectures`` of its headers) and, of a toolkit that has such, ``components`` (name → prefix).
 """
 
 from __future__ import annotations
@@ -28,21 +28,9 @@ COMPILERS = (
 )
 """Where compilers are installed beside the distribution's default."""
 
-HEADERS = {
-    "vulkan-headers": "vulkan/vulkan.h",
-    "hip-headers": "hip/hip_runtime.h",
-    "hipblas": "hipblas/hipblas.h",
-    "rocblas": "rocblas/rocblas.h",
-    "cublas": "cublas_v2.h",
-}
+HEADERS = {library.name: library.header for library in backends.LIBRARIES.values() if library.header}
 """Library → one of its headers, below a folder for headers: the system's or a toolkit's."""
-OTHER_LIBRARIES = {
-    "vulkan-loader": ("usr/lib*/libvulkan.so", "usr/lib/*/libvulkan.so", "usr/local/lib*/libvulkan.so"),
-    "spirv-headers": tuple(
-        f"{folder}/cmake/SPIRV-Headers/SPIRV-HeadersConfig.cmake"
-        for folder in ("usr/share", "usr/local/share", "usr/lib*", "usr/lib/*", "usr/local/lib*")
-    ),
-}
+OTHER_LIBRARIES = {library.name: library.files for library in backends.LIBRARIES.values() if library.files}
 PRESENT = "present"
 """Stands for the version of a library that was found."""
 
@@ -85,51 +73,66 @@ def _include_folders(prefix: str) -> list[str]:
     return [*folders, "/usr/local/include"] if prefix == names.SYSTEM else folders
 
 
-def _brought(root: Path, prefix: str, backend: str) -> list[str]:
-    """Libraries of a backend whose headers are those of the toolkit at the prefix, not of another one on the same host."""
+def _brought(root: Path, prefixes: list[str], backend: str) -> list[str]:
+    """Libraries of a backend that are there with the toolkit at these prefixes, not with another one on the same host."""
+    folders = [folder for prefix in prefixes for folder in _include_folders(prefix)]
     return [
         name
         for name in backends.libraries(backend)
-        if any(next(root.glob(f"{folder[1:]}/{HEADERS[name]}"), None) for folder in _include_folders(prefix))
+        if any(next(root.glob(pattern), None) for pattern in _patterns(name, folders))
     ]
 
 
-def _rocm(root: Path, ask: Ask) -> list[dict]:
-    found = []
-    places = ("opt/rocm*/bin/hipconfig", "opt/rocm/core-*/bin/hipconfig", "usr/bin/hipconfig")
-    for folder, links in _prefixes(root, places).items():
-        prefix = _on_host(root, folder)
-        hipconfig = f"{prefix}/bin/hipconfig"
-        own = next((path for path in ("llvm/bin", "lib/llvm/bin") if (folder / path / "clang").exists()), None)
-        clang = f"{prefix}/{own}" if own else ask([hipconfig, "-l"]).strip()
-        found.append(
-            {
-                "backend": "hip",
-                "prefix": prefix,
-                "links": links,
-                "version": versions.first(text_of(folder / ".info/version") or ask([hipconfig, "--version"])),
-                "compiler": f"{clang}/clang" if clang else None,
-                "libraries": _brought(root, prefix, "hip"),
-                "rocwmma": rocwmma(folder / "include"),
-            }
-        )
+def _patterns(library: str, folders: list[str]) -> list[str]:
+    """What exists, below the root, where a library is installed.
+
+    :param folders: for headers.
+    """
+    known = backends.LIBRARIES[library]
+    return [*known.files, *(f"{folder[1:]}/{known.header}" for folder in folders if known.header)]
+
+
+def _compiler(folder: Path, prefix: str, toolkit: backends.Toolkit, ask: Ask) -> str | None:
+    """Path of a toolkit's compiler; None where it is not found."""
+    own = next((path for path in toolkit.compilers if (folder / path).exists()), None)
+    if own or not toolkit.compiler_query:
+        return f"{prefix}/{own}" if own else None
+    place = ask([f"{prefix}/bin/{toolkit.command}", toolkit.compiler_query]).strip()
+    return f"{place}/{Path(toolkit.compilers[0]).name}" if place else None
+
+
+def _components(root: Path, folder: Path, toolkit: backends.Toolkit) -> dict[str, str]:
+    """Component → its prefix, of those that are installed beside the compiler's folder: of its version, or else the newest that fits."""
+    found = {}
+    own = versions.numbers(folder.name)
+    for name, same in toolkit.components.items():
+        installed = {Path(os.path.realpath(path)) for path in folder.parent.parent.glob(f"{name}/[0-9]*")}
+        fitting = [path for path in installed if not same or versions.numbers(path.name)[:1] == own[:1]]
+        if fitting:
+            best = max(fitting, key=lambda path: (versions.numbers(path.name) == own, versions.numbers(path.name)))
+            found[name] = _on_host(root, best)
     return found
 
 
-def _cuda(root: Path, ask: Ask) -> list[dict]:
-    found = _prefixes(root, ("usr/local/cuda*/bin/nvcc", "opt/cuda*/bin/nvcc", "usr/bin/nvcc"))
-    return [
-        {
-            "backend": "cuda",
-            "prefix": _on_host(root, folder),
-            "links": links,
-            "version": versions.first(ask([_on_host(root, folder / "bin/nvcc"), "--version"])),
-            "compiler": _on_host(root, folder / "bin/nvcc"),
-            "libraries": _brought(root, _on_host(root, folder), "cuda"),
-            "rocwmma": None,
-        }
-        for folder, links in found.items()
-    ]
+def _toolkits(root: Path, ask: Ask, backend: str, toolkit: backends.Toolkit) -> list[dict]:
+    found = []
+    for folder, links in _prefixes(root, toolkit.places).items():
+        prefix = _on_host(root, folder)
+        version = text_of(folder / toolkit.version_file) if toolkit.version_file else ""
+        components = _components(root, folder, toolkit)
+        found.append(
+            {
+                "backend": backend,
+                "prefix": prefix,
+                "links": links,
+                "version": versions.first(version or ask([f"{prefix}/bin/{toolkit.command}", "--version"])),
+                "compiler": _compiler(folder, prefix, toolkit, ask),
+                "libraries": _brought(root, [prefix, *components.values()], backend),
+                "rocwmma": rocwmma(folder / "include") if backends.RECORDS[backend].rocwmma else None,
+                **({"components": components} if toolkit.components else {}),
+            }
+        )
+    return found
 
 
 def _compilers(root: Path, ask: Ask) -> list[dict]:
@@ -139,7 +142,7 @@ def _compilers(root: Path, ask: Ask) -> list[dict]:
             program = "/" + str(path.relative_to(root))
             found.append(
                 {
-                    "backend": "cpu",
+                    "backend": backends.CPU.name,
                     "prefix": str(Path(program).parent.parent),
                     "links": [],
                     "version": versions.first(ask([program, "-dumpversion"])),
@@ -152,21 +155,20 @@ def _compilers(root: Path, ask: Ask) -> list[dict]:
 
 
 def find(root: Path = ROOT, ask: Ask = output) -> list[dict]:
-    """Every ROCm, CUDA and further compiler of the host that works, oldest first."""
-    found = [*_rocm(root, ask), *_cuda(root, ask), *_compilers(root, ask)]
+    """Every toolkit and further compiler of the host that works, oldest first."""
+    found = [
+        entry for backend, toolkit in backends.TOOLKITS.items() for entry in _toolkits(root, ask, backend, toolkit)
+    ]
+    found += _compilers(root, ask)
     working = [toolchain for toolchain in found if toolchain["version"]]
     return sorted(working, key=lambda entry: (entry["backend"], versions.numbers(entry["version"]), entry["prefix"]))
 
 
 def libraries(installed: list[dict], root: Path = ROOT) -> dict[str, str | None]:
     """Library → PRESENT, or None where no toolkit of the host has what is needed to build with it."""
-    folders = [
-        folder
-        for prefix in (names.SYSTEM, *(entry["prefix"] for entry in installed))
-        for folder in _include_folders(prefix)
-    ]
-    places = {name: [f"{folder[1:]}/{header}" for folder in folders] for name, header in HEADERS.items()}
+    prefixes = [prefix for entry in installed for prefix in (entry["prefix"], *entry.get("components", {}).values())]
+    folders = [folder for prefix in (names.SYSTEM, *prefixes) for folder in _include_folders(prefix)]
     return {
-        name: PRESENT if any(next(root.glob(pattern), None) for pattern in patterns) else None
-        for name, patterns in {**places, **OTHER_LIBRARIES}.items()
+        name: PRESENT if any(next(root.glob(pattern), None) for pattern in _patterns(name, folders)) else None
+        for name in backends.LIBRARIES
     }

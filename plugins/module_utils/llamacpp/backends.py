@@ -1,15 +1,24 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How llama.cpp is configured for each kind of device: cmake options, environment, tools, device names."""
+"""What is known of each backend of llama.cpp, one record each: how it is built, and how its devices are named, seen and filled.
+
+Nothing else names a backend, but for what reads the devices of a vendor (facts/hardware.py, memory.py, host.py) and the traps of one
+backend (plan/advisories.py, plan/devices.py). No field has a default: a new record says everything.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Callable, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
+
+Builds = tuple[int, Optional[int]]
+"""First and last build; None where it has not ended."""
+EVERY_BUILD: Builds = (0, None)
 
 COMMON_OPTIONS = {
     "CMAKE_BUILD_TYPE": "Release",
@@ -20,7 +29,7 @@ COMMON_OPTIONS = {
 }
 """BLAS is off because a worker would offer it as a device, which aborts on most models."""
 
-OFF: dict[str, tuple[int, int | None]] = {
+OFF: dict[str, Builds] = {
     "GGML_RPC_RDMA": (8802, None),
     "LLAMA_BUILD_APP": (11063, None),
     "LLAMA_BUILD_UI": (9140, None),
@@ -32,9 +41,6 @@ OFF: dict[str, tuple[int, int | None]] = {
 """What is switched off in some trees: option → first and last build. RDMA follows an installed library unless it is set. Without
 libcurl's headers old trees do not configure. From about 9140 on (#22937) the user interface is no longer in the tree: npm builds it, or it is
 downloaded, while everything else is compiled (#23156, #23377)."""
-
-OFF_WITH_CUDA: dict[str, tuple[int, int | None]] = {"GGML_CUDA_NCCL": (8644, None)}
-"""The same, of CUDA. NCCL too follows an installed library, which a host that gets the build from another one may not have."""
 
 TOOLS_SINCE = 5400
 """A build in which server and worker certainly are tools: before #13249, of May 2025, they are examples."""
@@ -48,15 +54,9 @@ IK_LLAMA_OPTIONS = {
 """Of ik_llama.cpp: its server and its worker are examples. Only the targets that are asked for are compiled, and of its flash attention
 for the processor, which takes longer than everything else, only what the KV cache needs."""
 
-
-IK_LLAMA_BACKENDS = ("cpu", "cuda", "vulkan", "metal")
-"""Its ROCm cannot be linked into programs that stand alone."""
-
-IK_LLAMA_MAINTAINED = ("cpu", "cuda")
-
 ROCWMMA = "GGML_HIP_ROCWMMA_FATTN"
 
-OPTION_BUILDS: dict[str, tuple[int, int | None]] = {
+OPTION_BUILDS: dict[str, Builds] = {
     ROCWMMA: (4819, 10114),
     "GGML_CUDA_F16": (0, 8642),
     "GGML_CUDA_NCCL": (8644, None),
@@ -68,6 +68,8 @@ OPTION_BUILDS: dict[str, tuple[int, int | None]] = {
     "GGML_NNPA": (0, 8642),
     "GGML_RPC_RDMA": (8802, None),
     "GGML_SCHED_NO_REALLOC": (6171, None),
+    "GGML_SYCL_HOST_MEM_FALLBACK": (8644, None),
+    "GGML_SYCL_SUPPORT_LEVEL_ZERO_API": (8644, None),
     "LLAMA_BUILD_APP": (8644, None),
     "LLAMA_BUILD_UI": (8644, None),
     "LLAMA_BUILD_WEBUI": (6171, 11062),
@@ -83,56 +85,19 @@ build, the bounds are the trees in which it was looked for, 6170, 8643 and 11063
 GPU_TARGETS_SINCE = 7000
 """A build that certainly reads GPU_TARGETS; 6170 reads AMDGPU_TARGETS alone, of which newer ROCm warns."""
 
-ALL_QUANTS = "GGML_CUDA_FA_ALL_QUANTS"
-"""Has flash attention compiled for every pair of types of the KV cache."""
-
 SPIRV_HEADERS_SINCE = 8644
 """First build that may need the cmake package of SPIRV-Headers: 8643 does not, 11063 does."""
 
 QUANTS_WITH_KERNELS = {"f32", "f16", "bf16", "q8_0", "q4_0"}
 """Types of the KV cache for which flash attention is always compiled, as long as keys and values have the same."""
 
-TOOLKITS = ("hip", "cuda")
-"""Backends whose toolkits are installed side by side, each below a prefix of its own."""
+MATRIX_ROW_PADDING = 512
+"""Some backends' kernels for quantised tensors read rows of a multiple of so many elements: the last row is longer where it is not one."""
 
 AMX_OFF = "-U__AMX_INT8__"
 """Keeps AMX out of a build. All of it stands behind this macro, which -march=native defines whatever the GGML_AMX_… options say; -mno-amx-int8
 is no option of compilers before GCC 11 and Clang 11, nor of those for a GPU."""
 
-BACKENDS = ("cpu", "vulkan", "hip", "cuda", "metal")
-
-_DEVICE_NAMES = {"cpu": "CPU", "vulkan": "Vulkan{}", "hip": "ROCm{}", "cuda": "CUDA{}", "metal": "MTL{}"}
-
-_TOOLKIT = {"vulkan": "glslc", "hip": "hipconfig", "cuda": "nvcc"}
-
-_LIBRARIES = {
-    "vulkan": ["vulkan-headers", "vulkan-loader"],
-    "hip": ["hip-headers", "hipblas", "rocblas"],
-    "cuda": ["cublas"],
-}
-
-_DEVICE_FILES = {
-    "vulkan": ["char-drm", "char-nvidia*"],
-    "hip": ["char-drm", "/dev/kfd"],
-    "cuda": ["char-nvidia*"],
-}
-"""Backend → what systemd must let a service open, as DeviceAllow takes it."""
-
-
-class Form(NamedTuple):
-    """How the architecture of a device is written, and what tells it where it is missing."""
-
-    expression: str
-    example: str
-    remedy: str
-
-
-ARCHITECTURES = {
-    "cuda": Form(r"\d+\.\d", "8.6", "install the driver's nvidia-smi there"),
-    "hip": Form(r"gfx[0-9a-f]+(:[a-z]+[+-])*", "gfx1151", "load the kernel's driver amdgpu there"),
-}
-
-MINIMUM_CMAKE = {"cpu": (3, 14), "vulkan": (3, 19), "metal": (3, 14), "cuda": (3, 18), "hip": (3, 21)}
 
 BUILD_TOOLS = ["cmake", "ninja", "c++"]
 """Commands every build needs."""
@@ -140,38 +105,491 @@ OPTIONAL_TOOLS = ["ccache"]
 """Commands that make builds faster."""
 
 
-def device_name(backend: str, index: int) -> str:
-    """The name under which a worker offers the device, as its ``-d`` takes it."""
-    return _DEVICE_NAMES[backend].format(index)
+class Form(NamedTuple):
+    """How the architecture of a device is written, and how cmake is told of it."""
+
+    expression: str
+    example: str
+    title: str
+    """What it is called."""
+    remedy: str
+    """What makes it known where it is missing."""
+    options: Mapping[str, Builds]
+    """Options that take it, and the builds that read them."""
+    target: Callable[[str], str]
+    """The architecture as these options take it."""
+    since: Mapping[str, str]
+    """Architecture → first toolkit that compiles for it."""
+    left_out: tuple[tuple[str, str], ...]
+    """From which toolkit on, architectures below which one are no longer compiled for."""
 
 
-def device_files(backend: str) -> list[str]:
-    """Devices that a worker of this backend opens, as systemd's DeviceAllow takes them."""
-    return _DEVICE_FILES.get(backend, [])
+class Library(NamedTuple):
+    """What a build needs beside commands, by the name that packages.yml uses."""
+
+    name: str
+    header: str
+    """One of its headers, below a folder for headers: the system's or a toolkit's. Empty where ``files`` tell."""
+    files: tuple[str, ...]
+    """Patterns of which one exists where it is installed."""
+    vendor: str
+    """Who has it where a distribution does not; may be empty."""
+    since: int
+    """First build that may need it; from 1 on, ik_llama.cpp does not."""
 
 
-def toolkit(backend: str) -> str:
-    """The command whose version tells the toolkit's."""
-    return _TOOLKIT.get(backend, "c++")
+@dataclass(frozen=True)
+class Toolkit:
+    """What compiles for a backend beside the host's own compiler."""
+
+    title: str
+    command: str
+    """Its version is the toolkit's."""
+    declared: str
+    """Version that is taken for granted of a host which is only declared."""
+    vendor: str
+    """Who has it where a distribution does not; may be empty."""
+    places: tuple[str, ...]
+    """Patterns of the command, below the root, where several are installed side by side, each with a prefix of its own. None of a plain tool."""
+    version_file: str
+    """File below the prefix that tells the version better than the command does; may be empty."""
+    compilers: tuple[str, ...]
+    """Where its compiler is below the prefix, the usual place first."""
+    compiler_query: str
+    """Argument that has the command print the folder of its compiler; may be empty."""
+    components: Mapping[str, bool]
+    """Parts beside the compiler's folder, each with a prefix of its own → whether its major version has to be the compiler's."""
+    minimum: str
+    """First version that compiles llama.cpp; empty where architectures alone decide."""
+    environment: Mapping[str, str]
+    """Of a build: ``{prefix}``, ``{compiler}``, ``{beside}`` (folder of all components), ``{packages}`` and ``{libraries}`` (paths of what is
+    installed, joined by colons)."""
+    not_of_system: tuple[str, ...]
+    """Variables of these that do not name a toolkit of the distribution."""
+    host_compiler: str
+    """Further variable that names the compiler of the host; may be empty."""
+    of_services: tuple[str, ...]
+    """Variables of these that programs need when they run, too."""
 
 
-def tools(backend: str) -> list[str]:
-    """Commands that a build for this backend needs."""
-    return BUILD_TOOLS + [tool for tool in [_TOOLKIT.get(backend)] if tool]
+class Visible(NamedTuple):
+    """How a program is told which devices it is to see at all."""
+
+    variable: str
+    devices: str
+    """Its value, around the numbers of devices with commas."""
+    none: str | None
+    """Its value for no device; None where no such value is known."""
+    counted: bool
+    """Whether it may hide devices from llama-server: programs take memory of those that they see and do not use (518 MiB of each, with CUDA),
+    and count them as we do."""
 
 
-def libraries(backend: str, generation: int = 0, fork: str = capabilities.MAINLINE) -> list[str]:
-    """What else it needs, by the names of toolchains.libraries."""
-    if fork == capabilities.IK_LLAMA:
-        return _LIBRARIES.get(backend, [])
-    newer = ["spirv-headers"] if backend == "vulkan" and generation >= SPIRV_HEADERS_SINCE else []
-    return _LIBRARIES.get(backend, []) + newer
+@dataclass(frozen=True)
+class Backend:
+    """Everything that is known of one."""
+
+    name: str
+    preference: int
+    """``auto`` takes the lowest of those that are possible."""
+    builds: Builds
+    """Builds that it is planned for."""
+    in_ik_llama: bool
+    """Whether ik_llama.cpp has it in a form that can be linked into programs that stand alone."""
+    maintained_in_ik_llama: bool
+    options: Mapping[str, str]
+    """Of cmake, in every build for it."""
+    off: Mapping[str, Builds]
+    """What is switched off beside OFF: option → builds. It follows an installed library, which a host that gets the build may not have."""
+    off_in_ik_llama: tuple[str, ...]
+    all_quants: str
+    """Option that has flash attention compiled for every pair of types of the KV cache; empty where there is none."""
+    rocwmma: bool
+    """Whether ROCWMMA is an option of it."""
+    architecture: Form | None
+    """None where programs are compiled for all devices alike."""
+    minimum_cmake: tuple[int, int]
+    toolkit: Toolkit | None
+    libraries: tuple[Library, ...]
+    device: str
+    """Name under which a worker offers its devices, as ``-d`` takes it, around a number."""
+    device_files: tuple[str, ...]
+    """What systemd must let a service open, as DeviceAllow takes it."""
+    kernel_driver: str
+    """Of its devices, where that is one; its parameters decide how much memory these lend."""
+    visible: Visible | None
+    bus_order: tuple[str, str] | None
+    """Variable and value that have it count devices as we do where they differ."""
+    environment: Mapping[str, str]
+    """Of services."""
+    alignment: int
+    """Bytes that tensors are aligned to in a buffer."""
+    pads_rows: bool
+    """Whether MATRIX_ROW_PADDING holds for it."""
+    maps_weights: bool
+    """Whether it keeps weights in mapped pages of the file, in a buffer of another size than that of its tensors."""
 
 
 def cuda_architecture(capability: str) -> str:
     """A compute capability as CMAKE_CUDA_ARCHITECTURES takes it. Blackwell's consumer devices (12.0, 12.1) have instructions
     that are compiled for one of them alone (``a``)."""
     return capability.replace(".", "") + ("a" if capability.startswith("12.") else "") + "-real"
+
+
+CPU = Backend(
+    name="cpu",
+    preference=9,
+    builds=EVERY_BUILD,
+    in_ik_llama=True,
+    maintained_in_ik_llama=True,
+    options={},
+    off={},
+    off_in_ik_llama=(),
+    all_quants="",
+    rocwmma=False,
+    architecture=None,
+    minimum_cmake=(3, 14),
+    toolkit=None,
+    libraries=(),
+    device="CPU",
+    device_files=(),
+    kernel_driver="",
+    visible=None,
+    bus_order=None,
+    environment={},
+    alignment=32,
+    pads_rows=False,
+    maps_weights=False,
+)
+
+VULKAN = Backend(
+    name="vulkan",
+    preference=5,
+    builds=EVERY_BUILD,
+    in_ik_llama=True,
+    maintained_in_ik_llama=False,
+    options={"GGML_VULKAN": "ON"},
+    off={},
+    off_in_ik_llama=(),
+    all_quants="",
+    rocwmma=False,
+    architecture=None,
+    minimum_cmake=(3, 19),
+    toolkit=Toolkit(
+        title="glslc",
+        command="glslc",
+        declared="2025.2",
+        vendor="",
+        places=(),
+        version_file="",
+        compilers=(),
+        compiler_query="",
+        components={},
+        minimum="",
+        environment={},
+        not_of_system=(),
+        host_compiler="",
+        of_services=(),
+    ),
+    libraries=(
+        Library("vulkan-headers", "vulkan/vulkan.h", (), "", 0),
+        Library(
+            "vulkan-loader",
+            "",
+            ("usr/lib*/libvulkan.so", "usr/lib/*/libvulkan.so", "usr/local/lib*/libvulkan.so"),
+            "",
+            0,
+        ),
+        Library(
+            "spirv-headers",
+            "",
+            tuple(
+                f"{folder}/cmake/SPIRV-Headers/SPIRV-HeadersConfig.cmake"
+                for folder in ("usr/share", "usr/local/share", "usr/lib*", "usr/lib/*", "usr/local/lib*")
+            ),
+            "",
+            SPIRV_HEADERS_SINCE,
+        ),
+    ),
+    device="Vulkan{}",
+    device_files=("char-drm", "char-nvidia*"),
+    kernel_driver="",
+    visible=Visible("GGML_VK_VISIBLE_DEVICES", "{}", "", False),
+    bus_order=None,
+    environment={},
+    alignment=32,
+    pads_rows=False,
+    maps_weights=False,
+)
+
+_AMD = "AMD's repository of ROCm"
+HIP = Backend(
+    name="hip",
+    preference=2,
+    builds=EVERY_BUILD,
+    in_ik_llama=False,
+    maintained_in_ik_llama=False,
+    options={"GGML_HIP": "ON"},
+    off={},
+    off_in_ik_llama=(),
+    all_quants="GGML_CUDA_FA_ALL_QUANTS",
+    rocwmma=True,
+    architecture=Form(
+        expression=r"gfx[0-9a-f]+(:[a-z]+[+-])*",
+        example="gfx1151",
+        title="architecture",
+        remedy="load the kernel's driver amdgpu there",
+        options={"GPU_TARGETS": EVERY_BUILD, "AMDGPU_TARGETS": (0, GPU_TARGETS_SINCE - 1)},
+        target=str,
+        since={},
+        left_out=(),
+    ),
+    minimum_cmake=(3, 21),
+    toolkit=Toolkit(
+        title="ROCm",
+        command="hipconfig",
+        declared="7.2",
+        vendor=_AMD,
+        places=("opt/rocm*/bin/hipconfig", "opt/rocm/core-*/bin/hipconfig", "usr/bin/hipconfig"),
+        version_file=".info/version",
+        compilers=("llvm/bin/clang", "lib/llvm/bin/clang"),
+        compiler_query="-l",
+        components={},
+        minimum="6.1",
+        # ROCM_PATH is where llama.cpp's cmake looks for libraries. With a distribution's own, clang would look for AMD's device
+        # libraries there, and not beside itself, where the distribution has them.
+        environment={"HIPCXX": "{compiler}", "HIP_PATH": "{prefix}", "ROCM_PATH": "{prefix}"},
+        not_of_system=("ROCM_PATH",),
+        host_compiler="",
+        of_services=(),
+    ),
+    libraries=(
+        Library("hip-headers", "hip/hip_runtime.h", (), _AMD, 0),
+        Library("hipblas", "hipblas/hipblas.h", (), _AMD, 0),
+        Library("rocblas", "rocblas/rocblas.h", (), _AMD, 0),
+    ),
+    device="ROCm{}",
+    device_files=("char-drm", "/dev/kfd"),
+    kernel_driver="amdgpu",
+    visible=Visible("HIP_VISIBLE_DEVICES", "{}", "-1", True),
+    bus_order=None,
+    environment={},
+    alignment=128,
+    pads_rows=True,
+    maps_weights=False,
+)
+
+_NVIDIA = "NVIDIA's repository of CUDA"
+CUDA = Backend(
+    name="cuda",
+    preference=1,
+    builds=EVERY_BUILD,
+    in_ik_llama=True,
+    maintained_in_ik_llama=True,
+    options={"GGML_CUDA": "ON"},
+    off={"GGML_CUDA_NCCL": (8644, None)},
+    off_in_ik_llama=("GGML_NCCL",),
+    all_quants="GGML_CUDA_FA_ALL_QUANTS",
+    rocwmma=False,
+    architecture=Form(
+        expression=r"\d+\.\d",
+        example="8.6",
+        title="compute capability",
+        remedy="install the driver's nvidia-smi there",
+        options={"CMAKE_CUDA_ARCHITECTURES": EVERY_BUILD},
+        target=cuda_architecture,
+        since={
+            "8.0": "11.0",
+            "8.6": "11.1",
+            "8.7": "11.4",
+            "8.9": "11.8",
+            "9.0": "11.8",
+            "10.0": "12.8",
+            "10.3": "12.9",
+            "11.0": "13.0",
+            "12.0": "12.8",
+            "12.1": "12.9",
+        },
+        left_out=(("13.0", "7.5"), ("12.0", "5.0")),
+    ),
+    minimum_cmake=(3, 18),
+    toolkit=Toolkit(
+        title="CUDA",
+        command="nvcc",
+        declared="12.9",
+        vendor=_NVIDIA,
+        places=("usr/local/cuda*/bin/nvcc", "opt/cuda*/bin/nvcc", "usr/bin/nvcc"),
+        version_file="",
+        compilers=("bin/nvcc",),
+        compiler_query="",
+        components={},
+        minimum="",
+        environment={"CUDACXX": "{compiler}", "CUDAToolkit_ROOT": "{prefix}"},
+        not_of_system=(),
+        host_compiler="CUDAHOSTCXX",
+        of_services=(),
+    ),
+    libraries=(Library("cublas", "cublas_v2.h", (), _NVIDIA, 0),),
+    device="CUDA{}",
+    device_files=("char-nvidia*",),
+    kernel_driver="nvidia",
+    visible=Visible("CUDA_VISIBLE_DEVICES", "{}", "-1", True),
+    bus_order=("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
+    environment={},
+    alignment=128,
+    pads_rows=True,
+    maps_weights=False,
+)
+
+METAL = Backend(
+    name="metal",
+    preference=3,
+    builds=EVERY_BUILD,
+    in_ik_llama=True,
+    maintained_in_ik_llama=False,
+    options={"GGML_METAL": "ON"},
+    off={},
+    off_in_ik_llama=(),
+    all_quants="",
+    rocwmma=False,
+    architecture=None,
+    minimum_cmake=(3, 14),
+    toolkit=None,
+    libraries=(),
+    device="MTL{}",
+    device_files=(),
+    kernel_driver="",
+    visible=None,
+    bus_order=None,
+    environment={},
+    alignment=32,
+    pads_rows=False,
+    maps_weights=True,
+)
+
+_INTEL = "Intel's repository of oneAPI"
+SYCL = Backend(
+    name="sycl",
+    preference=4,
+    builds=(6170, None),
+    in_ik_llama=False,
+    maintained_in_ik_llama=False,
+    options={"GGML_SYCL": "ON"},
+    off={"GGML_SYCL_SUPPORT_LEVEL_ZERO_API": (8644, None)},
+    off_in_ik_llama=(),
+    all_quants="",
+    rocwmma=False,
+    architecture=None,
+    minimum_cmake=(3, 20),
+    toolkit=Toolkit(
+        title="oneAPI",
+        command="icx",
+        declared="2025.3",
+        vendor=_INTEL,
+        places=("opt/intel/oneapi/compiler/*/bin/icx",),
+        version_file="",
+        compilers=("bin/icx",),
+        compiler_query="",
+        components={"mkl": True, "dnnl": True, "tbb": False, "umf": False, "tcm": False},
+        minimum="2025.0",
+        environment={
+            "CC": "{compiler}",
+            "CXX": "{prefix}/bin/icpx",
+            "ONEAPI_ROOT": "{beside}",
+            "CMPLR_ROOT": "{prefix}",
+            "CMAKE_PREFIX_PATH": "{packages}",
+            "LD_LIBRARY_PATH": "{libraries}",
+        },
+        not_of_system=(),
+        host_compiler="",
+        of_services=("LD_LIBRARY_PATH",),
+    ),
+    libraries=(
+        Library("mkl", "oneapi/mkl.hpp", (), _INTEL, 0),
+        Library("dnnl", "dnnl.hpp", (), _INTEL, 0),
+        Library(
+            "level-zero-driver",
+            "",
+            ("usr/lib*/libze_intel_gpu.so.1", "usr/lib/*/libze_intel_gpu.so.1"),
+            "Intel's repository of drivers for graphics",
+            0,
+        ),
+    ),
+    device="SYCL{}",
+    device_files=("char-drm",),
+    kernel_driver="",
+    visible=Visible("ONEAPI_DEVICE_SELECTOR", "level_zero:{}", None, False),
+    bus_order=None,
+    # Without it a device does not report its free memory.
+    environment={"ZES_ENABLE_SYSMAN": "1"},
+    alignment=128,
+    pads_rows=True,
+    maps_weights=False,
+)
+"""Of Intel's graphics, by Level Zero. Read in the trees of builds 6170, 8643 and 11063; it has not been run."""
+
+RECORDS: Mapping[str, Backend] = {record.name: record for record in (CPU, VULKAN, HIP, CUDA, METAL, SYCL)}
+BACKENDS = tuple(RECORDS)
+PREFERRED = tuple(sorted({*BACKENDS} - {CPU.name}, key=lambda name: RECORDS[name].preference))
+"""Those with devices, in the order in which ``auto`` takes them."""
+TOOLKITS = {record.name: record.toolkit for record in RECORDS.values() if record.toolkit and record.toolkit.places}
+"""Backend → its toolkit, of those that are installed side by side, each below a prefix of its own."""
+IK_LLAMA_BACKENDS = tuple(record.name for record in RECORDS.values() if record.in_ik_llama)
+IK_LLAMA_MAINTAINED = tuple(record.name for record in RECORDS.values() if record.maintained_in_ik_llama)
+LIBRARIES = {library.name: library for record in RECORDS.values() for library in record.libraries}
+DECLARED_TOOLS = {
+    record.toolkit.command: record.toolkit.declared for record in RECORDS.values() if record.toolkit is not None
+}
+"""Command of a toolkit → the version that is taken for granted of a host which is only declared."""
+VENDORS = {
+    **{own.toolkit.command: own.toolkit.vendor for own in RECORDS.values() if own.toolkit and own.toolkit.vendor},
+    **{library.name: library.vendor for library in LIBRARIES.values() if library.vendor},
+}
+"""Tool or library → who has it where a distribution does not."""
+
+
+def device_name(backend: str, index: int) -> str:
+    """The name under which a worker offers the device, as its ``-d`` takes it."""
+    return RECORDS[backend].device.format(index)
+
+
+def device_files(backend: str) -> list[str]:
+    """Devices that a worker of this backend opens, as systemd's DeviceAllow takes them."""
+    return list(RECORDS[backend].device_files)
+
+
+def hiding(backend: str) -> Visible | None:
+    """How devices of this backend are hidden from llama-server; None where they need not be."""
+    visible = RECORDS[backend].visible
+    return visible if visible and visible.counted else None
+
+
+def toolkit(backend: str) -> str:
+    """The command whose version tells the toolkit's: the compiler's where there is no toolkit."""
+    own = RECORDS[backend].toolkit
+    return own.command if own else "c++"
+
+
+def tools(backend: str) -> list[str]:
+    """Commands that a build for this backend needs."""
+    own = RECORDS[backend].toolkit
+    return [*BUILD_TOOLS, *([own.command] if own else [])]
+
+
+def libraries(backend: str, generation: int = 0, fork: str = capabilities.MAINLINE) -> list[str]:
+    """What else it needs, by the names of LIBRARIES."""
+    build = 0 if fork == capabilities.IK_LLAMA else generation
+    return [library.name for library in RECORDS[backend].libraries if library.since <= build]
+
+
+def service_environment(backend: str, of_build: Mapping[str, str]) -> dict[str, str]:
+    """What programs of a build need when they run.
+
+    :param of_build: environment in which they were compiled.
+    """
+    own = RECORDS[backend].toolkit
+    inherited = own.of_services if own else ()
+    return {**RECORDS[backend].environment, **{name: of_build[name] for name in inherited if name in of_build}}
 
 
 def needs_all_quants(type_k: str, type_v: str, fork: str = capabilities.MAINLINE) -> bool:
@@ -183,6 +601,11 @@ def needs_all_quants(type_k: str, type_v: str, fork: str = capabilities.MAINLINE
 def is_on(value: str) -> bool:
     """Whether cmake takes the value of an option for true."""
     return value.upper() in ("1", "ON", "YES", "TRUE", "Y")
+
+
+def among(generation: int, builds: Builds) -> bool:
+    first, last = builds
+    return first <= generation <= (generation if last is None else last)
 
 
 def without(unusable: Collection[str], given: Mapping[str, str]) -> dict[str, str]:
@@ -210,29 +633,23 @@ def cmake_options(
     :param all_quants: whether flash attention is compiled for every pair of types of the KV cache.
     :param fork: whose tree it is; generation does not count for ik_llama.cpp.
     """
+    record = RECORDS[backend]
     if fork == capabilities.IK_LLAMA:
         options = {**IK_LLAMA_OPTIONS, "GGML_IQK_FA_ALL_QUANTS": "ON" if all_quants else "OFF"}
-        options.update({"GGML_NCCL": "OFF"} if backend == "cuda" else {})
+        options.update(dict.fromkeys(record.off_in_ik_llama, "OFF"))
     else:
-        off = {**OFF, **(OFF_WITH_CUDA if backend == "cuda" else {})}
         options = {
             **COMMON_OPTIONS,
             "LLAMA_BUILD_EXAMPLES": "OFF" if generation >= TOOLS_SINCE else "ON",
-            **{name: "OFF" for name, (first, last) in off.items() if first <= generation <= (last or generation)},
+            **{name: "OFF" for name, builds in {**OFF, **record.off}.items() if among(generation, builds)},
         }
-    if backend == "vulkan":
-        options["GGML_VULKAN"] = "ON"
-    elif backend == "hip":
-        options.update({"GGML_HIP": "ON", "GPU_TARGETS": ";".join(architectures)})
-        if generation < GPU_TARGETS_SINCE:
-            options["AMDGPU_TARGETS"] = ";".join(architectures)
-    elif backend == "cuda":
-        targets = ";".join(cuda_architecture(capability) for capability in architectures)
-        options.update({"GGML_CUDA": "ON", "CMAKE_CUDA_ARCHITECTURES": targets})
-    elif backend == "metal":
-        options["GGML_METAL"] = "ON"
-    if all_quants and backend in ("cuda", "hip"):
-        options[ALL_QUANTS] = "ON"
+    options.update(record.options)
+    form = record.architecture
+    if form:
+        targets = ";".join(form.target(architecture) for architecture in architectures)
+        options.update({name: targets for name, builds in form.options.items() if among(generation, builds)})
+    if all_quants and record.all_quants:
+        options[record.all_quants] = "ON"
     return options
 
 

@@ -261,11 +261,12 @@ def _cache_kernels(seen: Seen) -> Found:
     if not seen.release.mainline or not backends.needs_all_quants(*kinds):
         return []
     found = []
-    for name in dict.fromkeys(device.host for device in seen.used if device.backend in ("cuda", "hip")):
+    for name in dict.fromkeys(device.host for device in seen.used if backends.RECORDS[device.backend].all_quants):
         options = [
-            build["cmake_options"].get(backends.ALL_QUANTS, "OFF")
+            build["cmake_options"].get(option, "OFF")
             for build in seen.plan["hosts"][name]["builds"]
-            if build["backend"] in ("cuda", "hip")
+            for option in [backends.RECORDS[build["backend"]].all_quants]
+            if option
         ]
         if not all(backends.is_on(value) for value in options):
             found.append((name, {"type_k": kinds[0], "type_v": kinds[1]}))

@@ -292,19 +292,21 @@ def _check_names_of_the_head(head: Host, equipped: Mapping[str, Equipped]) -> No
 
 def _head(prepared: Prepared, holders: Sequence[devices.Holder], runtime_id: str, staged: bool) -> dict[str, Any]:
     server, facts, placed = prepared.cluster.server, prepared.head.host.facts, prepared.placed
+    build = prepared.builds[prepared.cluster.head][prepared.serves]
     serving = heads.Serving(
         server=server._replace(load_mode=heads.load_mode_of(server.load_mode, prepared.release, holders)),
         facts=facts,
         release=prepared.release,
         model=prepared.model,
         placed=placed,
-        build=prepared.builds[prepared.cluster.head][prepared.serves].id,
+        build=build.id,
         runtime=_runtime(facts, runtime_id),
         state=_state_folder(facts, staged),
     )
-    environment = devices.environment_of_head(
+    own = devices.environment_of_head(
         facts, prepared.head.workers, prepared.serves, bool(placed.own()), bool(placed.lent())
     )
+    environment = {**backends.service_environment(build.backend, build.environment), **own}
     return heads.planned(prepared.cluster.head, serving, environment)
 
 
@@ -345,14 +347,14 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) ->
 
 def _worker(prepared: Prepared, worker: Worker, facts: Facts) -> dict[str, Any]:
     release = prepared.wanted[worker.build]
-    shown = ("name", "endpoint", "staging_port", "backend", "device", "shared", "cache", "cache_mib", "environment")
+    shown = ("name", "endpoint", "staging_port", "backend", "device", "shared", "cache", "cache_mib")
+    build = prepared.builds[worker.host][worker.build]
     return {
         **{key: getattr(worker, key) for key in shown},
+        "environment": {**backends.service_environment(build.backend, build.environment), **worker.environment},
         "used": worker.endpoint in {used.endpoint for used in prepared.placed.lent()},
         "protocol": release.protocol,
-        "argv": workers.argv_of(
-            worker, prepared.builds[worker.host][worker.build], release, facts.prefix + "/releases"
-        ),
+        "argv": workers.argv_of(worker, build, release, facts.prefix + "/releases"),
     }
 
 
@@ -384,7 +386,12 @@ def _tuning(host: Host) -> dict[str, Any]:
         raise Refusal(
             f"llama_host_tuning of {host.name} is set, which needs a host with systemd and root: leave it out there"
         )
-    if not any(accelerator.unified for accelerator in host.facts.of_backend("hip")):
+    drivers = {
+        backends.RECORDS[accelerator.backend].kernel_driver
+        for accelerator in host.facts.accelerators
+        if accelerator.unified
+    }
+    if tuning.DRIVER not in drivers:
         raise Refusal(
             f"llama_host_tuning of {host.name} is set, and no AMD graphics that uses the host's memory was found: leave it out, or declare it "
             "in llama_hardware"

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -25,8 +26,6 @@ UNIFIED_HEAP = "radv_enable_unified_heap_on_apu"
 """Option of Mesa's driver for AMD, in the environment too, that shows all of the shared memory as the device's own."""
 OTHER_DRIVERS = ("Intel", "NVIDIA")
 """How names of devices begin that another Vulkan driver than Mesa's for AMD drives."""
-HIDDEN = ("cuda", "hip")
-"""Backends whose programs take memory of devices that they do not use (518 MiB of each, with CUDA), and count those that they see as we do."""
 
 
 def accelerator_of(facts: Facts, name: str) -> Accelerator | None:
@@ -38,14 +37,16 @@ def accelerator_of(facts: Facts, name: str) -> Accelerator | None:
     return None
 
 
-def visible_mib(backend: str, accelerator: Accelerator, environment: Mapping[str, str]) -> int:
-    """How much of a device's memory its driver shows as the device's own.
+def visible_mib(backend: str, accelerator: Accelerator, environment: Mapping[str, str]) -> float:
+    """How much of a device's memory its driver shows as the device's own; no bound where the size of that memory is not known.
 
     Mesa's Vulkan driver for AMD shows two thirds of a memory that is the host's too (radv_physical_device_init_mem_types).
 
     :param environment: of the program that drives the device.
     """
     whole = accelerator.memory_mib
+    if not whole:
+        return math.inf
     split = backend == "vulkan" and accelerator.unified and not accelerator.name.startswith(OTHER_DRIVERS)
     if not split or environment.get(UNIFIED_HEAP, "").lower() in ("1", "true", "yes"):
         return whole
@@ -58,7 +59,7 @@ def _bounded(device: Device, facts: Facts) -> Device:
     if not accelerator:
         return device
     visible = visible_mib(device.backend, accelerator, device.environment)
-    return device._replace(capacity_mib=min(device.capacity_mib, visible))
+    return device._replace(capacity_mib=int(min(device.capacity_mib, visible)))
 
 
 def of_workers(used: Iterable[Worker], hosts: Mapping[str, Host], release: Release, bounded: bool) -> list[Device]:
@@ -85,11 +86,11 @@ def _kept(facts: Facts, lending: Sequence[Worker], backend: str) -> list[Acceler
     """Accelerators of the backend that a host does not lend: those before the first one that it lends, so that the others can be hidden.
     None where it lends some by another backend, which may be the same ones."""
     accelerators = facts.of_backend(backend)
-    lent = {worker.device for worker in lending if worker.backend != "cpu"}
+    lent = {worker.device for worker in lending if worker.backend != backends.CPU.name}
     if not lent:
         return accelerators
     names = [backends.device_name(backend, index) for index, _accelerator in enumerate(accelerators)]
-    if backend not in HIDDEN or not lent <= set(names):
+    if not backends.hiding(backend) or not lent <= set(names):
         return []
     return accelerators[: min(map(names.index, lent))]
 
@@ -127,13 +128,14 @@ def environment_of_head(
     :param uses_workers: whether it uses workers.
     """
     accelerators, kept = facts.of_backend(backend), _kept(facts, lending, backend)
+    bus_order, hiding = backends.RECORDS[backend].bus_order, backends.hiding(backend)
     environment: dict[str, str] = {}
-    if uses_own and backend == "cuda" and len({accelerator.name for accelerator in accelerators}) > 1:
-        environment.update([workers.CUDA_IN_BUS_ORDER])
-    if backend in HIDDEN and uses_own and len(kept) < len(accelerators):
-        environment[workers.VISIBLE[backend]] = ",".join(map(str, range(len(kept))))
-    elif backend in HIDDEN and accelerators and uses_workers and not uses_own:
-        environment[workers.VISIBLE[backend]] = "-1"
+    if uses_own and bus_order and len({accelerator.name for accelerator in accelerators}) > 1:
+        environment.update([bus_order])
+    if hiding and uses_own and len(kept) < len(accelerators):
+        environment[hiding.variable] = hiding.devices.format(",".join(map(str, range(len(kept)))))
+    elif hiding and hiding.none is not None and accelerators and uses_workers and not uses_own:
+        environment[hiding.variable] = hiding.none
     return environment
 
 
@@ -149,7 +151,7 @@ class Holder(NamedTuple):
     unified: bool
     weights_mib: float
     held_mib: float
-    visible_mib: int
+    visible_mib: float
     host_memory_mib: int
 
     @property
@@ -166,7 +168,7 @@ class Holder(NamedTuple):
 def holder(device: Device, facts: Facts, weights_mib: float, kv_mib: float) -> Holder:
     """What is known of a device with layers."""
     accelerator = accelerator_of(facts, device.name)
-    backend = accelerator.backend if accelerator else "cpu"
+    backend = accelerator.backend if accelerator else backends.CPU.name
     return Holder(
         host=device.host,
         name=device.name,

@@ -43,9 +43,7 @@ DECLARED: dict[str, Any] = {
         "cmake": "3.31",
         "ninja": "1.12",
         "c++": "14.2",
-        "glslc": "2025.2",
-        "hipconfig": "7.2",
-        "nvcc": "12.9",
+        **backends.DECLARED_TOOLS,
         "patch": "2.7",
     },
     "toolchains": None,
@@ -274,6 +272,11 @@ def known(
         if version is not None and not isinstance(version, str):
             raise Refusal(
                 f"llama_hardware of {name} has {tool}: {version} in toolchain: write the version in quotes, for 3.30 is another one than 3.3"
+            )
+    for accelerator in declared.get("accelerators") or []:
+        if accelerator["backend"] not in backends.PREFERRED:
+            raise Refusal(
+                f"llama_hardware of {name} has a device of the backend {accelerator['backend']!r}: use {', '.join(backends.BACKENDS[1:])}"
             )
     if not facts:
         facts = _declared(name, declared, "user" if scope == "user" else "system")

@@ -20,16 +20,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
     Release,
 )
 
-VENDORS = {
-    "nvcc": "NVIDIA's repository of CUDA",
-    "cublas": "NVIDIA's repository of CUDA",
-    "hipconfig": "AMD's repository of ROCm",
-    "hip-headers": "AMD's repository of ROCm",
-    "hipblas": "AMD's repository of ROCm",
-    "rocblas": "AMD's repository of ROCm",
-}
-"""Where tools come from that a distribution may not have."""
-
 
 def backends_of(host: Host, sources: Mapping[str, str], packaged: Collection[str]) -> tuple[str, ...]:
     """The backends of this host, which run side by side where there are several.
@@ -46,7 +36,7 @@ def backends_of(host: Host, sources: Mapping[str, str], packaged: Collection[str
 
 
 def _check_architecture(name: str, accelerator: Accelerator) -> None:
-    form = backends.ARCHITECTURES.get(accelerator.backend)
+    form = backends.RECORDS[accelerator.backend].architecture
     if form is None or re.fullmatch(form.expression, accelerator.architecture):
         return
     if accelerator.architecture:
@@ -80,13 +70,13 @@ def _backend_of(host: Host, wanted: str, sources: Mapping[str, str], packaged: C
 
 
 def _best(facts: Facts, sources: Mapping[str, str], packaged: Collection[str]) -> str:
-    for backend in ("cuda", "hip", "metal", "vulkan"):
+    for backend in backends.PREFERRED:
         further = backends.tools(backend)[len(backends.BUILD_TOOLS) :]
         buildable = all(facts.toolchain.get(tool) for tool in further) and not _missing_libraries(facts, backend)
         possible = {"package": backend in packaged, "binary": False}.get(sources[backend], buildable)
         if facts.of_backend(backend) and possible:
             return backend
-    return "cpu"
+    return backends.CPU.name
 
 
 def _missing_libraries(facts: Facts, backend: str, generation: int = 0, fork: str = capabilities.MAINLINE) -> list[str]:
@@ -194,7 +184,7 @@ def _installable(host: Host, needs: Needs) -> dict[str, str]:
     missing = [tool for tool in needs.wanted if tool not in needs.present]
     unknown = [tool for tool in missing if tool not in packages]
     if unknown:
-        sources = sorted({VENDORS[tool] for tool in unknown if tool in VENDORS})
+        sources = sorted({backends.VENDORS[tool] for tool in unknown if tool in backends.VENDORS})
         raise Refusal(
             f"{host.name} lacks {', '.join(unknown)}, and no package is known for it on {facts.distribution.id}: "
             f"install it by hand{', from ' * bool(sources)}{' and '.join(sources)}, or set llama_backend of {host.name}"
@@ -223,7 +213,7 @@ def optional_tools_of(host: Host, catalogue: Catalogue, sources: Collection[str]
 
 
 def _check_cmake(name: str, version: str | None, backend: str) -> None:
-    minimum = backends.MINIMUM_CMAKE[backend]
+    minimum = backends.RECORDS[backend].minimum_cmake
     if version and tuple(map(int, re.findall(r"\d+", version)[:2])) < minimum:
         raise Refusal(
             f"{name} has cmake {version}, too old for {backend}: install {'.'.join(map(str, minimum))} or newer"

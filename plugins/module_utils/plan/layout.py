@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import placement, workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.placement import MIB
@@ -154,7 +154,7 @@ def as_json(placed: placement.Placed, as_planned: bool, load_mode: str | None) -
     for device, share in zip(placed.devices, placed.shares()):
         sizes = {"weights": share.weights, "kv": share.kv, "compute": load.compute}
         sizes["total"] = sum(sizes.values())
-        mapped = device.backend == "metal" and not device.worker and load_mode != "none"
+        mapped = backends.RECORDS[device.backend].maps_weights and not device.worker and load_mode != "none"
         exact = {"weights_mib": load.weights_exact and not mapped, "kv_mib": load.kv_exact}
         entries.append(
             {

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, caches
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Device, Worker
 
 MIB = 1024 * 1024
@@ -33,11 +33,6 @@ WITH_FIRST_LAYER = {
 WITH_EACH_DEVICE = frozenset(("rope_freqs", "rope_factors_long", "rope_factors_short"))
 """Those of which every device that has layers gets a copy."""
 
-ROW_MULTIPLE = {"cuda": 512, "hip": 512}
-"""Backend → its kernels for quantised tensors read rows of a multiple of so many elements: the last row is longer where it is not one."""
-ALIGNMENT = {"cuda": 128, "hip": 128}
-"""Backend → bytes that tensors are aligned to in a buffer."""
-USUAL_ALIGNMENT = 32
 CPU = "CPU"
 """The head's memory, as overrides name it."""
 FLOATS = frozenset(("F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64"))
@@ -57,7 +52,7 @@ class Part(NamedTuple):
     unit: int | None
     """The unit it belongs to; None of what stays in the head's memory."""
     extra: int = 0
-    """Bytes by which a row of it is short of ROW_MULTIPLE."""
+    """Bytes by which a row of it is short of backends.MATRIX_ROW_PADDING."""
     device: str | None = None
     """The device it is on whatever its unit is; None where it goes with its unit."""
 
@@ -73,10 +68,10 @@ def compute_bound(summary: Mapping[str, Any], settings: caches.Settings) -> int:
 
 
 def _short_of(row: Mapping[str, Any]) -> int:
-    """Bytes by which the rows of a quantised tensor are short of a multiple of 512 elements."""
+    """Bytes by which the rows of a quantised tensor are short of MATRIX_ROW_PADDING."""
     if row["type"] in FLOATS or not row["shape"]:
         return 0
-    elements: int = -row["shape"][0] % 512
+    elements: int = -row["shape"][0] % backends.MATRIX_ROW_PADDING
     size: int = row["bytes"]
     return size * elements // int(math.prod(row["shape"]))
 
@@ -169,7 +164,7 @@ class Load:
         """Bytes of weights in the head's memory, with these units on its processor. A tied output is no copy there."""
         kept = [part for part in self.parts if part.device is None and (part.unit is None or part.unit in units)]
         kept += self.copies if any(unit < self.layers and self.copied[unit] for unit in units) else []
-        return sum(caches.padded(part.bytes, USUAL_ALIGNMENT) for part in _once(kept))
+        return sum(caches.padded(part.bytes, backends.CPU.alignment) for part in _once(kept))
 
     def fixed(self, device: str) -> int:
         """Bytes of weights that overrides put on this device."""
@@ -187,7 +182,7 @@ class Load:
         :param backend: of the device, which knows how tensors are laid out.
         :param device: its name in overrides.
         """
-        alignment, multiple = ALIGNMENT.get(backend, USUAL_ALIGNMENT), ROW_MULTIPLE.get(backend)
+        record = backends.RECORDS[backend]
         own = set(units)
         parts = [part for part in self.parts if part.unit in own]
         parts += _once(part for part in self.parts if device and part.device == device)
@@ -195,7 +190,9 @@ class Load:
         return Share(
             sum(unit < self.layers for unit in units),
             self.layers in own,
-            sum(caches.padded(part.bytes + (part.extra if multiple else 0), alignment) for part in parts),
+            sum(
+                caches.padded(part.bytes + (part.extra if record.pads_rows else 0), record.alignment) for part in parts
+            ),
             sum(self.kv[unit] for unit in units if unit < self.layers),
         )
 
@@ -266,7 +263,7 @@ class Placed(NamedTuple):
     def on_head(self) -> Share:
         """What the head's processor keeps."""
         units = self.units_of(None)
-        return self.load.share(units, "cpu")._replace(weights=self.load.on_head(units))
+        return self.load.share(units, backends.CPU.name)._replace(weights=self.load.on_head(units))
 
     def over(self) -> list[tuple[Device, int]]:
         """Devices that get more than they hold, each with how many MiB are missing."""

@@ -239,6 +239,12 @@ def check(backend: str, release: Release, architectures: Mapping[str, str]) -> N
             f"llama_release is one of {capabilities.IK_LLAMA}, which cannot be linked for {backend} as this collection installs it, and "
             f"{', '.join(architectures)} builds for that: set llama_backend there to cpu or vulkan, or llama_release to llama.cpp"
         )
+    record = backends.RECORDS[backend]
+    if architectures and not backends.among(release.generation, record.builds):
+        raise Refusal(
+            f"llama_release is build {release.generation}, and {backend} is planned from build {record.builds[0]} on, while "
+            f"{', '.join(architectures)} builds for it: set llama_backend there to another one, or llama_release to a newer build"
+        )
     if release.source == "binary" and len(set(architectures.values())) > 1:
         kinds = ", ".join(f"{name} {kind}" for name, kind in sorted(architectures.items()))
         raise Refusal(
@@ -406,6 +412,6 @@ def _options(
             f"llama_build_cmake_options of {host.name} has BUILD_SHARED_LIBS, and a release holds its programs alone: take it out, with what "
             "needs it (GGML_BACKEND_DL, GGML_CPU_ALL_VARIANTS)"
         )
-    if backend == "hip" and backends.is_on(options.get(backends.ROCWMMA, "")):
+    if backends.RECORDS[backend].rocwmma and backends.is_on(options.get(backends.ROCWMMA, "")):
         toolchains.check_rocwmma(host.name, toolkit, release.generation, architectures)
     return options

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
@@ -14,57 +14,50 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.versions i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Facts
 
-TITLES = {"hip": "ROCm", "cuda": "CUDA", "cpu": "a compiler"}
-MINIMUM_ROCM = "6.1"
+Toolchain = Mapping[str, Any]
+"""As facts/toolchains.py describes it."""
+
 ROCWMMA_SINCE = {"gfx1151": "7.2"}
 """Architecture → first ROCm whose rocWMMA supports it, where the headers themselves cannot be read."""
 
-CUDA_SINCE = {
-    "8.0": "11.0",
-    "8.6": "11.1",
-    "8.7": "11.4",
-    "8.9": "11.8",
-    "9.0": "11.8",
-    "10.0": "12.8",
-    "10.3": "12.9",
-    "11.0": "13.0",
-    "12.0": "12.8",
-    "12.1": "12.9",
-}
-"""Compute capability → first CUDA that compiles for it."""
-CUDA_LEFT_OUT = (("13.0", "7.5"), ("12.0", "5.0"))
-"""From which CUDA on, capabilities below which one are no longer compiled for."""
 MINIMUM_COMPILER = "9"
 """First GCC whose standard library holds std::filesystem, which llama.cpp uses."""
 
 
-def lacking(toolkit: Mapping[str, Any]) -> list[str]:
+def lacking(toolkit: Toolchain) -> list[str]:
     """Libraries of its backend that a toolkit does not have. Of one that was not looked at, none."""
     if "libraries" not in toolkit:
         return []
     return [name for name in backends.libraries(toolkit["backend"]) if name not in toolkit["libraries"]]
 
 
-def _unfit(toolchain: Mapping[str, Any], architectures: list[str]) -> str | None:
+def _title(backend: str) -> str:
+    toolkit = backends.TOOLKITS.get(backend)
+    return toolkit.title if toolkit else "a compiler"
+
+
+def _unfit(toolchain: Toolchain, architectures: list[str]) -> str | None:
     """Why this one cannot build for these architectures, with what could; None where it can."""
-    own = f"{TITLES[toolchain['backend']]} {toolchain['version']}"
+    toolkit, form = backends.TOOLKITS[toolchain["backend"]], backends.RECORDS[toolchain["backend"]].architecture
+    own = f"{toolkit.title} {toolchain['version']}"
     version = numbers(toolchain["version"])
-    if toolchain["backend"] == "hip" and version < numbers(MINIMUM_ROCM):
-        return f"{own}, too old for llama.cpp: install ROCm {MINIMUM_ROCM} or newer"
-    if toolchain["backend"] == "cuda":
-        for architecture in architectures:
-            since = CUDA_SINCE.get(architecture)
-            if since and version < numbers(since):
-                return f"{own}, too old for compute capability {architecture}: install CUDA {since} or newer"
-            for first, least in CUDA_LEFT_OUT:
-                if version >= numbers(first) and numbers(architecture) < numbers(least):
-                    return f"{own}, which no longer compiles for compute capability {architecture}: install CUDA older than {first}"
+    if version < numbers(toolkit.minimum):
+        return f"{own}, too old for llama.cpp: install {toolkit.title} {toolkit.minimum} or newer"
+    if form is None:
+        return None
+    for architecture in architectures:
+        since = form.since.get(architecture)
+        if since and version < numbers(since):
+            return f"{own}, too old for {form.title} {architecture}: install {toolkit.title} {since} or newer"
+        for first, least in form.left_out:
+            if version >= numbers(first) and numbers(architecture) < numbers(least):
+                return f"{own}, which no longer compiles for {form.title} {architecture}: install {toolkit.title} older than {first}"
     return None
 
 
 def _named(
     name: str, backend: str, wanted: str, facts: Facts, beside: Collection[str]
-) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
+) -> tuple[Toolchain | None, Toolchain | None]:
     """Toolkit and compiler at the prefix that the operator names, which may be meant for another backend of the host. Of a host that
     was not asked, the prefix is believed."""
     prefix = wanted.rstrip("/") or "/"
@@ -76,7 +69,8 @@ def _named(
     if not there:
         known = ", ".join(toolchain["prefix"] for toolchain in installed) or "none was found"
         raise Refusal(
-            f"{where}, and neither ROCm, CUDA nor a compiler was found there: use the prefix of one that is installed ({known}), "
+            f"{where}, and neither {', '.join(toolkit.title for toolkit in backends.TOOLKITS.values())} nor a compiler was found there: use "
+            f"the prefix of one that is installed ({known}), "
             "or leave it out"
         )
     by_backend = {toolchain["backend"]: toolchain for toolchain in there}
@@ -85,24 +79,22 @@ def _named(
         return None, None
     if not toolkit and "cpu" not in by_backend:
         raise Refusal(
-            f"{where}, which is {TITLES[there[0]['backend']]}, and llama.cpp is built there for {backend}: "
+            f"{where}, which is {_title(there[0]['backend'])}, and llama.cpp is built there for {backend}: "
             f"name a toolchain for {backend}, or set llama_backend"
         )
     return toolkit, by_backend.get("cpu")
 
 
-def _told(backend: str, facts: Facts, prefix: str | None) -> list[Mapping[str, Any]]:
+def _told(backend: str, facts: Facts, prefix: str | None) -> list[Toolchain]:
     """A toolkit of which the version alone is known, if that; its compiler is where it usually is."""
     version = facts.toolchain.get(backends.toolkit(backend))
     if backend not in backends.TOOLKITS or not version:
         return []
-    compiler = f"{prefix}/{'llvm/bin/clang' if backend == 'hip' else 'bin/nvcc'}" if prefix else None
+    compiler = f"{prefix}/{backends.TOOLKITS[backend].compilers[0]}" if prefix else None
     return [{"backend": backend, "prefix": prefix, "version": version, "compiler": compiler, "rocwmma": None}]
 
 
-def _newest(
-    name: str, offered: Sequence[Mapping[str, Any]], architectures: list[str], wanted: str | None
-) -> Mapping[str, Any] | None:
+def _newest(name: str, offered: list[Toolchain], architectures: list[str], wanted: str | None) -> Toolchain | None:
     """The last of these toolkits that fits and has its libraries, or else the distribution's, to which packages bring them; None where
     there is none at all, as before its packages are installed."""
     fitting = [toolkit for toolkit in offered if not _unfit(toolkit, architectures)]
@@ -115,7 +107,7 @@ def _newest(
     whole = [toolkit for toolkit in fitting if not lacking(toolkit)]
     whole = whole or [toolkit for toolkit in fitting if toolkit["prefix"] == names.SYSTEM]
     if fitting and not whole:
-        title = TITLES[fitting[-1]["backend"]]
+        title = _title(fitting[-1]["backend"])
         raise Refusal(
             f"{name} has {title} {fitting[-1]['version']} in {fitting[-1]['prefix']} without {', '.join(lacking(fitting[-1]))}"
             + (f" (llama_build_toolchain is {wanted})" if wanted else "")
@@ -143,13 +135,19 @@ def chosen(
         found = [toolchain for toolchain in facts.toolchains or [] if toolchain["backend"] == backend]
         offered = [toolkit] if toolkit else found or _told(backend, facts, None)
         toolkit = _newest(name, offered, architectures, wanted if toolkit else None)
+    own = _toolkit_environment(toolkit)
+    if compiler and toolkit and "CXX" in own:
+        raise Refusal(
+            f"llama_build_toolchain of {name} is {wanted}, a compiler, and llama.cpp is built there for {backend}, with the compiler of "
+            f"{_title(backend)}: name a prefix of {_title(backend)}, or leave it out"
+        )
     version = compiler["version"] if compiler else facts.toolchain.get("c++")
     _recent_enough(name, facts, version)
     return {
         "toolkit": toolkit,
         "version": toolkit["version"] if toolkit else facts.toolchain.get(backends.toolkit(backend)),
         "compiler": version,
-        "environment": {**_compiler_environment(compiler, backend), **_toolkit_environment(toolkit)},
+        "environment": {**_compiler_environment(compiler, backend), **own},
     }
 
 
@@ -161,28 +159,36 @@ def _recent_enough(name: str, facts: Facts, version: str | None) -> None:
         )
 
 
-def _compiler_environment(compiler: Mapping[str, Any] | None, backend: str) -> dict[str, str]:
+def _compiler_environment(compiler: Toolchain | None, backend: str) -> dict[str, str]:
     if not compiler:
         return {}
     cxx = compiler["compiler"]
     environment = {"CC": cxx.replace("clang++", "clang").replace("g++", "gcc"), "CXX": cxx}
-    return {**environment, **({"CUDAHOSTCXX": cxx} if backend == "cuda" else {})}
+    toolkit = backends.RECORDS[backend].toolkit
+    return {**environment, **({toolkit.host_compiler: cxx} if toolkit and toolkit.host_compiler else {})}
 
 
-def _toolkit_environment(toolkit: Mapping[str, Any] | None) -> dict[str, str]:
-    """CUDAToolkit_ROOT and ROCM_PATH are where llama.cpp's cmake looks for the toolkit's libraries. ROCM_PATH does not name a
-    distribution's own: clang would then look for AMD's device libraries there, and not beside itself, where the distribution has them."""
+def _toolkit_environment(toolkit: Toolchain | None) -> dict[str, str]:
+    """What names the toolkit to cmake, and to the programs. A component that was not looked for is where ``latest`` leads."""
     if not toolkit or not toolkit["prefix"]:
         return {}
-    variable = {"hip": "HIPCXX", "cuda": "CUDACXX"}[toolkit["backend"]]
-    compiler = {variable: toolkit["compiler"]} if toolkit["compiler"] else {}
-    if toolkit["backend"] == "cuda":
-        return {**compiler, "CUDAToolkit_ROOT": toolkit["prefix"]}
-    variables = ["HIP_PATH"] if toolkit["prefix"] == names.SYSTEM else ["HIP_PATH", "ROCM_PATH"]
-    return {**compiler, **dict.fromkeys(variables, toolkit["prefix"])}
+    known, prefix = backends.TOOLKITS[toolkit["backend"]], toolkit["prefix"]
+    beside = prefix.rsplit("/", 2)[0]
+    components = toolkit.get("components") or {name: f"{beside}/{name}/latest" for name in known.components}
+    installed = [prefix, *components.values()]
+    values = {
+        "prefix": prefix,
+        "compiler": toolkit["compiler"] or "",
+        "beside": beside,
+        "packages": ":".join(installed),
+        "libraries": ":".join(f"{folder}/lib" for folder in installed),
+    }
+    left_out = known.not_of_system if prefix == names.SYSTEM else ()
+    found = {name: text.format(**values) for name, text in known.environment.items() if name not in left_out}
+    return {name: text for name, text in found.items() if text}
 
 
-def _check_declared_rocwmma(where: str, toolkit: Mapping[str, Any] | None, architectures: list[str]) -> None:
+def _check_declared_rocwmma(where: str, toolkit: Toolchain | None, architectures: list[str]) -> None:
     """Of a host that was not asked, the declared version of ROCm stands for that of the headers."""
     if not toolkit or not toolkit["version"]:
         return
@@ -195,7 +201,7 @@ def _check_declared_rocwmma(where: str, toolkit: Mapping[str, Any] | None, archi
             )
 
 
-def check_rocwmma(name: str, toolkit: Mapping[str, Any] | None, generation: int, architectures: list[str]) -> None:
+def check_rocwmma(name: str, toolkit: Toolchain | None, generation: int, architectures: list[str]) -> None:
     """Refuses rocWMMA where the tree, the headers or the architecture do not allow it."""
     option = backends.ROCWMMA
     where = f"llama_build_cmake_options of {name} has {option}"

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+DRIVER = "amdgpu"
+"""Of the kernel, whose devices these parameters are for."""
 PAGE_KIB = 4
 KEPT_MIB = 4096
 """What the host keeps of its memory if nothing else is asked for."""
@@ -20,4 +22,4 @@ def parameters(memory_mib: int, gtt_mib: int | None = None) -> dict[str, str]:
             f"{size} MiB of {memory_mib} MiB of memory cannot be lent to the graphics: give llama_host_tuning_gtt_mib from "
             f"{LEAST_GTT_MIB} to {memory_mib - LEAST_KEPT_MIB}."
         )
-    return {"amdgpu.gttsize": str(size), "ttm.pages_limit": str(size * 1024 // PAGE_KIB)}
+    return {f"{DRIVER}.gttsize": str(size), "ttm.pages_limit": str(size * 1024 // PAGE_KIB)}

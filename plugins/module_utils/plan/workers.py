@@ -22,10 +22,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
 )
 
 FIRST_PORT = 50052
-CUDA_IN_BUS_ORDER = ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-"""Has CUDA count devices as nvidia-smi lists them. Its own order puts the fastest first."""
-VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "hip": "HIP_VISIBLE_DEVICES", "vulkan": "GGML_VK_VISIBLE_DEVICES"}
-"""Variables that name the devices which a program is to see at all."""
 WORKER_NAME = r"[a-z0-9][a-z0-9_-]{0,31}"
 
 
@@ -203,7 +199,6 @@ def workers_of(host: Host, built: Collection[str], head: str) -> list[Worker]:
     declared = _declared(host, built, offered)
     address = "127.0.0.1" if host.name == head else address_of(host, head)
     cpu_workers = sum(entry.device.backend == "cpu" for entry in declared)
-    names_of_cuda = {device.name for device in offered if device.backend == "cuda"}
     workers = []
     for entry in declared:
         endpoint, device = entry.endpoint, entry.device
@@ -213,8 +208,9 @@ def workers_of(host: Host, built: Collection[str], head: str) -> list[Worker]:
         if device.backend == "cpu" and threads is None:
             threads = max(1, host.facts.cpu["cores"] // cpu_workers)
         environment = dict(endpoint.environment)
-        if device.backend == "cuda" and len(names_of_cuda) > 1:
-            environment.setdefault(*CUDA_IN_BUS_ORDER)
+        bus_order = backends.RECORDS[device.backend].bus_order
+        if bus_order and len({other.name for other in offered if other.backend == device.backend}) > 1:
+            environment.setdefault(*bus_order)
         if endpoint.cache:
             environment.setdefault("LLAMA_CACHE", f"{host.facts.prefix}/state/cache/{entry.name}")
         workers.append(
@@ -261,12 +257,13 @@ def seeing_one_device(worker: Worker, release: Release, devices: int) -> Worker:
     :param release: of its build.
     :param devices: how many of its kind the host has.
     """
-    variable = VISIBLE.get(worker.backend)
-    if "d" in release.capabilities["worker_flags"] or variable is None:
+    visible = backends.RECORDS[worker.backend].visible
+    if "d" in release.capabilities["worker_flags"] or visible is None:
         return worker
+    variable = visible.variable
     if variable not in worker.environment and devices > 1:
-        index = re.sub(r"\D", "", worker.device)
-        worker = worker._replace(environment={**worker.environment, variable: index})
+        value = visible.devices.format(re.sub(r"\D", "", worker.device))
+        worker = worker._replace(environment={**worker.environment, variable: value})
     return worker._replace(alone=variable in worker.environment)
 
 

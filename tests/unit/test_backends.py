@@ -1,0 +1,145 @@
+"""One record for each backend: it says everything, and nothing else names a backend."""
+
+import ast
+import dataclasses
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, entry, releases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Accelerator
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+from machines import NAMES, Machine
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORDS = list(backends.RECORDS.values())
+BESIDE = [record for record in RECORDS if record is not backends.CPU]
+MAY_NAME = {
+    "module_utils/llamacpp/backends.py",
+    "module_utils/plan/advisories.py",
+    "module_utils/plan/devices.py",
+}
+"""The records, and the traps of one backend."""
+IN_DOCUMENTS = {"cpu": "processor"}
+"""Backend → what documents call it, where that is not its name."""
+READ_DEVICES = {"facts/hardware.py", "facts/memory.py", "facts/host.py"}
+"""Parts of module_utils that may name a record: they read the devices of one vendor."""
+
+
+def texts(path):
+    """Texts in a file that are values, with those around the values of an f-string; documentation is none."""
+    tree = ast.parse(path.read_text())
+    documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
+            yield node.value
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.name)
+def test_a_record_says_everything(record):
+    for described in (record, *([record.toolkit] if record.toolkit else [])):
+        assert all(
+            field.default is field.default_factory is dataclasses.MISSING for field in dataclasses.fields(described)
+        )
+    assert re.fullmatch(r"[a-z]+", record.name)
+    assert record.alignment & (record.alignment - 1) == 0 < record.alignment
+    assert record.device.format(0) == record.device.format(0).strip()
+    assert record is backends.CPU or record.device.format(0) != record.device.format(1)
+    assert record is backends.CPU or record.options
+    assert set(record.off) <= set(backends.OPTION_BUILDS)
+    assert record.in_ik_llama or not record.maintained_in_ik_llama
+    if record.architecture:
+        assert re.fullmatch(record.architecture.expression, record.architecture.example)
+        assert record.architecture.options
+
+
+@pytest.mark.parametrize(
+    "toolkit", [record.toolkit for record in RECORDS if record.toolkit], ids=lambda toolkit: toolkit.command
+)
+def test_a_toolkit_is_found_named_and_declared(toolkit):
+    assert entry.DECLARED["toolchain"][toolkit.command] == toolkit.declared
+    assert all(place.endswith(f"/bin/{toolkit.command}") for place in toolkit.places)
+    if toolkit.places:
+        assert toolkit.vendor
+        assert toolkit.compilers
+        assert toolkit.environment
+    assert {*toolkit.not_of_system, *toolkit.of_services} <= set(toolkit.environment)
+
+
+@pytest.mark.parametrize("library", backends.LIBRARIES.values(), ids=lambda library: library.name)
+def test_a_library_can_be_looked_for(library):
+    assert bool(library.header) != bool(library.files)
+
+
+def test_what_tells_backends_apart_is_said_once():
+    for values in (
+        [record.name for record in RECORDS],
+        [record.preference for record in RECORDS],
+        [record.device for record in RECORDS],
+        [record.toolkit.command for record in RECORDS if record.toolkit],
+        [library.name for record in RECORDS for library in record.libraries],
+    ):
+        assert len(set(values)) == len(values)
+    assert backends.CPU.preference == max(record.preference for record in RECORDS)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "plugins").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT / "plugins"))
+)
+def test_nothing_else_names_a_backend(path):
+    if str(path.relative_to(ROOT / "plugins")) in MAY_NAME:
+        return
+    names = {record.name for record in BESIDE} | {backends.device_name(record.name, 0)[:-1] for record in BESIDE}
+    assert not names & set(texts(path))
+    if not str(path).endswith(tuple(READ_DEVICES)):
+        used = set(re.findall(r"\bbackends\.([A-Z]+)\b", path.read_text()))
+        assert not used & {record.name.upper() for record in BESIDE}
+
+
+def test_every_backend_can_have_a_release_and_is_offered():
+    spec = inventory.specification()
+    for record in RECORDS:
+        assert f"llama_release_{record.name}" in spec
+        assert f"V({record.name})" in " ".join(spec["llama_backend"]["description"])
+    assert releases.sources_of({name: option.get("default") for name, option in spec.items()}).keys() == set(
+        backends.BACKENDS
+    )
+
+
+def test_the_schema_of_the_plan_knows_every_backend():
+    schema = json.loads((ROOT / "docs" / "plan.schema.json").read_text())
+    assert schema["$defs"]["backend"]["enum"] == list(backends.BACKENDS)
+    text = json.dumps(schema)
+    assert all(text.count(f'"{record.name}"') == 1 for record in BESIDE)
+
+
+def test_a_device_of_an_unknown_backend_is_not_declared():
+    with pytest.raises(
+        Refusal, match="llama_hardware of here has a device of the backend 'cpu': use vulkan, hip, cuda, metal"
+    ):
+        entry.known("here", None, {"accelerators": [{"backend": "cpu", "memory_mib": 1000}]})
+
+
+@pytest.mark.parametrize("unified", [False, True])
+def test_a_device_whose_memory_only_the_operator_knows_has_no_bound(unified):
+    device = Accelerator("vulkan", "AMD graphics", "", 0, unified)
+    assert devices.visible_mib("vulkan", device, {}) == math.inf
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/hardware.md"])
+def test_every_backend_has_a_place_in_the_documentation(document):
+    text = (ROOT / document).read_text().lower()
+    assert [record.name for record in RECORDS if IN_DOCUMENTS.get(record.name, record.name) not in text] == []
+
+
+def test_the_devices_of_every_backend_are_found(tmp_path, monkeypatch):
+    found = set()
+    for name in NAMES:
+        with monkeypatch.context() as patched:
+            machine = Machine(name, tmp_path / name).settle(patched)
+            found |= {device["backend"] for device in machine.accelerators()}
+    assert found == {record.name for record in BESIDE}
