@@ -67,13 +67,4 @@ changes:
   returned: when O(shown) is given
   type: dict
   sample: {"restarts": {"localhost": []}, "behind": [], "unreached": [], "builders": {}, "shared": [], "sources": []}
-facts_to_keep:
-  description: Facts that are left on the head, as text, so that a later run knows of hosts that do not answer.
-  returned: when the plan is not refused
-  type: str
-runtime_files:
-  description: Files of the head's runtime on the controller.
-  returned: when the plan is not refused
-  type: list
-  elements: str
 """

@@ -28,9 +28,9 @@ INTERNAL_ENDINGS = (
     "_link_kept",
     "_link_port",
     "_plan",
+    "_remove",
     "_restart",
     "_tuning_plan",
-    "_runtime",
 )
 REGISTERED = {"llama_host_rebooted"}
 """What a run itself sets and is named nearly as a variable of an operator."""

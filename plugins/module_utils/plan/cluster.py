@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import (
@@ -211,7 +211,9 @@ def _equipped(name: str, host: dict, head_name: str, catalogue: dict, wanted: di
                 f"{name} has an account {account} of somebody else's, with the home {home}: services run as {account}, so rename that account"
             )
     equipped = dict(host)
-    if facts["service_manager"] != "systemd" and any(link.get("manage") for link in host["variables"]["llama_links"]):
+    if not service_managers.MANAGERS[facts["service_manager"]].host_settings and any(
+        link.get("manage") for link in host["variables"]["llama_links"]
+    ):
         raise Refusal(
             f"llama_links of {name} has manage: true, which needs a host with systemd and root: configure the interface by hand, and "
             "set manage: false"
@@ -502,7 +504,7 @@ def _tuning(name: str, host: dict) -> dict:
     variables, facts = host["variables"], host["facts"]
     if not variables["llama_host_tuning"]:
         return {"parameters": {}, "profile": "", "reboot": False}
-    if facts["service_manager"] != "systemd":
+    if not service_managers.MANAGERS[facts["service_manager"]].host_settings:
         raise Refusal(
             f"llama_host_tuning of {name} is set, which needs a host with systemd and root: leave it out there"
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 import re
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, capabilities, gguf, known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, placement, workers
@@ -299,7 +300,8 @@ def argv_of(head: dict, release: dict, model: dict, placed: placement.Placed, bi
 
 def key_path(facts: dict, path: str) -> str:
     """Where the service finds the API keys: systemd hands them over, so that the file itself may be root's alone."""
-    return CREDENTIALS.format(service=SERVICE) + KEYS if facts["service_manager"] == "systemd" else path
+    handed_over = service_managers.MANAGERS[facts["service_manager"]].hands_over_keys
+    return CREDENTIALS.format(service=SERVICE) + KEYS if handed_over else path
 
 
 def load_mode_of(wanted: str | None, able: dict, used: list[devices.Device]) -> str | None:
@@ -377,7 +379,7 @@ def model_of(variables: dict, found: dict, facts: dict) -> dict:
                 f"llama_model_path is {path!r}, and {found['closed']} is closed to the account llamacpp, which serves it: open it with "
                 f"chmod o+rX {found['closed']}, or move the model to /srv"
             )
-        if facts["service_manager"] == "systemd" and path.startswith(PRIVATE_FOLDERS):
+        if service_managers.MANAGERS[facts["service_manager"]].hides_homes and path.startswith(PRIVATE_FOLDERS):
             raise Refusal(
                 f"llama_model_path is {path!r}: services do not see {path.split('/')[1]} of the host; move the model to /srv"
             )

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases, toolchains
@@ -67,14 +67,6 @@ PLANNED_FROM = {*DECLARED, "device_groups", "firewall", "kernel", "firmware", "t
 STANDS_IN = {"system", "architecture", "distribution", "service_manager", "home", "cores"}
 """What ``llama_hardware`` may say of a host that is not contacted. Where there are facts, an apply needs those."""
 
-SERVICE_MANAGERS = {
-    ("Linux", "system"): ("systemd", "supervisor"),
-    ("Linux", "user"): ("systemd_user", "supervisor"),
-    ("Darwin", "system"): ("launchd",),
-    ("Darwin", "user"): ("launchd",),
-}
-"""System and scope of a declared host → the service managers that it may have, the usual one first."""
-
 
 def planned_from(facts: dict) -> dict:
     """The part of a host's facts that a plan depends on. Tools that only make builds faster come and go without changing it."""
@@ -106,7 +98,7 @@ def known(name: str, facts: dict | None, hardware: dict | None, scope: str = "au
 def _declared(name: str, hardware: dict, scope: str) -> dict:
     """Facts of a host of which nothing but ``llama_hardware`` is known."""
     system = hardware.get("system", "Linux")
-    possible = SERVICE_MANAGERS[system, scope]
+    possible = service_managers.possible(system, scope)
     manager = hardware.get("service_manager", possible[0])
     if manager not in possible:
         raise Refusal(
@@ -520,7 +512,7 @@ def tools_of(name: str, host: dict, backend: str, catalogue: dict, release: dict
         libraries = list(dict.fromkeys(elsewhere.get(tool, tool) for tool in libraries))
         needed = [*backends.tools(backend), *libraries, *["patch"] * bool(release.get("patches"))]
         _recent_enough(name, facts["toolchain"].get("cmake"), backend)
-    needed += ["venv"] * (facts["service_manager"] == "supervisor")
+    needed += service_managers.MANAGERS[facts["service_manager"]].tools
     missing = [tool for tool in needed if tool not in found]
     unknown = [tool for tool in missing if tool not in packages]
     if unknown:
