@@ -87,7 +87,18 @@ def test_what_the_first_build_installed_to_be_faster(facts):
 
 
 def test_no_fact_of_a_host_is_about_its_load():
-    known = {"accounts", "defined", "host_settings", "kept", "lingering", "measured", "supervisor", "tools", "uid", "user"}
+    known = {
+        "accounts",
+        "defined",
+        "host_settings",
+        "kept",
+        "lingering",
+        "measured",
+        "supervisor",
+        "tools",
+        "uid",
+        "user",
+    }
     assert set(host.facts("user")) == (workers.PLANNED_FROM | known)
 
 

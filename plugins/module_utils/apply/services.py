@@ -78,7 +78,7 @@ class Manager:
         raise NotImplementedError
 
     def start(self, services: Collection[str]) -> None:
-        """Starts what does not run."""
+        """Starts what is stopped; ``define`` may have started it."""
         raise NotImplementedError
 
     def stop(self, services: Collection[str]) -> None:
@@ -281,7 +281,8 @@ class Launchd(Manager):
 
 
 SUPERVISOR_STATES = {"UNKNOWN": FAILED, **dict.fromkeys(("RUNNING", "STARTING", "BACKOFF", "STOPPING"), RUNNING)}
-ALREADY_STOPPED = re.compile("not running|no such process")
+SETTLED = {"start": re.compile("already started"), "stop": re.compile("not running|no such process")}
+"""Verb of supervisorctl → its errors that say that there is nothing to do."""
 
 
 class Supervisor(Manager):
@@ -308,13 +309,17 @@ class Supervisor(Manager):
         return {name: shown.get(name, STOPPED) for name in services}
 
     def start(self, services: Collection[str]) -> None:
-        self._control("start", *services)
+        self._settle("start", services)
 
     def stop(self, services: Collection[str]) -> None:
+        self._settle("stop", services)
+
+    def _settle(self, verb: str, services: Collection[str]) -> None:
         try:
-            self._control("stop", *services)
+            self._control(verb, *services)
         except commands.CommandError as error:
-            if not all(ALREADY_STOPPED.search(line) for line in error.reason.splitlines() if "ERROR" in line):
+            failures = [line for line in error.reason.splitlines() if "ERROR" in line]
+            if not failures or not all(SETTLED[verb].search(line) for line in failures):
                 raise
 
     def define(self, services: Collection[Service]) -> None:
@@ -442,8 +447,7 @@ def _carry_out(manager: Manager, wanted: Wanted, steps: Steps) -> None:
         defined = [service for service in wanted.run if service.name in group and service.name in steps.define]
         if defined:
             manager.define(defined)
-        states = manager.state(group)
-        starting = [name for name in group if name in steps.start and states[name] != RUNNING]
+        starting = [name for name in group if name in steps.start]
         if starting:
             manager.start(starting)
 
