@@ -33,6 +33,7 @@ def complete(plan: dict) -> None:
     """Adds to a plan what has to be written on each host: definitions of services, the runtime and the known-answer model."""
     for host in plan["hosts"].values():
         host["host_settings"] = service_managers.MANAGERS[host["service_manager"]].host_settings
+        host["build_account"] = host["accounts"][-1]["name"] if host["accounts"] else None
         host["files"] = []
         if host["runtime"]:
             owner = "root" if host["account"] else None

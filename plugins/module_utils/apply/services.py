@@ -168,9 +168,9 @@ class Systemd(Manager):
             self._systemctl("enable", "--quiet", *at_boot)
 
     def remove(self, services: Collection[str]) -> None:
-        defined = [name for name in services if self.path(name).exists()]
-        if defined:
-            self._systemctl("disable", "--quiet", *self._units(defined))
+        at_boot = [name for name in services if name not in self.not_at_boot(services)]
+        if at_boot:
+            self._systemctl("disable", "--quiet", *self._units(at_boot))
         super().remove(services)
         self._systemctl("daemon-reload")
 
