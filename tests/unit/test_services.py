@@ -9,7 +9,7 @@ import pytest
 import yaml
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply.services import FAILED, RUNNING, STOPPED
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.modules import service
 from conftest import SCHEMA
 
@@ -110,6 +110,14 @@ def test_what_a_new_service_manager_needs():
     assert hardware["service_manager"]["choices"] == known, "roles/llama_host/meta/argument_specs.yml"
     host = SCHEMA.schema["properties"]["hosts"]["additionalProperties"]["properties"]
     assert host["service_manager"]["enum"] == known, "docs/plan.schema.json"
+
+
+@pytest.mark.parametrize("staging", [False, True])
+def test_the_head_is_known_by_its_name(pair, staging):
+    hosts = pair.plan(staging=staging)["hosts"].values()
+    services_of_plan = [service for host in hosts for service in host["services"]]
+    assert len(services_of_plan) == 3
+    assert all((service["name"] in names.HEADS) == (service["kind"] == "head") for service in services_of_plan)
 
 
 # --------------------------------------------------------------------------------------------------------- all managers
