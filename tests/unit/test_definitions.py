@@ -139,6 +139,7 @@ def test_a_script_of_openrc_holds_the_words(local, tmp_path):
     read = subprocess.run(["sh", "-c", SHELL.format(script=script)], capture_output=True, text=True, check=True)
     assert read.stdout.split("\0")[:-1] == [*WORDS, 'it\'s "$B" %', service["description"]]
     lines = script.read_text().splitlines()
+    assert lines[0] == "#!/sbin/openrc-run"
     for line in ("supervisor=supervise-daemon", "command_user=llamacpp", "\tneed net", "\tafter llamacpp-worker-one"):
         assert line in lines
     assert 'rc_ulimit="-l unlimited"' not in lines
