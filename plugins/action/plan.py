@@ -12,7 +12,6 @@ from pathlib import Path
 
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
@@ -33,11 +32,13 @@ RUNTIME_FILES = [RUNTIME, Path(rpc.__file__)]
 def complete(plan: dict) -> None:
     """Adds to a plan what has to be written on each host: definitions of services, the runtime and the known-answer model."""
     for host in plan["hosts"].values():
-        host["files"] = [
-            {"path": f"{host['runtime']}/{path.name}", "bytes": path.stat().st_size, "sha256": building.sha256(path)}
-            for path in RUNTIME_FILES
-            if host["runtime"]
-        ]
+        host["files"] = []
+        if host["runtime"]:
+            owner = "root" if host["account"] else None
+            host["folders"].append({"path": host["runtime"], "owner": owner, "mode": "0755"})
+            host["files"] += [
+                _file(f"{host['runtime']}/{path.name}", path.read_bytes(), source=path) for path in RUNTIME_FILES
+            ]
         for service in host["services"]:
             service["definition"] = definitions.definition(host, service)
     head, model = plan["head"], plan["model"]
@@ -47,15 +48,23 @@ def complete(plan: dict) -> None:
         plan["hosts"][head["host"]]["files"].append(written)
 
 
-def keep_facts(plan: dict, cluster: Cluster) -> str:
-    """The facts that are left on the head for a run in which a host does not answer, as text; it becomes a file of the plan."""
+def _file(path: str, data: bytes, source: Path | None = None) -> dict:
+    """An entry of ``files`` that the run writes: from a file of the controller, or as text."""
+    return {
+        "path": path,
+        "mode": "0644",
+        "bytes": len(data),
+        "sha256": hashlib.sha256(data).hexdigest(),
+        **({"source": str(source)} if source else {"content": data.decode()}),
+    }
+
+
+def keep_facts(plan: dict, cluster: Cluster) -> None:
+    """Adds to the files of the plan the facts that are left on the head, for a run in which a host does not answer."""
     facts = {name: host.kept_facts for name, host in cluster.hosts.items()}
     text = json.dumps(facts, indent=1, sort_keys=True) + "\n"
-    content = text.encode()
     head = plan["hosts"][plan["head"]["host"]]
-    path = f"{head['prefix']}/{names.KEPT_FACTS}"
-    head["files"].append({"path": path, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()})
-    return text
+    head["files"].append(_file(f"{head['prefix']}/{names.KEPT_FACTS}", text.encode()))
 
 
 class ActionModule(ActionBase):
@@ -85,7 +94,7 @@ class ActionModule(ActionBase):
             plan = cluster_plan.refused(name, refusal)
         if not plan["refused"]:
             complete(plan)
-            kept = keep_facts(plan, cluster)
+            keep_facts(plan, cluster)
         if staging:
             return {"changed": False, "plan": plan}
         if arguments["path"]:
@@ -105,12 +114,7 @@ class ActionModule(ActionBase):
                 "msg": "The plan is refused, nothing was changed: "
                 + " ".join(reason.rstrip(".") + "." for reason in plan["reasons"]),
             }
-        return {
-            "changed": False,
-            "plan": plan,
-            "runtime_files": [str(path) for path in RUNTIME_FILES],
-            "facts_to_keep": kept,
-        }
+        return {"changed": False, "plan": plan}
 
     def _look_up_releases(self, cluster: Cluster, catalogue: Catalogue, task_vars: dict) -> Cluster:
         """The cluster with what only the controller can look up in those releases of which some host has a build."""

@@ -64,13 +64,4 @@ plan:
   returned: when it is not refused; O(path) gets it in either case
   type: dict
   sample: {"schema": 1, "refused": false, "fits": true}
-facts_to_keep:
-  description: Facts that are left on the head, as text, so that a later run knows of hosts that do not answer.
-  returned: when the plan is not refused
-  type: str
-runtime_files:
-  description: Files of the head's runtime on the controller.
-  returned: when the plan is not refused
-  type: list
-  elements: str
 """

@@ -9,21 +9,18 @@ import shlex
 from collections.abc import Iterable
 
 from ansible.errors import AnsibleActionFail
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.inventory import ROLES
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
-TEMPLATES = {
-    "systemd": "systemd.service.j2",
-    "systemd_user": "systemd.service.j2",
-    "supervisor": "supervisor.conf.j2",
-    "launchd": "launchd.plist.j2",
-}
 LINE_BREAK = (
     " and holds a line break, which no service manager can express: take it out of llama_server_extra_args, "
     "llama_server_environment or llama_worker_endpoints"
 )
 COMMENT = ", and supervisor reads a comment in it: take out the space before ; or #"
 FORBIDDEN = {"\n": LINE_BREAK, "\0": LINE_BREAK}
+MARKUP = ("plist.j2",)
+"""Endings of templates that write XML."""
 FORBIDDEN_FOR_SUPERVISOR = {**FORBIDDEN, " ;": COMMENT, " #": COMMENT}
 
 
@@ -61,6 +58,17 @@ def supervisor_environment(variables: dict[str, str]) -> str:
     return ",".join(f'{name}="{_escaped(value)}"' for name, value in sorted(variables.items()))
 
 
+def shell_word(text: str) -> str:
+    """One word of a script."""
+    _check([text], FORBIDDEN)
+    return shlex.quote(text)
+
+
+def openrc_command(words: list[str]) -> str:
+    """One word of a script, which OpenRC evaluates and so splits again into the same words."""
+    return shell_word(" ".join(shell_word(word) for word in words))
+
+
 def definition(host: dict, service: dict) -> str:
     """The definition of a service.
 
@@ -72,12 +80,15 @@ def definition(host: dict, service: dict) -> str:
         trim_blocks=True,
         keep_trailing_newline=True,
         undefined=StrictUndefined,
-        autoescape=host["service_manager"] == "launchd",
+        autoescape=select_autoescape(MARKUP),
     )
     environment.filters.update(
         systemd_command=systemd_command,
         systemd_environment=systemd_environment,
         supervisor_command=supervisor_command,
         supervisor_environment=supervisor_environment,
+        openrc_command=openrc_command,
+        shell_word=shell_word,
     )
-    return environment.get_template(TEMPLATES[host["service_manager"]]).render(host=host, service=service)
+    template = service_managers.MANAGERS[host["service_manager"]].template
+    return environment.get_template(template).render(host=host, service=service)

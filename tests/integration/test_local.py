@@ -167,6 +167,28 @@ def test_everything_stops_head_first_and_is_started_by_the_next_run(served):
     assert served.complete() == known_answer.SENTENCE
 
 
+def test_stop_and_start_without_planning(served):
+    definitions = {path: path.read_text() for path in (served.prefix / "supervisor/services").iterdir()}
+    log = served.prefix / "supervisor" / "supervisord.log"
+    for playbook, verb, head in (("stop", "stopped: ", 0), ("start", "spawned: ", -1)):
+        would = served.run(f"playbooks/{playbook}.yml", "--check")
+        assert (would.status, would.changed) == ("successful", 2), would.text
+        before = len(log.read_text())
+        result = served.run(f"playbooks/{playbook}.yml")
+        assert (result.status, result.changed) == ("successful", 2), result.text
+        names = [
+            line.split(verb)[1].split(" ")[0].strip("'")
+            for line in log.read_text()[before:].splitlines()
+            if verb in line
+        ]
+        assert names[head] == "llamacpp-server"
+        assert sorted(names) == ["llamacpp-server", "llamacpp-worker-one", "llamacpp-worker-two"]
+        assert served.run(f"playbooks/{playbook}.yml").changed == 0
+    assert {path: path.read_text() for path in (served.prefix / "supervisor/services").iterdir()} == definitions
+    assert until(served.complete) == known_answer.SENTENCE
+    assert served.site().changed == 0
+
+
 def test_a_setting_of_the_server_restarts_the_head_alone(served):
     workers = {pid for pid, argv in served.processes().items() if "rpc-server" in argv[0]}
     result = served.site(llama_server_context=1024)

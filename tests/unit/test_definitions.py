@@ -119,3 +119,47 @@ def test_a_property_list_holds_the_words(local):
 def test_what_supervisor_would_read_as_a_comment_is_refused(quote):
     with pytest.raises(AnsibleActionFail, match="reads a comment"):
         quote()
+
+
+SHELL = """
+. {script}
+eval set -- "$command" "$command_args"
+printf '%s\\0' "$@"
+printf '%s\\0' "$A" "$description"
+"""
+"""OpenRC reads a script so, and evaluates the command once more."""
+
+
+def test_a_script_of_openrc_holds_the_words(local, tmp_path):
+    local.hosts["here"]["facts"].update(service_manager="openrc", units="/etc/init.d")
+    planned = local.plan()["hosts"]["here"]
+    service = {**planned["services"][-1], "argv": WORDS, "environment": {"A": 'it\'s "$B" %'}}
+    script = tmp_path / service["name"]
+    script.write_text(definitions.definition(planned, service))
+    read = subprocess.run(["sh", "-c", SHELL.format(script=script)], capture_output=True, text=True, check=True)
+    assert read.stdout.split("\0")[:-1] == [*WORDS, 'it\'s "$B" %', service["description"]]
+    lines = script.read_text().splitlines()
+    assert lines[0] == "#!/sbin/openrc-run"
+    for line in ("supervisor=supervise-daemon", "command_user=llamacpp", "\tneed net", "\tafter llamacpp-worker-one"):
+        assert line in lines
+    assert 'rc_ulimit="-l unlimited"' not in lines
+    planned["tuning"]["parameters"] = {"ttm.pages_limit": "1"}
+    assert 'rc_ulimit="-l unlimited"' in definitions.definition(planned, service).splitlines()
+
+
+def test_openrc_keeps_no_temporary_service_running(local):
+    local.hosts["here"]["facts"].update(service_manager="openrc", units="/etc/init.d")
+    planned = local.plan(staging=True)["hosts"]["here"]
+    text = definitions.definition(planned, planned["services"][0])
+    assert "supervise-daemon" not in text
+    assert "pidfile=/run/llamacpp-staging-worker-one.pid\n" in text
+
+
+def test_openrc_takes_no_line_break():
+    with pytest.raises(AnsibleActionFail, match="line break"):
+        definitions.openrc_command(["a\nb"])
+
+
+def test_a_worker_on_openrc_is_open(pair):
+    pair.hosts["worker1"]["facts"].update(service_manager="openrc", units="/etc/init.d")
+    assert "nothing on this host closes 192.0.2.11:50052" in pair.reason()

@@ -159,8 +159,33 @@ def test_only_definitions_of_this_collection_are_ours(tmp_path):
     (tmp_path / "llamacpp-server.service.d").mkdir()
     (tmp_path / "llamacpp-old.service").symlink_to(tmp_path / "llamacpp-server.service")
     (tmp_path / "other.service").write_text(ours)
-    assert host.defined_services(str(tmp_path)) == ["llamacpp-server"]
-    assert host.defined_services(str(tmp_path / "none")) == []
+    assert host.defined_services("systemd", str(tmp_path)) == ["llamacpp-server"]
+    assert host.defined_services("systemd", str(tmp_path / "none")) == []
+
+
+def test_scripts_of_openrc_have_no_ending(tmp_path):
+    (tmp_path / "llamacpp-worker-a.b").write_text("#!/sbin/openrc-run\n# Written by llamacpp.cluster; more\n")
+    assert host.defined_services("openrc", str(tmp_path)) == ["llamacpp-worker-a.b"]
+
+
+@pytest.mark.parametrize(
+    "system, scope, signs, answer, manager",
+    [
+        ("Darwin", "system", [], "", "launchd"),
+        ("Linux", "system", ["run/systemd/system", "run/openrc"], "", "systemd"),
+        ("Linux", "user", ["run/systemd/system"], "Version=257", "systemd_user"),
+        ("Linux", "user", ["run/systemd/system"], "", "supervisor"),
+        ("Linux", "system", ["run/openrc"], "", "openrc"),
+        ("Linux", "user", ["run/openrc"], "", "supervisor"),
+        ("Linux", "system", [], "", "supervisor"),
+        ("FreeBSD", "system", [], "", "supervisor"),
+    ],
+)
+def test_which_service_manager_a_host_has(tmp_path, monkeypatch, system, scope, signs, answer, manager):
+    monkeypatch.setattr("platform.system", lambda: system)
+    for sign in signs:
+        (tmp_path / sign).mkdir(parents=True)
+    assert host.service_manager(scope, tmp_path, lambda argv: answer) == manager
 
 
 AMD = [{"backend": "hip"}]

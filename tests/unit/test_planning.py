@@ -896,7 +896,7 @@ def test_the_home_of_a_user_that_nobody_told_is_not_guessed():
 @pytest.mark.parametrize(
     "hardware, scope, said",
     [
-        ({"service_manager": "launchd"}, "auto", ["service_manager launchd", "use systemd or supervisor"]),
+        ({"service_manager": "launchd"}, "auto", ["service_manager launchd", "use systemd or openrc or supervisor"]),
         ({"service_manager": "systemd", "home": "/h"}, "user", ["llama_host_scope user", "use systemd_user"]),
     ],
 )

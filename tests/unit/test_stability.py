@@ -1,6 +1,7 @@
 """The plan is a function of the inventory and of stable facts: what else changes on the hosts changes nothing in it."""
 
 import copy
+import hashlib
 import json
 
 import pytest
@@ -41,9 +42,9 @@ def run(facts):
         SCHEMA.validate(plan)
         return plan, None
     action.complete(plan)
-    kept = action.keep_facts(plan, cluster)
+    action.keep_facts(plan, cluster)
     SCHEMA.validate(plan)
-    return plan, kept
+    return plan, plan["hosts"]["head"]["files"][-1]["content"]
 
 
 @pytest.fixture
@@ -92,7 +93,18 @@ def test_what_the_first_build_installed_to_be_faster(facts):
 
 
 def test_no_fact_of_a_host_is_about_its_load():
-    known = {"accounts", "defined", "kept", "lingering", "measured", "supervisor", "tools", "uid", "user"}
+    known = {
+        "accounts",
+        "defined",
+        "host_settings",
+        "kept",
+        "lingering",
+        "measured",
+        "supervisor",
+        "tools",
+        "uid",
+        "user",
+    }
     assert set(host.facts("user")) == (entry.PLANNED_FROM | known)
 
 
@@ -123,3 +135,29 @@ def test_what_is_another_machine_is_another_plan(facts):
     other = after(facts, kept)
     other["two"]["accelerators"] = []
     assert run(other)[0] != first
+
+
+def test_files_of_a_plan_carry_what_is_written(facts):
+    plan, kept = run(facts)
+    head = plan["hosts"]["head"]
+    runtime, rpc, model, last = head["files"]
+    for file, source in zip((runtime, rpc), action.RUNTIME_FILES):
+        assert file["path"] == f"{head['runtime']}/{source.name}"
+        assert (file["source"], file["mode"]) == (str(source), "0644")
+    assert {"path": head["runtime"], "owner": "root", "mode": "0755"} in head["folders"]
+    assert set(model) == {"path", "bytes", "record"}
+    assert (last["path"], last["bytes"]) == (f"{head['prefix']}/facts.json", len(kept.encode()))
+    for file, data in ((runtime, action.RUNTIME.read_bytes()), (last, kept.encode())):
+        assert file["sha256"] == hashlib.sha256(data).hexdigest()
+    assert plan["hosts"]["one"]["files"] == []
+
+
+@pytest.mark.parametrize(
+    "scope, manager, settings, account",
+    [("system", "systemd", True, "llamacpp-build"), ("user", "systemd_user", False, None)],
+)
+def test_what_needs_root_and_systemd_is_left_out_elsewhere(facts, scope, manager, settings, account):
+    facts["head"].update(scope=scope, service_manager=manager)
+    host = run(facts)[0]["hosts"]["head"]
+    assert (host["host_settings"], host["build_account"]) == (settings, account)
+    assert host["folders"][-1]["owner"] == ("root" if account else None)

@@ -325,7 +325,7 @@ def test_a_definition_that_is_newer_than_what_runs_by_it(planned, installation):
     assert state.drift(planned)["redefined"] == []
     started = state.started_at(process.pid)
     assert abs(started - time.time()) < 60
-    definition = state.definition_path(planned, "llamacpp-x")
+    definition = state.managers.manager_of(planned).path("llamacpp-x")
     os.utime(definition, (started + 60, started + 60))
     assert state.drift(planned)["redefined"] == ["llamacpp-x"]
     assert state.started_at(None) is None
@@ -347,12 +347,12 @@ def test_a_file_that_was_replaced_since_the_service_read_it(planned, installatio
 def test_a_unit_that_systemd_has_not_read(planned, monkeypatch):
     monkeypatch.setattr(state.firewall, "differs", lambda manager, rules: False)
     monkeypatch.setattr(
-        state,
-        "output",
-        lambda argv: "Id=llamacpp-x.service\nNeedDaemonReload=yes\n\nId=y.service\nNeedDaemonReload=no\n",
+        state.managers.commands,
+        "run",
+        lambda argv, seconds, **_: "Id=llamacpp-x.service\nNeedDaemonReload=yes\n\nId=y.service\nNeedDaemonReload=no\n",
     )
     planned.update(service_manager="systemd", scope="system")
-    (state.definition_path(planned, "llamacpp-x")).write_text(DEFINED)
+    state.managers.manager_of(planned).path("llamacpp-x").write_text(DEFINED)
     assert state.drift(planned)["redefined"] == ["llamacpp-x"]
 
 

@@ -412,6 +412,7 @@ def asked(server, tmp_path, **head):
                 "cache": str(tmp_path),
                 "state": str(tmp_path / "state"),
                 "units": str(tmp_path),
+                "scope": "user",
                 "service_manager": "launchd",
                 "services": [],
                 "builds": [],

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, firewall, links, tuning
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services as managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.differences import Difference, Kind
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
@@ -239,11 +240,6 @@ def _digest(file: dict) -> str | None:
     return None
 
 
-def definition_path(planned: dict, service: str) -> Path:
-    ending = {"launchd": ".plist", "supervisor": ".conf"}.get(planned["service_manager"], ".service")
-    return Path(planned["units"]) / (service + ending)
-
-
 def _redefined(planned: dict, services: dict) -> list[str]:
     """Names of services whose definition is not there or is another, or is newer than what runs by it, or that read another file
     when they started than the one that is there now.
@@ -251,9 +247,10 @@ def _redefined(planned: dict, services: dict) -> list[str]:
     :param services: name → state and pid, of service_state.
     """
     found = []
-    unread = _unread_units(planned)
+    manager = managers.manager_of(planned)
+    unread = manager.unread([service["name"] for service in planned["services"]])
     for service in planned["services"]:
-        path = definition_path(planned, service["name"])
+        path = manager.path(service["name"])
         try:
             same = path.read_text() == service["definition"]
             written = path.stat().st_mtime
@@ -274,20 +271,6 @@ def _modified(path: str) -> float:
         return 0.0
 
 
-def _unread_units(planned: dict) -> set[str]:
-    """Names of services whose unit systemd has not read since it was written."""
-    if not planned["service_manager"].startswith("systemd") or not planned["services"]:
-        return set()
-    units = [service["name"] + ".service" for service in planned["services"]]
-    scope = ["--user"] if planned["scope"] == "user" else []
-    told = output(["systemctl", *scope, "show", "--property=Id,NeedDaemonReload", *units])
-    return {
-        block.split("Id=")[1].split(".service")[0]
-        for block in told.split("\n\n")
-        if "NeedDaemonReload=yes" in block and "Id=" in block
-    }
-
-
 def started_at(pid: int | None) -> float | None:
     """When a process started, in seconds since 1970 (Linux), or None where that is not known."""
     try:
@@ -298,29 +281,8 @@ def started_at(pid: int | None) -> float | None:
     return int(boot.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _not_at_boot(planned: dict) -> list[str]:
-    if not planned["service_manager"].startswith("systemd"):
-        return []
-    wants = Path(planned["units"]) / f"{'multi-user' if planned['scope'] == 'system' else 'default'}.target.wants"
-    return [
-        service["name"]
-        for service in planned["services"]
-        if not os.path.lexists(wants / definition_path(planned, service["name"]).name)
-    ]
-
-
-def _service_manager(planned: dict) -> Iterator[Difference]:
-    """What the host's service manager lacks where the installation brings or sets it up itself."""
-    if planned["service_manager"] == "supervisor" and not host.supervisor(planned["prefix"])["running"]:
-        yield Difference("manager", "supervisor", "supervisor does not run")
-    if planned["service_manager"] == "systemd_user":
-        user = pwd.getpwuid(os.geteuid()).pw_name
-        if not os.path.exists("/var/lib/systemd/linger/" + user):
-            yield Difference("manager", user, f"services of {user} end at logout")
-
-
 def _system(planned: dict) -> Iterator[Difference]:
-    if planned["service_manager"] != "systemd":
+    if not service_managers.MANAGERS[planned["service_manager"]].host_settings:
         return
     manager = planned["firewall_manager"] or "a firewall that is not active"
     if firewall.differs(planned["firewall_manager"], planned["firewall"]):
@@ -343,11 +305,13 @@ def _named_releases(planned: dict, identities: set[str], applied: bool) -> set[s
     :param applied: leave out our own definitions, which an apply replaces or removes, and the processes that run by them.
     """
     folders = {planned["prefix"], os.path.realpath(planned["prefix"])}
-    ours = {definition_path(planned, name) for name in host.defined_services(planned["units"])} if applied else set()
+    record = service_managers.MANAGERS[planned["service_manager"]]
+    defined = host.defined_services(planned["service_manager"], planned["units"])
+    ours = {record.definition(planned["units"], name) for name in defined} if applied else set()
     replaced: list[str] = []
     texts: list[str] = []
     for path in Path(planned["units"]).glob("*"):
-        if path.suffix in names.DEFINITION_ENDINGS and path.is_file():
+        if record.service(path):
             (replaced if path in ours else texts).append(path.read_text(errors="replace"))
     running = processes(planned["prefix"])
     ending = {pid for pid, argv in running.items() if any(all(word in text for word in argv) for text in replaced)}
@@ -426,7 +390,8 @@ def drift(planned: dict) -> dict:
     """
     running = processes(planned["prefix"])
     services = {service["name"]: service_state(service, running) for service in planned["services"]}
-    defined = host.defined_services(planned["units"])
+    defined = host.defined_services(planned["service_manager"], planned["units"])
+    manager = managers.manager_of(planned)
     missing = [
         build["id"]
         for build in planned["builds"]
@@ -450,8 +415,8 @@ def drift(planned: dict) -> dict:
                 *_all("release", missing, "release {} is not installed"),
                 *_all("file", changed_files, "{} is missing or has other content"),
                 *_all("definition", redefined, "{} is not defined as planned"),
-                *_all("boot", _not_at_boot(planned), "{} is not started at boot"),
-                *_service_manager(planned),
+                *_all("boot", sorted(manager.not_at_boot(services)), "{} is not started at boot"),
+                *(Difference("manager", planned["service_manager"], text) for text in manager.lacking()),
                 *_system(planned),
                 *_services(services),
                 *_all("stale", stale, "{} is not planned any more"),

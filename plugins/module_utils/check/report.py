@@ -9,6 +9,8 @@ import math
 import shlex
 import textwrap
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
+
 WIDTH = 100
 """Columns of the page."""
 BAR = 26
@@ -173,22 +175,14 @@ def _commands(plan: dict) -> list[str]:
     ]
 
 
-CLOSED_BY = {
-    "systemd": "systemd's unit",
-    "systemd_user": "nothing of ours",
-    "launchd": "nothing of ours",
-    "supervisor": "nothing of ours",
-}
-"""Service manager → what closes a worker's port to others where no firewall is known to be active."""
-
-
 def _ports(plan: dict) -> list[str]:
     lines = []
     for name, host in plan["hosts"].items():
         ports: dict[tuple, list[str]] = {}
         for rule in host["firewall"]:
             ports.setdefault((rule["address"], tuple(rule["sources"])), []).append(str(rule["port"]))
-        closed_by = host["firewall_manager"] or CLOSED_BY[host["service_manager"]]
+        unit = service_managers.MANAGERS[host["service_manager"]].closes_ports_by
+        closed_by = host["firewall_manager"] or unit or "nothing of ours"
         for (address, sources), numbers in ports.items():
             told = f"{name}  {address}: {', '.join(numbers)} for {', '.join(sources)}; closed to others by {closed_by}"
             lines += _wrapped("  ", told)

@@ -45,6 +45,13 @@ def find(program: str) -> str | None:
     return shutil.which(program, path=SEARCH)
 
 
+def find_user_session() -> None:
+    """Lets systemctl --user reach the user's systemd also after a login that does not set XDG_RUNTIME_DIR."""
+    runtime = f"/run/user/{os.geteuid()}"
+    if os.path.exists(runtime + "/bus"):
+        os.environ.setdefault("XDG_RUNTIME_DIR", runtime)
+
+
 def run(argv: list[str], seconds: float, text: str = "", may_fail: bool = False) -> str:
     """What a command prints, given ``text``. It speaks no other language, since what it prints is read.
 

@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
+
 ACCOUNT = "llamacpp"
 BUILD_ACCOUNT = "llamacpp-build"
 SERVICES = "llamacpp-"
@@ -17,7 +19,8 @@ STAGING_SERVICES = "llamacpp-staging-"
 """How the names of services begin: of those that serve, and of those that prove a release on the staging ports meanwhile."""
 SYSTEM = "/usr"
 """Prefix of what the distribution brings."""
-DEFINITION_ENDINGS = {".service", ".conf", ".plist"}
+HEADS = (SERVICES + "server", STAGING_SERVICES + "server")
+"""Services of the head; all others are workers."""
 DEFINITION_MARK = "Written by llamacpp.cluster"
 """Stands in the first lines of every definition of a service."""
 KEPT_FACTS = "facts.json"
@@ -58,10 +61,8 @@ def places(scope: str, manager: str, environment: Mapping[str, str]) -> dict[str
     else:
         prefix = os.path.join(environment.get("XDG_DATA_HOME") or home + "/.local/share", "llamacpp")
         cache = os.path.join(environment.get("XDG_CACHE_HOME") or home + "/.cache", "llamacpp")
-    units = {
-        "systemd": "/etc/systemd/system",
-        "systemd_user": os.path.join(environment.get("XDG_CONFIG_HOME") or home + "/.config", "systemd/user"),
-        "launchd": "/Library/LaunchDaemons" if scope == "system" else home + "/Library/LaunchAgents",
-        "supervisor": prefix + "/supervisor/services",
-    }[manager]
-    return {"prefix": prefix, "cache": cache, "units": units}
+    return {
+        "prefix": prefix,
+        "cache": cache,
+        "units": service_managers.folder(manager, scope, prefix, environment),
+    }

@@ -19,7 +19,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, versions
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names, service_managers, versions
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import firewall, hardware, toolchains
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
@@ -101,18 +101,19 @@ def python(scope: str) -> str | None:
     return None
 
 
-def service_manager(scope: str) -> str:
-    if sys.platform == "darwin":
-        return "launchd"
-    if os.path.isdir("/run/systemd/system"):
-        if scope == "system":
-            return "systemd"
-        runtime = f"/run/user/{os.geteuid()}"
-        if os.path.exists(runtime + "/bus"):
-            os.environ.setdefault("XDG_RUNTIME_DIR", runtime)
-        if output(["systemctl", "--user", "show", "--property=Version"]):
-            return "systemd_user"
-    return "supervisor"
+def service_manager(scope: str, root: Path = ROOT, ask: Ask = output) -> str:
+    """Name of the one that runs services of this scope here."""
+    if scope == "user":
+        commands.find_user_session()
+    found = ((name, service_managers.MANAGERS[name]) for name in service_managers.possible(platform.system(), scope))
+    return next(
+        (
+            name
+            for name, manager in found
+            if (root / manager.sign.lstrip("/")).exists() and (not manager.probe or ask(list(manager.probe)))
+        ),
+        "supervisor",
+    )
 
 
 def packaged(policy: str, main: str, lists: Path = APT_LISTS) -> dict:
@@ -175,14 +176,15 @@ def kept_facts(prefix: str) -> dict:
         return {}
 
 
-def defined_services(units: str) -> list[str]:
+def defined_services(manager: str, units: str) -> list[str]:
     """Names of services whose definition this collection has written."""
     found = []
-    for path in Path(units).glob("llamacpp-*") if os.path.isdir(units) else []:
-        if path.suffix in names.DEFINITION_ENDINGS and path.is_file() and not path.is_symlink():
+    for path in Path(units).glob(f"{names.SERVICES}*") if os.path.isdir(units) else []:
+        service = service_managers.MANAGERS[manager].service(path)
+        if service and not path.is_symlink():
             with path.open(errors="replace") as stream:
                 if names.DEFINITION_MARK in stream.read(1000):
-                    found.append(path.stem)
+                    found.append(service)
     return sorted(found)
 
 
@@ -212,6 +214,7 @@ def facts(wanted_scope: str, catalogue: dict | None = None) -> dict:
     """
     wanted_scope = scope(wanted_scope)
     manager = service_manager(wanted_scope)
+    settings = service_managers.MANAGERS[manager].host_settings
     user = pwd.getpwuid(os.geteuid()).pw_name
     place = names.places(wanted_scope, manager, {"HOME": pwd.getpwuid(os.getuid()).pw_dir, **os.environ})
     interpreter = python(wanted_scope)
@@ -247,29 +250,41 @@ def facts(wanted_scope: str, catalogue: dict | None = None) -> dict:
         "service_manager": manager,
         "supervisor": supervisor(place["prefix"]),
         "lingering": {
-            "enabled": os.path.exists("/var/lib/systemd/linger/" + user),
+            "enabled": lingers(user),
             "by_us": os.path.exists(place["prefix"] + "/lingering"),
         },
-        "firewall": firewall.of_host() if manager == "systemd" else None,
+        "firewall": firewall.of_host() if settings else None,
+        "host_settings": settings,
         "kernel": platform.release(),
         "firmware": firmware(devices, distributed["family"]),
         "thunderbolt": hardware.thunderbolt(),
         "measured": measured_links(place["prefix"]),
         "kept": kept_facts(place["prefix"]),
-        "defined": defined_services(place["units"]),
+        "defined": defined_services(manager, place["units"]),
         **place,
     }
 
 
 def supervisor(prefix: str) -> dict:
     """Version of the installation's own supervisor, and whether it runs."""
-    running = False
+    return {
+        "version": version_of([prefix + "/venv/bin/supervisord", "--version"]),
+        "running": supervisor_runs(prefix),
+    }
+
+
+def supervisor_runs(prefix: str) -> bool:
+    """Whether the installation's own supervisor runs."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control:
         try:
             control.connect(prefix + "/supervisor/control.sock")
-            running = True
         except PermissionError:
-            running = True
+            return True
         except OSError:
-            pass
-    return {"version": version_of([prefix + "/venv/bin/supervisord", "--version"]), "running": running}
+            return False
+    return True
+
+
+def lingers(user: str) -> bool:
+    """Whether services of a user go on without a login."""
+    return os.path.exists("/var/lib/systemd/linger/" + user)

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Cluster, Facts, Release, Server
@@ -108,7 +109,7 @@ def _unprotected_workers(seen: Seen) -> Found:
     found = []
     for name, host in seen.plan["hosts"].items():
         exposed = [worker["endpoint"] for worker in host["workers"] if not worker["endpoint"].startswith(LOOPBACK)]
-        if exposed and host["service_manager"] != "systemd":
+        if exposed and not service_managers.MANAGERS[host["service_manager"]].closes_ports_by:
             found.append((name, {"endpoints": ", ".join(exposed)}))
     return found
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import (
@@ -234,7 +234,8 @@ def _equip(
             raise Refusal(
                 f"{host.name} has an account {account} of somebody else's, with the home {home}: services run as {account}, so rename that account"
             )
-    if facts.service_manager != "systemd" and any(link.manage for link in host.links):
+    manager = service_managers.MANAGERS[facts.service_manager]
+    if not manager.host_settings and any(link.manage for link in host.links):
         raise Refusal(
             f"llama_links of {host.name} has manage: true, which needs a host with systemd and root: configure the interface by hand, and "
             "set manage: false"
@@ -325,10 +326,13 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) ->
     sources = {prepared.wanted[backend].source for backend in entry.backends}
     needs_runtime = is_head or any(worker.cache for worker in entry.workers)
     built = prepared.builds[host.name]
+    accounts = _accounts(facts, sources) if system else []
     return {
         **{key: getattr(facts, key) for key in ("scope", "prefix", "cache", "python", "service_manager", "units")},
         "account": names.ACCOUNT if system else None,
-        "accounts": _accounts(facts, sources) if system else [],
+        "accounts": accounts,
+        "build_account": accounts[-1]["name"] if accounts else None,
+        "host_settings": service_managers.MANAGERS[facts.service_manager].host_settings,
         "folders": _folders(facts, names.ACCOUNT if system else None, sources),
         "tuning": _tuning(host),
         "runtime": _runtime(facts, runtime_id) if needs_runtime else None,
@@ -382,7 +386,7 @@ def _tuning(host: Host) -> dict[str, Any]:
     """Kernel parameters and profile of tuned, if asked for, and whether the run may reboot the host for them."""
     if not host.tuning.wanted:
         return {"parameters": {}, "profile": "", "reboot": False}
-    if host.facts.service_manager != "systemd":
+    if not service_managers.MANAGERS[host.facts.service_manager].host_settings:
         raise Refusal(
             f"llama_host_tuning of {host.name} is set, which needs a host with systemd and root: leave it out there"
         )

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
@@ -62,14 +62,6 @@ PLANNED_FROM = {*DECLARED, "device_groups", "firewall", "kernel", "firmware", "t
 
 STANDS_IN = {"system", "architecture", "distribution", "service_manager", "home", "cores"}
 """What ``llama_hardware`` may say of a host that is not contacted. Where there are facts, an apply needs those."""
-
-SERVICE_MANAGERS = {
-    ("Linux", "system"): ("systemd", "supervisor"),
-    ("Linux", "user"): ("systemd_user", "supervisor"),
-    ("Darwin", "system"): ("launchd",),
-    ("Darwin", "user"): ("launchd",),
-}
-"""System and scope of a declared host → the service managers that it may have, the usual one first."""
 
 
 def read(name: str, hosts: Mapping[str, Mapping[str, Any]]) -> Cluster:
@@ -288,7 +280,7 @@ def known(
 def _declared(name: str, hardware: Mapping[str, Any], scope: str) -> dict[str, Any]:
     """Facts of a host of which nothing but ``llama_hardware`` is known."""
     system = hardware.get("system", "Linux")
-    possible = SERVICE_MANAGERS[system, scope]
+    possible = service_managers.possible(system, scope)
     manager = hardware.get("service_manager", possible[0])
     if manager not in possible:
         raise Refusal(

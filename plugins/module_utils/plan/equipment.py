@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases, toolchains
@@ -134,10 +135,10 @@ def _needs(host: Host, backend: str, beside: list[str], catalogue: Catalogue, re
         needs = Needs([], present, packages)
     else:
         needs = _needs_of_compiler(host, backend, beside, release, packages, present)
-    supervisor = ["venv"] * (host.facts.service_manager == "supervisor")
+    manager = service_managers.MANAGERS[host.facts.service_manager]
     creates_accounts = host.facts.scope == "system" and "useradd" in packages
     accounts = ["useradd"] * (creates_accounts and host.facts.toolchain.get("useradd", True) is None)
-    return needs._replace(wanted=[*needs.wanted, *supervisor, *accounts])
+    return needs._replace(wanted=[*needs.wanted, *manager.tools, *accounts])
 
 
 def _needs_of_package(

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, gguf, known_answer, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, placement
@@ -324,7 +325,8 @@ def _unknown(name: str, value: object, release: Release) -> str:
 
 def key_path(facts: Facts, path: str) -> str:
     """Where the service finds the API keys: systemd hands them over, so that the file itself may be root's alone."""
-    return CREDENTIALS.format(service=SERVICE) + KEYS if facts.service_manager == "systemd" else path
+    handed_over = service_managers.MANAGERS[facts.service_manager].hands_over_keys
+    return CREDENTIALS.format(service=SERVICE) + KEYS if handed_over else path
 
 
 def load_mode_of(wanted: str | None, release: Release, used: Sequence[devices.Holder]) -> str | None:
@@ -373,7 +375,7 @@ def model_of(request: ModelRequest, found: Mapping[str, Any], facts: Facts) -> M
             f"llama_model_path is {path!r}, and {found['closed']} is closed to the account llamacpp, which serves it: open it with "
             f"chmod o+rX {found['closed']}, or move the model to /srv"
         )
-    if facts.service_manager == "systemd" and path.startswith(PRIVATE_FOLDERS):
+    if service_managers.MANAGERS[facts.service_manager].hides_homes and path.startswith(PRIVATE_FOLDERS):
         raise Refusal(
             f"llama_model_path is {path!r}: services do not see {path.split('/')[1]} of the host; move the model to /srv"
         )

@@ -1,0 +1,478 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Services by the host's service manager: a class for each, all with the same verbs.
+
+Whatever is asked for, the head stops before workers, and workers start before the head.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import stat
+import time
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names, service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file, text_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host as host_facts
+
+COMMAND_SECONDS = 120
+"""Definitions give a service 30 seconds to end before it is killed."""
+LOG_LINES = 10
+RUNNING, FAILED, STOPPED = "running", "failed", "stopped"
+"""States of a service. What failed does not run, and the manager has to be told to stop it before it starts again."""
+
+
+class ServiceError(Exception):
+    """The message says what failed, on which service, and what to do."""
+
+
+class Service(NamedTuple):
+    """A service as the plan defines it."""
+
+    name: str
+    definition: str
+    at_boot: bool
+
+
+class Host(NamedTuple):
+    """What a service manager needs to know of the host."""
+
+    scope: str
+    prefix: str
+    units: str
+
+
+def _run(argv: list[str], may_fail: bool = False) -> str:
+    return commands.run(argv, COMMAND_SECONDS, may_fail=may_fail)
+
+
+def _last_lines(text: str) -> str:
+    return "\n".join(text.strip().splitlines()[-LOG_LINES:])
+
+
+# -------------------------------------------------------------------------------------------------------------- managers
+
+
+class Manager:
+    """What the classes share. Verbs take names of services, and have nothing to do without one."""
+
+    log_folder = "state"
+    """Below the prefix; holds NAME.log."""
+
+    def __init__(self, record: service_managers.ServiceManager, host: Host):
+        self.record = record
+        self.host = host
+
+    def path(self, name: str) -> Path:
+        """Of a service's definition."""
+        return self.record.definition(self.host.units, name)
+
+    def state(self, services: Collection[str]) -> dict[str, str]:
+        """Service → RUNNING, FAILED or STOPPED; one that the manager does not know is STOPPED."""
+        raise NotImplementedError
+
+    def start(self, services: Collection[str]) -> None:
+        """Starts what is stopped; ``define`` may have started it."""
+        raise NotImplementedError
+
+    def stop(self, services: Collection[str]) -> None:
+        """Stops what runs or failed, and returns when it has ended."""
+        raise NotImplementedError
+
+    def define(self, services: Collection[Service]) -> None:
+        """Writes definitions, has the manager read them, and has it start them at boot where that is planned."""
+        for service in services:
+            if not self.is_defined(service):
+                replace_file(self.path(service.name), service.definition, self.record.mode)
+
+    def remove(self, services: Collection[str]) -> None:
+        """Removes definitions of services that are stopped, and has the manager forget them."""
+        for name in services:
+            self.path(name).unlink(missing_ok=True)
+
+    def log(self, service: str) -> str:
+        """What a service wrote last."""
+        return text_of(Path(self.host.prefix, self.log_folder, f"{service}.log"))
+
+    def unread(self, services: Collection[str]) -> set[str]:
+        """Those whose definition the manager has not read since it was written."""
+        return set()
+
+    def not_at_boot(self, services: Collection[str]) -> set[str]:
+        """Those that do not start at boot though the manager could start them."""
+        return set()
+
+    def lacking(self) -> list[str]:
+        """What the manager itself lacks to run services, a sentence each."""
+        return []
+
+    def is_defined(self, service: Service) -> bool:
+        """Whether the definition is there, word for word and with its mode."""
+        path = self.path(service.name)
+        try:
+            mode = stat.S_IMODE(path.stat().st_mode)
+        except OSError:
+            return False
+        return mode == self.record.mode and path.read_text(errors="replace") == service.definition
+
+
+class Systemd(Manager):
+    """systemd, of the system or of a user."""
+
+    def __init__(self, record: service_managers.ServiceManager, host: Host):
+        super().__init__(record, host)
+        self.user = ["--user"] if host.scope == "user" else []
+        if self.user:
+            commands.find_user_session()
+
+    def _systemctl(self, *words: str, may_fail: bool = False) -> str:
+        return _run(["systemctl", *self.user, *words], may_fail)
+
+    def _units(self, services: Iterable[str]) -> list[str]:
+        return [self.path(name).name for name in services]
+
+    def _show(self, services: Collection[str], key: str) -> dict[str, str]:
+        """Service → what systemd says of it; nothing of what it does not know."""
+        try:
+            text = self._systemctl("show", f"--property=Id,{key}", *self._units(services)) if services else ""
+        except commands.CommandError:
+            return {}
+        blocks = [
+            dict(line.split("=", 1) for line in block.splitlines() if "=" in line) for block in text.split("\n\n")
+        ]
+        values = {block["Id"]: block.get(key, "") for block in blocks if "Id" in block}
+        return {name: values[self.path(name).name] for name in services if self.path(name).name in values}
+
+    def state(self, services: Collection[str]) -> dict[str, str]:
+        states = {"inactive": STOPPED, "failed": FAILED, "": STOPPED}
+        shown = self._show(services, "ActiveState")
+        return {name: states.get(shown.get(name, ""), RUNNING) for name in services}
+
+    def start(self, services: Collection[str]) -> None:
+        self._systemctl("start", *self._units(services))
+
+    def stop(self, services: Collection[str]) -> None:
+        self._systemctl("stop", *self._units(services))
+
+    def define(self, services: Collection[Service]) -> None:
+        super().define(services)
+        self._systemctl("daemon-reload")
+        at_boot = self._units(service.name for service in services if service.at_boot)
+        if at_boot:
+            self._systemctl("enable", "--quiet", *at_boot)
+
+    def remove(self, services: Collection[str]) -> None:
+        at_boot = [name for name in services if name not in self.not_at_boot(services)]
+        if at_boot:
+            self._systemctl("disable", "--quiet", *self._units(at_boot))
+        super().remove(services)
+        self._systemctl("daemon-reload")
+
+    def log(self, service: str) -> str:
+        lines = ["--lines", str(LOG_LINES), "--output=cat", "--no-pager"]
+        return commands.output(["journalctl", *self.user, "--unit", self.path(service).name, *lines])
+
+    def unread(self, services: Collection[str]) -> set[str]:
+        return {name for name, value in self._show(services, "NeedDaemonReload").items() if value == "yes"}
+
+    def not_at_boot(self, services: Collection[str]) -> set[str]:
+        target = "default" if self.user else "multi-user"
+        wants = Path(self.host.units) / f"{target}.target.wants"
+        return {name for name in services if not os.path.lexists(wants / self.path(name).name)}
+
+
+class SystemdUser(Systemd):
+    """systemd of a user, whose services end at logout unless they linger."""
+
+    def lacking(self) -> list[str]:
+        user = pwd.getpwuid(os.geteuid()).pw_name
+        return [] if host_facts.lingers(user) else [f"services of {user} end at logout"]
+
+
+class OpenRc(Manager):
+    """OpenRC: a script for each service, kept running by supervise-daemon."""
+
+    level = "default"
+    levels = "/etc/runlevels"
+
+    def state(self, services: Collection[str]) -> dict[str, str]:
+        return {name: self._state(name) for name in services}
+
+    def _state(self, name: str) -> str:
+        if not self.path(name).exists():
+            return STOPPED
+        try:
+            _run(["rc-service", name, "status"])
+        except commands.CommandError as error:
+            return STOPPED if error.status in (None, 1, 3) else FAILED
+        return RUNNING
+
+    def start(self, services: Collection[str]) -> None:
+        for name in services:
+            _run(["rc-service", name, "start"])
+
+    def stop(self, services: Collection[str]) -> None:
+        for name in services:
+            _run(["rc-service", name, "stop"])
+
+    def define(self, services: Collection[Service]) -> None:
+        super().define(services)
+        for name in self.not_at_boot([service.name for service in services if service.at_boot]):
+            _run(["rc-update", "add", name, self.level])
+
+    def remove(self, services: Collection[str]) -> None:
+        for name in set(services) - self.not_at_boot(services):
+            _run(["rc-update", "del", name, self.level])
+        super().remove(services)
+
+    def not_at_boot(self, services: Collection[str]) -> set[str]:
+        return {name for name in services if not os.path.lexists(Path(self.levels, self.level, name))}
+
+
+class Launchd(Manager):
+    """launchd. A service that is loaded runs, and what lies in its folder is loaded at boot or login."""
+
+    gone = (3, 113)
+    """Status where a service is not loaded."""
+    in_progress = 36
+    """Status where a service is still ending."""
+    poll_seconds = 0.2
+
+    def __init__(self, record: service_managers.ServiceManager, host: Host):
+        super().__init__(record, host)
+        self.domain = "system" if host.scope == "system" else f"gui/{os.geteuid()}"
+
+    def state(self, services: Collection[str]) -> dict[str, str]:
+        return {name: RUNNING if self._is_loaded(name) else STOPPED for name in services}
+
+    def _is_loaded(self, name: str) -> bool:
+        try:
+            _run(["launchctl", "print", f"{self.domain}/{name}"])
+        except commands.CommandError:
+            return False
+        return True
+
+    def start(self, services: Collection[str]) -> None:
+        for name in services:
+            _run(["launchctl", "bootstrap", self.domain, str(self.path(name))])
+
+    def stop(self, services: Collection[str]) -> None:
+        for name in services:
+            try:
+                _run(["launchctl", "bootout", f"{self.domain}/{name}"])
+            except commands.CommandError as error:
+                if error.status not in (*self.gone, self.in_progress):
+                    raise
+            self._wait_until_ended(name)
+
+    def _wait_until_ended(self, name: str) -> None:
+        """launchctl returns before a service has ended, and one that is still ending cannot be loaded."""
+        limit = time.monotonic() + COMMAND_SECONDS
+        while self._is_loaded(name):
+            if time.monotonic() > limit:
+                raise commands.CommandError(["launchctl", "bootout", f"{self.domain}/{name}"], "it does not end", None)
+            time.sleep(self.poll_seconds)
+
+
+SUPERVISOR_STATES = {"UNKNOWN": FAILED, **dict.fromkeys(("RUNNING", "STARTING", "BACKOFF", "STOPPING"), RUNNING)}
+SETTLED = {"start": re.compile("already started"), "stop": re.compile("not running|no such process")}
+"""Verb of supervisorctl → its errors that say that there is nothing to do."""
+
+
+class Supervisor(Manager):
+    """supervisor of the installation itself, where the host has nothing else. It starts what it reads."""
+
+    log_folder = "supervisor"
+
+    def _control(self, *words: str, may_fail: bool = False) -> str:
+        if not self._runs():
+            raise ServiceError(
+                "supervisor, which runs the services of this host, does not run: run site.yml, which starts it."
+            )
+        python, settings = f"{self.host.prefix}/venv/bin/python", f"{self.host.prefix}/supervisor/supervisord.conf"
+        return _run([python, "-m", "supervisor.supervisorctl", "-c", settings, *words], may_fail)
+
+    def _runs(self) -> bool:
+        return host_facts.supervisor_runs(self.host.prefix)
+
+    def state(self, services: Collection[str]) -> dict[str, str]:
+        # Its status says whether all of them run.
+        lines = self._control("status", may_fail=True).splitlines() if services and self._runs() else []
+        words = [line.split() for line in lines]
+        shown = {word[0]: SUPERVISOR_STATES.get(word[1], STOPPED) for word in words if len(word) > 1}
+        return {name: shown.get(name, STOPPED) for name in services}
+
+    def start(self, services: Collection[str]) -> None:
+        self._settle("start", services)
+
+    def stop(self, services: Collection[str]) -> None:
+        self._settle("stop", services)
+
+    def _settle(self, verb: str, services: Collection[str]) -> None:
+        try:
+            self._control(verb, *services)
+        except commands.CommandError as error:
+            failures = [line for line in error.reason.splitlines() if "ERROR" in line]
+            if not failures or not all(SETTLED[verb].search(line) for line in failures):
+                raise
+
+    def define(self, services: Collection[Service]) -> None:
+        super().define(services)
+        self._control("update")
+
+    def remove(self, services: Collection[str]) -> None:
+        super().remove(services)
+        if self._runs():
+            self._control("update")
+
+    def lacking(self) -> list[str]:
+        return [] if self._runs() else ["supervisor does not run"]
+
+
+CLASSES: dict[str, type[Manager]] = {
+    "systemd": Systemd,
+    "systemd_user": SystemdUser,
+    "openrc": OpenRc,
+    "launchd": Launchd,
+    "supervisor": Supervisor,
+}
+
+
+# ------------------------------------------------------------------------------------------------------------- interface
+
+
+def manager_of(host: Mapping[str, Any]) -> Manager:
+    """The service manager of a host.
+
+    :param host: its part of the plan, or its facts.
+    """
+    name = host["service_manager"]
+    if name not in CLASSES:
+        raise ServiceError(f"service_manager is {name}: it is one of {', '.join(CLASSES)}.")
+    return CLASSES[name](service_managers.MANAGERS[name], Host(host["scope"], host["prefix"], host["units"]))
+
+
+class Wanted(NamedTuple):
+    """What is asked of a host's services."""
+
+    run: list[Service]
+    """To be defined and to run."""
+    restart: list[str]
+    """Those of them that start anew even if they run as defined."""
+    start: list[str]
+    """Services that are defined, and are to run."""
+    stop: list[str]
+    """Services that are to be stopped and stay defined."""
+    remove: list[str]
+    """Services that are to be stopped and forgotten."""
+
+
+class Change(NamedTuple):
+    """One service, before and after; texts are its definition, empty without one."""
+
+    service: str
+    before: str
+    after: str
+    text_before: str
+    text_after: str
+
+
+def _is_head(service: str) -> bool:
+    return service in names.HEADS
+
+
+def _head_first(services: Iterable[str]) -> list[list[str]]:
+    """The head, then workers, each in the order given; groups that hold something."""
+    unique = list(dict.fromkeys(services))
+    groups = [[name for name in unique if _is_head(name)], [name for name in unique if not _is_head(name)]]
+    return [group for group in groups if group]
+
+
+class Steps(NamedTuple):
+    """What has to be done, in this order, by name."""
+
+    stop: list[str]
+    remove: list[str]
+    define: list[str]
+    start: list[str]
+
+
+def _steps(manager: Manager, wanted: Wanted, states: dict[str, str]) -> Steps:
+    planned = [service.name for service in wanted.run]
+    anew = [service.name for service in wanted.run if not manager.is_defined(service)]
+    restart = [name for name in planned if name in anew or name in wanted.restart]
+    at_boot = [service.name for service in wanted.run if service.at_boot]
+    # Of what starts anew the manager may still hold an older definition than the one that is there.
+    unsettled = {*restart, *manager.not_at_boot(at_boot), *manager.unread(planned)}
+    start = [name for name in dict.fromkeys([*planned, *wanted.start]) if name in restart or states[name] != RUNNING]
+    ended = [*wanted.stop, *wanted.remove, *restart, *start]
+    return Steps(
+        stop=[name for name in ended if states[name] != STOPPED],
+        remove=[name for name in wanted.remove if manager.path(name).exists()],
+        define=[name for name in planned if name in unsettled],
+        start=start,
+    )
+
+
+def _changes(manager: Manager, wanted: Wanted, states: dict[str, str], steps: Steps) -> list[Change]:
+    texts = {service.name: service.definition for service in wanted.run}
+    found = []
+    for name in states:
+        there = text_of(manager.path(name))
+        after = states[name]
+        if name in steps.start:
+            after = f"{RUNNING}, started anew" if states[name] == RUNNING else RUNNING
+        elif name in steps.stop or name in steps.remove:
+            after = STOPPED
+        touched = any(name in step for step in steps)
+        text = "" if name in steps.remove else texts.get(name, there)
+        if touched:
+            found.append(Change(name, states[name], after, there, text))
+    return found
+
+
+def _carry_out(manager: Manager, wanted: Wanted, steps: Steps) -> None:
+    for group in _head_first(steps.stop):
+        manager.stop(group)
+    if steps.remove:
+        manager.remove(steps.remove)
+    everything = [*steps.define, *steps.start]
+    for group in reversed(_head_first(everything)):
+        defined = [service for service in wanted.run if service.name in group and service.name in steps.define]
+        if defined:
+            manager.define(defined)
+        starting = [name for name in group if name in steps.start]
+        if starting:
+            manager.start(starting)
+
+
+def _explained(manager: Manager, error: Exception, services: Iterable[str]) -> str:
+    """An error with the last lines of each service that does not run."""
+    logs = {name: _last_lines(manager.log(name)) for name in services}
+    said = "".join(f"\n{name} wrote last:\n{text}" for name, text in logs.items() if text)
+    return f"{error}. Fix what it names on the host, and run it again.{said}"
+
+
+def apply(manager: Manager, wanted: Wanted, check: bool) -> list[Change]:
+    """Brings services to what is wanted, and returns what was, or in check mode would be, changed.
+
+    :raises ServiceError: with the last lines of the services' logs.
+    """
+    every = [*(service.name for service in wanted.run), *wanted.start, *wanted.stop, *wanted.remove]
+    every = list(dict.fromkeys(every))
+    steps = None
+    try:
+        states = manager.state(every)
+        steps = _steps(manager, wanted, states)
+        changes = _changes(manager, wanted, states, steps)
+        if not check:
+            _carry_out(manager, wanted, steps)
+    except (commands.CommandError, OSError) as error:
+        raise ServiceError(_explained(manager, error, steps.start if steps else [])) from error
+    return changes

@@ -1,0 +1,354 @@
+"""Services by each service manager. The managers' own programs are stood in for by those in fixtures/service_managers, which keep a state,
+and write down their calls and what they start and stop."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply.services import FAILED, RUNNING, STOPPED
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names, service_managers
+from ansible_collections.llamacpp.cluster.plugins.modules import service
+from conftest import SCHEMA
+
+MODULE = service
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = Path(__file__).parent / "fixtures" / "service_managers"
+WORKER, OTHER, HEAD = "llamacpp-worker-one", "llamacpp-worker-two", "llamacpp-server"
+CHANGING = ("start", "stop", "boot", "rc-update", "enable", "disable", "daemon-reload", "update")
+
+
+class Machine:
+    """A host with one service manager."""
+
+    def __init__(self, root, name):
+        self.root, self.name = root, name
+        shutil.copytree(PROGRAMS, root / "bin")
+        self.folder = root / "bin"
+        for part in ("running", "broken", "unread", "units"):
+            (self.folder / part).mkdir()
+        self.prefix = root / "prefix"
+        (self.prefix / "venv/bin").mkdir(parents=True)
+        python = self.prefix / "venv/bin/python"
+        python.write_text(f'#!/bin/sh\nexec {self.folder}/supervisorctl "$@"\n')
+        python.chmod(0o755)
+        for log in ("state", "supervisor"):
+            (self.prefix / log).mkdir()
+            for name_of_log in (WORKER, HEAD):
+                (self.prefix / log / f"{name_of_log}.log").write_text("first line\n" * 20 + "no such device\n")
+        scope = next(iter(service_managers.MANAGERS[name].folders))
+        self.host = {
+            "service_manager": name,
+            "scope": scope,
+            "prefix": str(self.prefix),
+            "units": str(self.folder / "units"),
+        }
+
+    @property
+    def manager(self):
+        return services.manager_of(self.host)
+
+    def apply(self, *run, check=False, **lists):
+        """What is changed, as service → state before and after; ``run`` are services by name, with the text «NAME 1»."""
+        planned = [one if isinstance(one, services.Service) else defined(one) for one in run]
+        wanted = services.Wanted(planned, **{**{"restart": [], "start": [], "stop": [], "remove": []}, **lists})
+        return {change.service: (change.before, change.after) for change in services.apply(self.manager, wanted, check)}
+
+    def lines(self, name):
+        """Lines of one of the programs' files, which is emptied."""
+        path = self.folder / name
+        found = path.read_text().splitlines() if path.exists() else []
+        path.unlink(missing_ok=True)
+        return found
+
+    def changes(self):
+        """Calls that change something."""
+        return [line for line in self.lines("calls") if any(f" {word}" in f" {line}" for word in CHANGING)]
+
+    def state(self, *names):
+        return list(self.manager.state(names).values())
+
+    def put(self, name, state):
+        (self.folder / "running" / name).write_text(state)
+
+
+def defined(name, text=None, at_boot=True):
+    return services.Service(name, text or f"{name} 1", at_boot)
+
+
+@pytest.fixture(params=list(services.CLASSES))
+def machine(request, tmp_path, monkeypatch):
+    return machine_with(request.param, tmp_path, monkeypatch)
+
+
+def machine_with(name, tmp_path, monkeypatch):
+    made = Machine(tmp_path, name)
+    monkeypatch.setattr(commands, "SEARCH", f"{made.folder}:{commands.SEARCH}")
+    monkeypatch.setattr(services.host_facts, "supervisor_runs", lambda prefix: True)
+    monkeypatch.setattr(services.OpenRc, "levels", str(made.folder / "runlevels"))
+    monkeypatch.setattr(services.Launchd, "poll_seconds", 0)
+    # The program that enables units of systemd knows one target.
+    if name == "systemd_user":
+        (made.folder / "units/default.target.wants").symlink_to("multi-user.target.wants")
+    return made
+
+
+# --------------------------------------------------------------------------------------------------- what belongs together
+
+
+def test_what_a_new_service_manager_needs():
+    """The files of the exercise in CONTRIBUTING.md."""
+    known = list(service_managers.MANAGERS)
+    assert list(services.CLASSES) == known, "apply/services.py lacks a class"
+    templates = {path.name for path in (ROOT / "roles/llama_host/templates").iterdir()}
+    assert {manager.template for manager in service_managers.MANAGERS.values()} <= templates
+    specification = yaml.safe_load((ROOT / "roles/llama_host/meta/argument_specs.yml").read_text())
+    hardware = specification["argument_specs"]["main"]["options"]["llama_hardware"]["options"]
+    assert hardware["service_manager"]["choices"] == known, "roles/llama_host/meta/argument_specs.yml"
+    host = SCHEMA.schema["properties"]["hosts"]["additionalProperties"]["properties"]
+    assert host["service_manager"]["enum"] == known, "docs/plan.schema.json"
+
+
+@pytest.mark.parametrize("staging", [False, True])
+def test_the_head_is_known_by_its_name(pair, staging):
+    hosts = pair.plan(staging=staging)["hosts"].values()
+    services_of_plan = [service for host in hosts for service in host["services"]]
+    assert len(services_of_plan) == 3
+    assert all((service["name"] in names.HEADS) == (service["kind"] == "head") for service in services_of_plan)
+
+
+# --------------------------------------------------------------------------------------------------------- all managers
+
+
+def test_services_are_defined_and_started_once_workers_first(machine):
+    assert machine.apply(HEAD, WORKER, check=True) == {HEAD: (STOPPED, RUNNING), WORKER: (STOPPED, RUNNING)}
+    assert (machine.changes(), list((machine.folder / "running").iterdir())) == ([], [])
+    assert machine.apply(HEAD, WORKER) == {HEAD: (STOPPED, RUNNING), WORKER: (STOPPED, RUNNING)}
+    assert machine.lines("events") == [f"start {WORKER}", f"start {HEAD}"]
+    for name in (HEAD, WORKER):
+        path = machine.manager.path(name)
+        assert path.read_text() == f"{name} 1"
+        assert path.stat().st_mode & 0o777 == machine.manager.record.mode
+    assert machine.changes()
+    assert machine.manager.not_at_boot([HEAD, WORKER]) == set()
+    assert machine.apply(HEAD, WORKER) == {}
+    assert (machine.changes(), machine.lines("events")) == ([], [])
+
+
+def test_a_service_with_another_definition_starts_anew_and_no_other(machine):
+    machine.apply(WORKER, OTHER)
+    machine.lines("events")
+    changed = machine.apply(defined(WORKER, "another"), OTHER)
+    assert changed == {WORKER: (RUNNING, "running, started anew")}
+    assert machine.lines("events") == [f"stop {WORKER}", f"start {WORKER}"]
+    assert machine.manager.path(WORKER).read_text() == "another"
+
+
+def test_what_starts_anew_stops_the_head_first_and_starts_it_last(machine):
+    machine.apply(WORKER, HEAD)
+    machine.lines("events")
+    machine.apply(WORKER, HEAD, restart=[WORKER, HEAD, "of another call"])
+    assert machine.lines("events") == [f"stop {HEAD}", f"stop {WORKER}", f"start {WORKER}", f"start {HEAD}"]
+
+
+def test_a_definition_that_others_could_write_is_written_again(machine):
+    machine.apply(WORKER)
+    machine.manager.path(WORKER).chmod(0o666)
+    assert machine.apply(WORKER)
+    assert machine.manager.path(WORKER).stat().st_mode & 0o777 == machine.manager.record.mode
+
+
+def test_stop_and_start_without_a_definition_of_the_plan(machine):
+    machine.apply(WORKER, HEAD)
+    machine.lines("events")
+    assert machine.apply(stop=[WORKER, HEAD]) == {WORKER: (RUNNING, STOPPED), HEAD: (RUNNING, STOPPED)}
+    assert machine.lines("events") == [f"stop {HEAD}", f"stop {WORKER}"]
+    assert machine.manager.path(HEAD).exists()
+    assert machine.apply(stop=[WORKER, HEAD]) == {}
+    assert machine.apply(start=[HEAD, WORKER], check=True) == {HEAD: (STOPPED, RUNNING), WORKER: (STOPPED, RUNNING)}
+    assert machine.lines("events") == []
+    machine.apply(start=[HEAD, WORKER])
+    assert machine.lines("events") == [f"start {WORKER}", f"start {HEAD}"]
+    assert machine.apply(start=[HEAD, WORKER]) == {}
+
+
+def test_what_is_not_planned_any_more_goes(machine):
+    machine.apply(WORKER, OTHER)
+    machine.lines("events")
+    assert machine.apply(OTHER, remove=[WORKER], check=True) == {WORKER: (RUNNING, STOPPED)}
+    assert machine.manager.path(WORKER).exists()
+    assert machine.apply(OTHER, remove=[WORKER]) == {WORKER: (RUNNING, STOPPED)}
+    assert machine.lines("events") == [f"stop {WORKER}"]
+    assert not machine.manager.path(WORKER).exists()
+    assert machine.state(WORKER, OTHER) == [STOPPED, RUNNING]
+    assert machine.apply(OTHER, remove=[WORKER]) == {}
+    machine.apply(remove=[OTHER])
+    left = [path.name for path in (machine.folder / "units").rglob("*") if not path.is_dir()]
+    assert (left, list((machine.folder / "runlevels").rglob("llama*"))) == ([], [])
+
+
+def test_one_that_ended_before_goes_too(machine):
+    machine.apply(WORKER)
+    machine.apply(stop=[WORKER])
+    machine.lines("events")
+    assert machine.apply(remove=[WORKER]) == {WORKER: (STOPPED, STOPPED)}
+    assert machine.lines("events") == []
+    assert not machine.manager.path(WORKER).exists()
+
+
+def test_one_that_cannot_start_is_reported_with_its_last_lines(machine):
+    (machine.folder / "broken" / WORKER).touch()
+    with pytest.raises(services.ServiceError) as raised:
+        machine.apply(WORKER)
+    said = str(raised.value)
+    assert f"{WORKER} cannot start. Fix what it names on the host, and run it again." in said
+    assert f"{WORKER} wrote last:\n" in said
+    assert said.endswith("no such device")
+    assert said.count("first line") < services.LOG_LINES
+
+
+@pytest.mark.parametrize("name", ["systemd", "systemd_user", "openrc", "supervisor"])
+def test_one_that_failed_is_stopped_before_it_starts(tmp_path, monkeypatch, name):
+    machine = machine_with(name, tmp_path, monkeypatch)
+    machine.apply(WORKER)
+    machine.put(WORKER, "failed")
+    machine.lines("events")
+    assert machine.state(WORKER) == [FAILED]
+    assert machine.apply(start=[WORKER]) == {WORKER: (FAILED, RUNNING)}
+    assert machine.lines("events") == [f"stop {WORKER}", f"start {WORKER}"]
+
+
+def test_a_folder_that_cannot_be_written(machine):
+    (machine.folder / "units" / machine.manager.path(WORKER).name).mkdir()
+    with pytest.raises(services.ServiceError, match=r"Is a directory.* Fix what it names on the host"):
+        machine.apply(WORKER)
+
+
+# ------------------------------------------------------------------------------------------------------- one by one
+
+
+def test_systemd_reads_a_definition_that_was_written_and_not_read(tmp_path, monkeypatch):
+    machine = machine_with("systemd", tmp_path, monkeypatch)
+    machine.apply(WORKER)
+    machine.lines("calls")
+    (machine.folder / "unread" / WORKER).touch()
+    assert machine.manager.unread([WORKER]) == {WORKER}
+    assert machine.apply(WORKER)
+    assert "systemctl daemon-reload" in machine.changes()
+    assert machine.manager.unread([WORKER]) == set()
+
+
+def test_systemd_starts_at_boot_what_is_not_temporary(tmp_path, monkeypatch):
+    machine = machine_with("systemd", tmp_path, monkeypatch)
+    machine.apply(defined(WORKER, at_boot=False), OTHER)
+    assert machine.manager.not_at_boot([WORKER, OTHER]) == {WORKER}
+    (machine.folder / "units/multi-user.target.wants" / f"{OTHER}.service").unlink()
+    assert machine.apply(OTHER) == {OTHER: (RUNNING, RUNNING)}
+    assert machine.manager.not_at_boot([OTHER]) == set()
+    assert machine.apply(OTHER) == {}
+
+
+def test_systemd_that_is_not_there(tmp_path, monkeypatch):
+    machine = machine_with("systemd", tmp_path, monkeypatch)
+    monkeypatch.setattr(commands, "SEARCH", "")
+    assert machine.apply(WORKER, check=True) == {WORKER: (STOPPED, RUNNING)}
+    assert machine.manager.unread([WORKER]) == set()
+
+
+def test_systemd_of_a_user_is_called_as_such(tmp_path, monkeypatch):
+    machine = machine_with("systemd_user", tmp_path, monkeypatch)
+    machine.apply(WORKER)
+    assert all(line.startswith("systemctl --user ") for line in machine.lines("calls"))
+    monkeypatch.setattr(services.host_facts, "lingers", lambda user: False)
+    assert [line.split(" of ")[0] for line in machine.manager.lacking()] == ["services"]
+    monkeypatch.setattr(services.host_facts, "lingers", lambda user: True)
+    assert machine.manager.lacking() == []
+
+
+def test_the_bus_of_a_user_is_found_after_a_login_without_one(monkeypatch):
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(commands.os.path, "exists", lambda path: path.endswith("/bus"))
+    commands.find_user_session()
+    assert commands.os.environ["XDG_RUNTIME_DIR"].startswith("/run/user/")
+
+
+def test_openrc_of_a_service_that_it_does_not_know(tmp_path, monkeypatch):
+    machine = machine_with("openrc", tmp_path, monkeypatch)
+    assert machine.state(WORKER) == [STOPPED]
+    assert machine.lines("calls") == []
+
+
+@pytest.mark.parametrize(
+    "file, status, reason", [("stuck", None, "it does not end"), ("forbidden", 1, "Operation not permitted")]
+)
+def test_launchd_that_does_not_stop(tmp_path, monkeypatch, file, status, reason):
+    machine = machine_with("launchd", tmp_path, monkeypatch)
+    machine.apply(WORKER)
+    (machine.folder / file).touch()
+    monkeypatch.setattr(services, "COMMAND_SECONDS", 0.2)
+    with pytest.raises(services.ServiceError, match=f"launchctl bootout .*{WORKER}.* failed: {reason}"):
+        machine.apply(stop=[WORKER])
+
+
+def test_launchd_that_has_unloaded_it_meanwhile(tmp_path, monkeypatch):
+    machine = machine_with("launchd", tmp_path, monkeypatch)
+    machine.manager.stop([WORKER])
+    assert machine.state(WORKER) == [STOPPED]
+
+
+def test_domains_of_launchd():
+    record = service_managers.MANAGERS["launchd"]
+    assert services.Launchd(record, services.Host("system", "/p", "/u")).domain == "system"
+    assert services.Launchd(record, services.Host("user", "/p", "/u")).domain == f"gui/{services.os.geteuid()}"
+
+
+def test_supervisor_that_does_not_run(tmp_path, monkeypatch):
+    machine = machine_with("supervisor", tmp_path, monkeypatch)
+    machine.apply(WORKER)
+    monkeypatch.setattr(services.host_facts, "supervisor_runs", lambda prefix: False)
+    assert machine.manager.lacking() == ["supervisor does not run"]
+    assert machine.apply(WORKER, check=True) == {WORKER: (STOPPED, RUNNING)}
+    with pytest.raises(services.ServiceError, match=r"supervisor.* does not run: run site.yml"):
+        machine.apply(start=[WORKER])
+    assert machine.apply(stop=[WORKER]) == {}
+    machine.apply(remove=[WORKER])
+    assert not machine.manager.path(WORKER).exists()
+
+
+def test_supervisor_whose_service_ended_meanwhile(tmp_path, monkeypatch):
+    machine = machine_with("supervisor", tmp_path, monkeypatch)
+    machine.apply(WORKER)
+    (machine.folder / "ended").touch()
+    machine.apply(stop=[WORKER])
+    (machine.folder / "forbidden").touch()
+    with pytest.raises(services.ServiceError, match="no permission"):
+        machine.apply(stop=[WORKER])
+
+
+# ----------------------------------------------------------------------------------------------------------------- module
+
+
+def test_the_module_shows_definitions_and_states(machine, call):
+    planned = {"name": WORKER, "definition": "text\n", "temporary": False, "kind": "worker", "argv": []}
+    for check in (True, False):
+        result = call(check=check, host=machine.host, services=[planned])
+        assert result["changed"]
+        assert result["changes"] == [{"service": WORKER, "before": STOPPED, "after": RUNNING}]
+        definition, states = result["diff"]
+        assert (definition["before"], definition["after"]) == ("", "text\n")
+        assert definition["after_header"] == str(machine.manager.path(WORKER))
+        assert (states["before"], states["after"]) == (f"{WORKER}: stopped\n", f"{WORKER}: running\n")
+    again = call(host=machine.host, services=[planned])
+    assert (again["changed"], again["diff"]) == (False, [])
+    stopped = call(host=machine.host, stop=[WORKER])
+    assert [part["after"] for part in stopped["diff"]] == [f"{WORKER}: stopped\n"]
+
+
+def test_the_module_of_a_manager_that_is_not_known(tmp_path, call):
+    result = call(host={"service_manager": "runit", "scope": "system", "prefix": "/p", "units": str(tmp_path)})
+    assert result["failed"]
+    assert result["msg"].startswith("service_manager is runit: it is one of systemd, ")
+    assert json.dumps(result)
