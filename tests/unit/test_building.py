@@ -225,7 +225,7 @@ def test_a_builder_whose_lock_was_removed_while_it_waited_takes_the_new_one(tmp_
         thread = threading.Thread(target=lambda: got.append(building._locked(path, wait=True)))
         thread.start()
         path.unlink()
-    thread.join(timeout=10)
+    thread.join()
     assert os.path.samestat(os.fstat(got[0].fileno()), path.stat())
     assert building._locked(path, wait=False) is None
     got[0].close()
