@@ -70,7 +70,7 @@ sanity: dev ## Run ansible-test sanity
 	  ansible-test sanity --python $$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 
 unit: dev ## Run the unit tests
-	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -q tests/unit
+	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -q --numprocesses auto --maxprocesses 8 tests/unit
 
 integration: dev ## Run the playbooks on real llama.cpp
 	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -v --timeout 1800 -m "$(TESTS)" tests/integration
