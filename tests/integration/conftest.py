@@ -16,6 +16,7 @@ from pathlib import Path
 import ansible_runner
 import pytest
 import yaml
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import sources
 
 ROOT = Path(__file__).resolve().parents[2]
 TREE = ROOT / ".venv" / "collections"
@@ -121,6 +122,14 @@ class Cluster:
         return next(pid for pid, argv in self.processes().items() if all(word in " ".join(argv[:8]) for word in words))
 
 
+def share_compiled():
+    """Gives what the demo has compiled as root to the current user's ccache: both build the same tree."""
+    demo, own = Path("/var/cache/llamacpp/ccache"), sources.cache_folder() / "ccache"
+    if os.geteuid() == 0 and demo.is_dir():
+        own.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["cp", "--recursive", "--update", f"{demo}/.", str(own)], check=True)
+
+
 def until(condition, seconds=120):
     """Waits for a condition; how long it takes is no matter of these tests."""
     deadline = time.monotonic() + seconds
@@ -138,6 +147,7 @@ def until(condition, seconds=120):
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory):
     """A cluster that nothing has been done to yet."""
+    share_compiled()
     made = Cluster(tmp_path_factory.mktemp("cluster"))
     yield made
     made.clear()
