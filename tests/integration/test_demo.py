@@ -26,7 +26,7 @@ def accounts():
     return {entry.pw_name for entry in pwd.getpwall()}
 
 
-def test_the_demo_runs_twice_and_goes_without_a_trace(tmp_path, monkeypatch):
+def test_the_demo_runs_twice_and_goes_without_a_trace(tmp_path, share):
     environment = {**os.environ, "HOME": str(tmp_path)}
     before = accounts()
     cluster = Cluster(tmp_path)
@@ -45,6 +45,7 @@ def test_the_demo_runs_twice_and_goes_without_a_trace(tmp_path, monkeypatch):
         second = make("demo", env=environment)
         assert second.returncode == 0, second.stdout + second.stderr
         assert "changed=0" in second.stdout
+        share(PREFIX)
     finally:
         down = make("down", env=environment)
     assert down.returncode == 0, down.stdout + down.stderr
