@@ -5,7 +5,7 @@ SHELL := /bin/bash
 PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(shell command -v $(name))))
 VENV := .venv
 TREE := $(VENV)/collections/ansible_collections/llamacpp
-OLDEST ?= $(firstword $(foreach path,$(shell command -v python3.9) $(wildcard $(HOME)/.pyenv/versions/3.9.*/bin/python3.9),$(shell $(path) -c 'print("$(path)")' 2>/dev/null)))
+OLDEST ?= $(firstword $(foreach path,$(shell command -v python3.9) $(wildcard $(HOME)/.pyenv/versions/3.9.*/bin/python3.9),$(shell $(path) -c 'import ensurepip; print("$(path)")' 2>/dev/null)))
 INVENTORY ?= inventories/local
 PLAYBOOK := $(VENV)/bin/ansible-playbook
 
