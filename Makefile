@@ -16,7 +16,7 @@ TESTS ?= not slow
 SCENARIO ?= default
 ACTION ?= test
 
-.PHONY: help venv dev demo down plan build docs lint sanity unit integration molecule test test-full
+.PHONY: help venv dev demo down plan build docs lint sanity unit check integration molecule test test-full
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -81,7 +81,10 @@ integration: dev ## Run the playbooks on real llama.cpp
 molecule: dev ## Run SCENARIO on containers with systemd; ACTION is test, converge, verify, destroy, ...
 	@$(VENV)/bin/python molecule/run.py $(SCENARIO) $(ACTION)
 
-test: lint sanity unit integration ## Run all tests; the scenario default as root only
+check: dev ## Run lint, sanity and unit beside each other
+	@$(MAKE) --no-print-directory --jobs=3 lint sanity unit
+
+test: check integration ## Run all tests; the scenario default as root only
 	@if [ "$$(id -u)" = 0 ]; then $(MAKE) --no-print-directory molecule SCENARIO=default ACTION=test; \
 	else echo "Not run: molecule, whose containers need root. Run: sudo make molecule"; fi
 

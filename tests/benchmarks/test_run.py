@@ -1,7 +1,7 @@
 """What the tests cost: the parts of `make test` one after the other, in a fresh clone with an empty HOME and cold caches.
 
-    python tests/benchmarks/test_run.py            # all of them
-    python tests/benchmarks/test_run.py unit lint  # some
+    python tests/benchmarks/test_run.py                   # all of them
+    python tests/benchmarks/test_run.py lint sanity unit  # what make check runs beside each other
 
 Prints a table with the machine. As root, the cache of an earlier demo is out of the way meanwhile.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from first_run import ROOT, machine, seconds
 
-PARTS = ["dev", "lint", "sanity", "unit", "integration", "molecule"]
+PARTS = ["dev", "check", "integration", "molecule"]
 CACHE = Path("/var/cache/llamacpp")
 
 
