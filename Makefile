@@ -5,6 +5,7 @@ SHELL := /bin/bash
 PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(shell command -v $(name))))
 VENV := .venv
 TREE := $(VENV)/collections/ansible_collections/llamacpp
+OLDEST ?= $(firstword $(foreach path,$(shell command -v python3.9) $(wildcard $(HOME)/.pyenv/versions/3.9.*/bin/python3.9),$(shell $(path) -c 'import ensurepip; print("$(path)")' 2>/dev/null)))
 INVENTORY ?= inventories/local
 PLAYBOOK := $(VENV)/bin/ansible-playbook
 
@@ -15,7 +16,7 @@ TESTS ?= not slow
 SCENARIO ?= default
 ACTION ?= test
 
-.PHONY: help venv dev demo down plan build docs lint sanity unit integration molecule test test-full
+.PHONY: help venv dev demo down plan build docs lint sanity unit check integration molecule test test-full
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,11 +68,13 @@ sanity: dev ## Run ansible-test sanity
 	@git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents -t $(SANITY)/ansible_collections/llamacpp/cluster
 	@echo 'import ensurepip; ensurepip.bootstrap(default_pip=True)' > $(SANITY)/.ansible/test/cache/get_pip_24_2.py
 	@cd $(SANITY)/ansible_collections/llamacpp/cluster && git init -q && git add -A && \
-	  PIP_CONFIG_FILE=$${PIP_CONFIG_FILE:-$$HOME/.config/pip/pip.conf} HOME=$(CURDIR)/$(SANITY) PATH=$(BIN):$$PATH PIP_QUIET=1 \
-	  ansible-test sanity --python $$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+	  export PIP_CONFIG_FILE=$${PIP_CONFIG_FILE:-$$HOME/.config/pip/pip.conf} HOME=$(CURDIR)/$(SANITY) PATH=$(BIN):$$PATH PIP_QUIET=1 && \
+	  ansible-test sanity --python $$(python -c 'import sys; print("%d.%d" % sys.version_info[:2])') && \
+	  $(if $(OLDEST),ansible-test sanity --python 3.9 --python-interpreter $(OLDEST) --test compile --test import,\
+	  echo "Not run: sanity on Python 3.9, the oldest of a host, which is not installed here. Or name it with OLDEST=/path/to/python3.9")
 
 unit: dev ## Run the unit tests
-	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -q tests/unit
+	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -q --numprocesses auto --maxprocesses 8 tests/unit
 
 integration: dev ## Run the playbooks on real llama.cpp
 	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -v --timeout 1800 -m "$(TESTS)" tests/integration
@@ -79,7 +82,10 @@ integration: dev ## Run the playbooks on real llama.cpp
 molecule: dev ## Run SCENARIO on containers with systemd; ACTION is test, converge, verify, destroy, ...
 	@$(VENV)/bin/python molecule/run.py $(SCENARIO) $(ACTION)
 
-test: lint sanity unit integration ## Run all tests; the scenario default as root only
+check: dev ## Run lint, sanity and unit beside each other
+	@$(MAKE) --no-print-directory --jobs=3 lint sanity unit
+
+test: check integration ## Run all tests; the scenario default as root only
 	@if [ "$$(id -u)" = 0 ]; then $(MAKE) --no-print-directory molecule SCENARIO=default ACTION=test; \
 	else echo "Not run: molecule, whose containers need root. Run: sudo make molecule"; fi
 
@@ -88,5 +94,6 @@ test-full: test ## Run all tests, those that compile more, the other scenarios, 
 	@$(MAKE) --no-print-directory molecule SCENARIO=source ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=generations ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=hip ACTION=test
+	@$(MAKE) --no-print-directory molecule SCENARIO=newest ACTION=test
 	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/python tests/benchmarks/no_change_run.py
 	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/python tests/benchmarks/first_run.py

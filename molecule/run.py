@@ -59,7 +59,7 @@ def keeper() -> int | None:
     """Process that keeps the mount namespace, if it lives."""
     try:
         process = int(KEEPER.read_text())
-        return process if b"sleep" in Path(f"/proc/{process}/cmdline").read_bytes() else None
+        return process if Path(f"/proc/{process}/cmdline").read_bytes().startswith(b"sleep") else None
     except (OSError, ValueError):
         return None
 
@@ -76,9 +76,12 @@ def enter() -> list[str]:
             start_new_session=True,
         )
         KEEPER.write_text(str(process.pid))
-        time.sleep(1)
-        if not keeper():
-            sys.exit("A mount namespace with cgroup v2 could not be made: run it as root on a machine with cgroup v2.")
+        while not keeper():
+            if process.poll() is not None:
+                sys.exit(
+                    "A mount namespace with cgroup v2 could not be made: run it as root on a machine with cgroup v2."
+                )
+            time.sleep(0.1)
     return ["nsenter", f"--target={keeper()}", "--mount", f"--wd={ROOT}"]
 
 

@@ -1,7 +1,7 @@
 """Drives the playbooks through ansible-runner against real llama.cpp, apart from whatever else the machine runs.
 
 The cluster of these tests belongs to the current user, lives in a temporary folder and has ports of its own. Only the
-caches are the user's, so that llama.cpp is compiled once.
+caches are the user's. llama.cpp is compiled once: what the demo compiles as root, the cluster installs.
 """
 
 import json
@@ -16,6 +16,8 @@ from pathlib import Path
 import ansible_runner
 import pytest
 import yaml
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import sources
 
 ROOT = Path(__file__).resolve().parents[2]
 TREE = ROOT / ".venv" / "collections"
@@ -133,6 +135,25 @@ def until(condition, seconds=120):
             pass
         time.sleep(0.5)
     raise AssertionError("it did not happen in time")
+
+
+@pytest.fixture(scope="session")
+def share(tmp_path_factory):
+    """Has what one installation has compiled installed by later ones of the same kind, as a host gets it from another."""
+    shared = []
+
+    def keep(prefix):
+        (release,) = (prefix / "releases").iterdir()
+        kept = sources.packed_release(release.name)
+        if not kept.exists():
+            programs = [path.name for path in (release / "bin").iterdir()]
+            build = {"id": release.name, "targets": programs}
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            shared.append(shutil.move(building.pack(str(prefix), str(tmp_path_factory.mktemp("share")), build), kept))
+
+    yield keep
+    for path in shared:
+        path.unlink()
 
 
 @pytest.fixture(scope="session")

@@ -3,12 +3,11 @@
 import os
 import pwd
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
-from conftest import ROOT, Cluster
+from conftest import ROOT, Cluster, until
 
 PREFIX = Path("/opt/llamacpp")
 
@@ -26,7 +25,7 @@ def accounts():
     return {entry.pw_name for entry in pwd.getpwall()}
 
 
-def test_the_demo_runs_twice_and_goes_without_a_trace(tmp_path, monkeypatch):
+def test_the_demo_runs_twice_and_goes_without_a_trace(tmp_path, share):
     environment = {**os.environ, "HOME": str(tmp_path)}
     before = accounts()
     cluster = Cluster(tmp_path)
@@ -45,13 +44,11 @@ def test_the_demo_runs_twice_and_goes_without_a_trace(tmp_path, monkeypatch):
         second = make("demo", env=environment)
         assert second.returncode == 0, second.stdout + second.stderr
         assert "changed=0" in second.stdout
+        share(PREFIX)
     finally:
         down = make("down", env=environment)
     assert down.returncode == 0, down.stdout + down.stderr
-    deadline = time.monotonic() + 10
-    while cluster.processes() and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert cluster.processes() == {}
+    until(lambda: not cluster.processes())
     assert not PREFIX.exists()
     assert accounts() == before
     left = {path.name for path in tmp_path.iterdir()}

@@ -104,7 +104,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def server():
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as served:
-        threading.Thread(target=served.serve_forever, daemon=True).start()
+        threading.Thread(target=served.serve_forever, args=(0.02,), daemon=True).start()
         yield f"http://127.0.0.1:{served.server_port}"
         served.shutdown()
 
