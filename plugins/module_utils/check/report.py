@@ -95,18 +95,18 @@ def _layers(plan: dict) -> list[str]:
 def _topology(plan: dict) -> list[str]:
     head = plan["head"]
     links = {link["endpoint"]: link for link in plan["estimate"]["links"]}
-    workers = {f"[{worker['endpoint']}]": worker for host in plan["hosts"].values() for worker in host["workers"]}
+    workers = {worker["endpoint"]: worker for host in plan["hosts"].values() for worker in host["workers"]}
     kept = head["cpu"]["layers"]
     rows = [["├─", head["host"], "CPU", "", _range(0, kept), ""]] * bool(kept and plan["placement"])
     for index, (entry, layers) in enumerate(zip(plan["placement"], _layers(plan))):
-        worker = next((worker for end, worker in workers.items() if entry["device"].endswith(end)), None)
-        link = links[worker["endpoint"]] if worker else None
+        endpoint = entry["endpoint"]
+        link = links[endpoint] if endpoint else None
         rows.append(
             [
                 "└─" if index == len(plan["placement"]) - 1 else "├─",
                 entry["host"],
-                worker["device"] if worker else entry["device"],
-                worker["endpoint"] if worker else "",
+                workers[endpoint]["device"] if endpoint else entry["device"],
+                endpoint or "",
                 layers,
                 f"{link['kind']}, {link['one_way_ms']:g} ms{'' if link['measured'] else ' assumed'}" if link else "",
             ]

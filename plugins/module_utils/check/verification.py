@@ -342,7 +342,7 @@ def _links(evidence: dict) -> list[dict]:
 def _handshakes(plan: dict, evidence: dict) -> list[dict]:
     checks = []
     answers = evidence["handshakes"]["workers"]
-    capacities = {entry["device"]: entry["capacity_mib"] for entry in plan["placement"]}
+    capacities = {entry["endpoint"]: entry["capacity_mib"] for entry in plan["placement"]}
     for planned in plan["hosts"].values():
         for worker in planned["workers"]:
             endpoint = worker["endpoint"]
@@ -353,7 +353,7 @@ def _handshakes(plan: dict, evidence: dict) -> list[dict]:
                 checks.append(_check("handshake", endpoint, False, f"{answer['state']}: {answer['detail']}"))
             else:
                 total = sum(device["total_mib"] for device in answer["devices"])
-                needed = next((size for device, size in capacities.items() if f"[{endpoint}]" in device), 0)
+                needed = capacities.get(endpoint, 0)
                 told = f"protocol {answer['protocol']}, {len(answer['devices'])} device, {total} MiB"
                 right = len(answer["devices"]) == 1 and total >= needed
                 checks.append(
