@@ -294,7 +294,7 @@ def test_other_hosts_are_judged_by_their_answers(plan, drifts, evidence, monkeyp
     answers = {"here": {"drift": drifts["here"], "changed": False}} if answered else {"here": {"unreachable": True}}
     task = mock.Mock(args={"plan": plan, "answers": answers}, async_val=0)
     action = verify_action.ActionModule(task, *(mock.Mock() for _ in range(5)))
-    monkeypatch.setattr(action, "_collect", lambda *_: {"evidence": evidence})
+    monkeypatch.setattr(action, "_collect", lambda *_arguments: {"evidence": evidence})
     result = action.run(task_vars={"hostvars": {"here": {}}})
     assert bool(result.get("failed")) != answered
     assert answered or "release of here: it could not be reached" in result["msg"]

@@ -145,7 +145,8 @@ def listed(text: str) -> Listed:
         words, valued, rest = _heading(lines[0].strip())
         explanation = " ".join(" ".join([rest, *lines[1:]]).split())
         if REMOVED in explanation:
-            found.removed.update(dict.fromkeys(words, explanation[explanation.index(REMOVED) :].split(" (env:")[0]))
+            reason = explanation[explanation.index(REMOVED) :].split(" (env:", maxsplit=1)[0]
+            found.removed.update(dict.fromkeys(words, reason))
         else:
             found.known.update(dict.fromkeys(words, valued))
     return found
@@ -168,15 +169,15 @@ def _entries(text: str) -> Iterator[list[str]]:
 def _heading(line: str) -> tuple[list[str], bool, str]:
     """Names of an option, whether a value follows one of them, and the rest of the line."""
     words, valued, position = [], False, 0
-    while True:
-        word = WORD.match(line, position)
-        assert word
+    while word := WORD.match(line, position):
+        position = word.end()
         words.append(word[0])
-        following = NEXT_WORD.match(line, word.end())
-        valued = valued or bool(VALUE.match(line, word.end()))
+        valued = valued or bool(VALUE.match(line, position))
+        following = NEXT_WORD.match(line, position)
         if not following:
-            return words, valued, line[word.end() :]
+            break
         position = following.end()
+    return words, valued, line[position:]
 
 
 class Problem(NamedTuple):
