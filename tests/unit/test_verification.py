@@ -293,7 +293,7 @@ def test_other_hosts_are_judged_by_their_answers(plan, drifts, evidence, monkeyp
     """What they reported is an argument of the task, not a variable of the hosts."""
     answers = {"here": {"drift": drifts["here"], "changed": False}} if answered else {"here": {"unreachable": True}}
     task = mock.Mock(args={"plan": plan, "answers": answers}, async_val=0)
-    action = verify_action.ActionModule(task, *(mock.Mock() for _ in range(5)))
+    action = verify_action.ActionModule(task, *(mock.Mock() for _number in range(5)))
     monkeypatch.setattr(action, "_collect", lambda *_arguments: {"evidence": evidence})
     result = action.run(task_vars={"hostvars": {"here": {}}})
     assert bool(result.get("failed")) != answered
