@@ -49,7 +49,7 @@ class NotThere(GitError):
 def _run(argv: list[str], seconds: int, folder: Path | None = None) -> str:
     program = shutil.which("git")
     if not program:
-        raise GitError("there is no git on the controller; install it there, or use source: pypi or archive")
+        raise GitError("the controller has no git; install it there, or use source: pypi or archive")
     environment = {name: value for name, value in os.environ.items() if name not in LOCAL_VARIABLES}
     environment.update({"LC_ALL": "C", **QUIET, "GIT_ALLOW_PROTOCOL": TRANSPORTS})
     try:
@@ -122,7 +122,7 @@ def count(repository: str, commit: str, beside: Path) -> int:
     options = ["--update-shallow"] if local else ["--filter=tree:0"]
     with _fetched(repository, commit, beside, *options) as (folder, found):
         if _run(["rev-parse", "--is-shallow-repository"], LOOK_UP_SECONDS, folder).strip() != "false":
-            raise GitError("its history is cut off there")
+            raise GitError("its history is not complete there")
         return int(_run(["rev-list", "--count", found, "--"], FETCH_SECONDS, folder))
 
 

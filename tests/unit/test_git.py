@@ -105,7 +105,7 @@ def test_a_repository_behind_a_network(repository, served):
     found = sources.resolved(request, nowhere)
     assert (found["commit"], found["build"]) == (repository.commits[3], 4)
     assert sources.fetch(releases.release_of(found, {}).as_json()).commit == repository.commits[3]
-    with pytest.raises(Refusal, match="no tag, branch or commit"):
+    with pytest.raises(Refusal, match="not a tag, branch or commit"):
         sources.resolved({**request, "ref": "2" * 40}, nowhere)
 
 
@@ -133,7 +133,7 @@ def test_a_tag_wins_over_a_branch_of_its_name(repository):
 @pytest.mark.parametrize("ref", ["no-such-branch", "0" * 40])
 def test_a_ref_that_is_not_there(repository, ref):
     with pytest.raises(
-        Refusal, match=f"llama_release has the ref '{ref}', which is no tag, branch or commit of {repository.path}"
+        Refusal, match=f"llama_release has the ref '{ref}', which is not a tag, branch or commit of {repository.path}"
     ):
         repository.resolved(ref)
 
@@ -160,7 +160,7 @@ def test_a_history_that_was_cut_off_cannot_be_counted(repository, tmp_path):
     subprocess.run(["git", "clone", "--quiet", "--depth=1", f"file://{repository.path}", str(shallow)], check=True)
     request = {"source": "git", "repository": str(shallow), "ref": "main"}
     with pytest.raises(
-        Refusal, match=r"'main', whose commits could not be counted .*its history is cut off there.*add build"
+        Refusal, match=r"'main', whose commits could not be counted .*its history is not complete there.*add build"
     ):
         sources.resolved(request, nowhere)
     release = releases.release_of(sources.resolved({**request, "build": 3}, nowhere), {})
@@ -169,11 +169,9 @@ def test_a_history_that_was_cut_off_cannot_be_counted(repository, tmp_path):
 
 def test_a_controller_without_git(repository, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(
-        Refusal, match="there is no git on the controller; install it there, or use source: pypi or archive"
-    ):
+    with pytest.raises(Refusal, match="the controller has no git; install it there, or use source: pypi or archive"):
         repository.resolved("main")
-    with pytest.raises(AnsibleError, match="there is no git on the controller"):
+    with pytest.raises(AnsibleError, match="the controller has no git"):
         repository.fetched("b4321")
 
 
@@ -228,7 +226,7 @@ def test_the_same_commit_makes_the_same_archive(repository, cache):
 
 @pytest.mark.parametrize("more", [{"ref": "b9999"}, {"ref": "b4321", "commit": "1" * 40}])
 def test_what_turns_out_not_to_be_there(repository, cache, more):
-    with pytest.raises(AnsibleError, match=r"llama_release has the ref .*, which is no tag, branch or commit of"):
+    with pytest.raises(AnsibleError, match=r"llama_release has the ref .*, which is not a tag, branch or commit of"):
         repository.fetched(**more)
     assert not list(cache.glob("*.tar.gz"))
 
@@ -255,7 +253,7 @@ def test_patches_are_known_by_their_content(tmp_path):
 
 @pytest.mark.parametrize("patch", ["none.patch", {"path": "x"}])
 def test_a_patch_that_cannot_be_read(tmp_path, patch):
-    with pytest.raises(Refusal, match=r"llama_release has the patch .*give (the|a) path"):
+    with pytest.raises(Refusal, match=r"llama_release has the patch .*use (the|a) path"):
         sources.resolved({"source": "git", "ref": "b4321", "patches": [patch]}, lambda path: str(tmp_path / path))
-    with pytest.raises(Refusal, match=r"llama_release has the patch .*give (the|a) path"):
+    with pytest.raises(Refusal, match=r"llama_release has the patch .*use (the|a) path"):
         sources.resolved({"source": "git", "ref": "b4321", "patches": [patch]}, nowhere)

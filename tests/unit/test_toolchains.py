@@ -357,7 +357,7 @@ def only(version):
             None,
             {},
             [
-                "here has NVIDIA GeForce RTX 3090, and what to compile for it is not known",
+                "here has NVIDIA GeForce RTX 3090, but its compute capability is unknown",
                 "nvidia-smi",
                 "llama_hardware",
                 "set llama_backend",
@@ -367,7 +367,7 @@ def only(version):
             "constructed/nvidia_without_tools",
             lambda facts: [device.update(architecture="8.6") for device in facts["accelerators"]],
             {},
-            ["llama_worker_endpoints[0] of here lends CUDA0, NVIDIA GeForce RTX 3090, whose memory is not known"],
+            ["llama_worker_endpoints[0] of here lends CUDA0, NVIDIA GeForce RTX 3090, whose memory size is unknown"],
         ),
         (
             "constructed/a5000x4",
@@ -379,7 +379,7 @@ def only(version):
             "constructed/strix_halo",
             lambda facts: facts["accelerators"][0].update(architecture=""),
             {},
-            ["here has AMD gfx1151, and what to compile", "amdgpu", "gfx1151"],
+            ["here has AMD gfx1151, but its architecture is unknown", "amdgpu", "gfx1151"],
         ),
         ("constructed/intel_arc", None, {}, ["lends Vulkan0, Intel graphics 8086:e20b", "memory_mib"]),
         (
@@ -471,7 +471,7 @@ def test_what_cannot_be_built_with(planned, machine, change, variables, said):
             {"llama_build_toolchain": "/opt/rocm-6.4.1"},
             ["rocWMMA 1.7.0 in /opt/rocm-6.4.1/include does not support gfx1151", "install a newer ROCm"],
         ),
-        ("constructed/rdna3", "0.3.20", {}, ["no headers of rocWMMA in /usr/include", "ROCm 7.0.51831"]),
+        ("constructed/rdna3", "0.3.20", {}, ["/usr/include has no rocWMMA headers", "ROCm 7.0.51831"]),
         ("constructed/rdna4", "0.3.20", {}, None),
     ],
 )
@@ -497,7 +497,7 @@ def test_rocwmma_without_its_internal_headers(tmp_path, planned, monkeypatch):
     reason = planned("constructed/rdna3", "0.3.20", llama_build_cmake_options={"GGML_HIP_ROCWMMA_FATTN": "ON"})[
         "reasons"
     ][0]
-    assert "rocWMMA 2.2 in /usr/include are not whole, rocwmma/internal/config.hpp is missing" in reason
+    assert "rocWMMA 2.2 headers in /usr/include are incomplete: rocwmma/internal/config.hpp is missing" in reason
 
 
 def test_rocwmma_that_is_not_asked_for_is_left_alone(planned):
@@ -525,7 +525,9 @@ def test_an_option_that_the_tree_does_not_know_is_told_and_shown(planned, option
     assert bool(advisories) == told
     if told:
         assert advisories[0]["severity"] == "warning"
-        assert advisories[0]["message"].startswith(f"{option} is set for here, and build {GENERATIONS[version]}")
+        assert advisories[0]["message"].startswith(
+            f"{option} is set for here, but has no effect: build {GENERATIONS[version]}"
+        )
 
 
 @pytest.mark.parametrize(
@@ -808,7 +810,7 @@ def test_vulkan_serves_where_oneapi_is_not_whole(planned, change):
             None,
             "0.3.36",
             {"llama_worker_endpoints": [{}]},
-            ["lends SYCL0, Intel graphics 8086:56a0, whose memory is not known"],
+            ["lends SYCL0, Intel graphics 8086:56a0, whose memory size is unknown"],
         ),
     ],
 )
@@ -857,7 +859,7 @@ def test_sycl_of_a_build_that_was_not_read_is_refused(planned):
     reason = planned("constructed/arc_a770", llama_backend="sycl", **release)["reasons"][0]
     for part in (
         "llama_release is build 6000",
-        "sycl is planned from build 6170 on",
+        "sycl is supported from build 6170 on",
         "here builds for it",
         "set llama_backend",
     ):

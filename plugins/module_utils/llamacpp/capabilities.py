@@ -218,10 +218,10 @@ def problems(program: str, argv: Sequence[str], help_of: Listed, build: int, for
 
 def _problem(program: str, word: str, follows: bool, help_of: Listed) -> str:
     if word in help_of.removed:
-        return f"does not know {word} any more: {help_of.removed[word]}"
+        return f"no longer knows {word}: {help_of.removed[word]}"
     if word not in help_of.known:
         if "=" in word:
-            return f"does not know {word}: make its value an entry of its own"
+            return f"does not know {word}: make its value a separate entry"
         return f"does not know {word}"
     if program == options.SERVER and word in options.OF_TWO_FORMS and help_of.known[word] != follows:
         return f"takes {word} {'with' if help_of.known[word] else 'without'} a value"

@@ -182,7 +182,7 @@ class _Reader:
             return
         if self.limit == MAX_HEADER_BYTES:
             raise GGUFError(f"is refused: its header is longer than {MAX_HEADER_BYTES // MIB} MiB")
-        raise GGUFError(f"is truncated: its header goes on beyond the file's {self.source.size} bytes")
+        raise GGUFError(f"is truncated: its header does not fit into the file's {self.source.size} bytes")
 
     def need(self, count: int) -> None:
         """Brings the next ``count`` bytes into the window."""
@@ -320,7 +320,7 @@ def _tensors(reader: _Reader, count: int, alignment: int) -> Iterator[tuple[str,
             )
         expected = -(-end // alignment) * alignment
         if offset != expected:
-            raise GGUFError(f"is refused: tensor {short(name)} is at {offset} of the data, it belongs at {expected}")
+            raise GGUFError(f"is refused: tensor {short(name)} is at {offset} of the data, but belongs at {expected}")
         size = elements // per_block * block_bytes
         end = offset + size
         yield name, Tensor(type_name, shape, elements, size)
@@ -339,11 +339,9 @@ def _begin(reader: _Reader) -> tuple[int, int]:
     version, tensors, keys = struct.unpack_from("<IQQ", reader.window, 4)
     reader.at = 24
     if version and not version & 0xFFFF:
-        raise GGUFError(
-            "is refused: it is a big-endian file, for other processors than those that llama.cpp serves here"
-        )
+        raise GGUFError("is refused: it is a big-endian file, which llama.cpp does not read here")
     if version == 1:
-        raise GGUFError("is refused: it is of GGUF version 1, which llama.cpp no longer reads")
+        raise GGUFError("is refused: it has GGUF version 1, which llama.cpp no longer reads")
     if version not in (2, 3):
         raise GGUFError(f"is refused: GGUF version {version} is unknown, 2 and 3 are read")
     return tensors, keys
@@ -356,7 +354,7 @@ def _read_file(source: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
     metadata = _metadata(reader, keys)
     alignment = metadata.get("general.alignment", 32)
     if not is_whole(alignment) or alignment < 1 or alignment & (alignment - 1):
-        raise GGUFError(f"is refused: its alignment is {short(alignment)}, which is no power of 2")
+        raise GGUFError(f"is refused: its alignment is {short(alignment)}, which is not a power of 2")
     if count + len(tensors) > MAX_TENSORS:
         reader.left(count * 24)
         raise GGUFError(f"is refused: it has {count + len(tensors)} tensors, at most {MAX_TENSORS} are read")
@@ -400,7 +398,7 @@ def read(name: str, open_file: Callable[[str], Any]) -> Model:
                 found = _read_file(source, tensors).get("split.no")
                 files.append({"name": printable(part), "bytes": source.size})
         except FileNotFoundError:
-            raise GGUFError(f"lacks its part {printable(part)}") from None
+            raise GGUFError(f"is incomplete: its part {printable(part)} is missing") from None
         except GGUFError as error:
             raise type(error)(f"has the part {printable(part)}, which {error}") from None
         if found != index:
@@ -491,7 +489,7 @@ def summarize(model: Model) -> dict[str, Any]:
     metadata, tensors = model.metadata, model.tensors
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
-        raise GGUFError("is refused: it names no architecture")
+        raise GGUFError("is refused: it has no architecture")
 
     def of_model(key: str, default: Any = None) -> Any:
         return metadata.get(f"{architecture}.{key}", default)

@@ -201,7 +201,7 @@ TABLE: tuple[Option, ...] = (
         tuple(spelling._replace(written=False) for spelling in _both("--split-mode -sm")),
         owned=True,
         environment=_split("LLAMA_ARG_SPLIT_MODE"),
-        remedy="take it out: whole layers are placed, which is llama-server's default",
+        remedy="remove it: the plan places whole layers, which is llama-server's default",
     ),
     Option(
         "context",
@@ -308,7 +308,7 @@ TABLE: tuple[Option, ...] = (
         owned=True,
         environment=_split("LLAMA_ARG_FIT"),
         implied=("off",),
-        remedy="take it out: it would place the layers anew",
+        remedy="remove it: it would place the layers again",
     ),
     Option(
         "log-verbosity",
@@ -320,7 +320,7 @@ TABLE: tuple[Option, ...] = (
         owned=True,
         environment=_split("LLAMA_ARG_LOG_VERBOSITY LLAMA_LOG_VERBOSITY"),
         implied=("4",),
-        remedy="take it out, for verify reads the sizes of buffers in the log, or use --verbose, which logs everything",
+        remedy="remove it, because verify reads buffer sizes from the log, or use --verbose, which logs everything",
     ),
     Option(
         "full-window",

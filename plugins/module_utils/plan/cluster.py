@@ -75,7 +75,7 @@ def _judged(plan: dict[str, Any], accepted: frozenset[str]) -> dict[str, Any]:
             refusing.setdefault(advisory["id"], []).append(advisory)
     reasons = [
         f"{' '.join(dict.fromkeys(advisory[part] for part in ('message', 'remedy') for advisory in alike))} "
-        f"To run it all the same, add {identifier} to llama_accept_advisories."
+        f"To run it anyway, add {identifier} to llama_accept_advisories."
         for identifier, alike in refusing.items()
     ]
     reasons = [*plan["reasons"], *reasons]
@@ -134,8 +134,8 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     heads.check(head.name, cluster.server, equipped[head.name].workers, release)
     if declared and not serving:
         raise Refusal(
-            f"the head serves with {serves}, and no worker has a build of the same release: give their backend in "
-            "llama_server_backend, or the same llama_release to both backends"
+            f"the head serves with {serves}, and no worker has a build of the same release: set "
+            "llama_server_backend to their backend, or llama_release to the same release for both"
         )
     lent = devices.of_workers(serving, cluster.hosts, release, bounded)
     placed = layout.lay_out(cluster.server, cluster.placement, model, release, [*lent, *own], head.name, head.facts)
@@ -219,7 +219,7 @@ def _check_same_release(cluster: Cluster) -> None:
         for variable, value in host.releases.items():
             if value != cluster.releases[variable]:
                 raise Refusal(
-                    f"{variable} of {name} differs from that of the head {cluster.head}, and head and workers must be of one release: set it "
+                    f"{variable} of {name} differs from that of the head {cluster.head}, and head and workers need the same release: set it "
                     "for the whole group, or llama_release_<backend> where backends differ"
                 )
 
@@ -232,12 +232,12 @@ def _equip(
     for account, home in facts.accounts.items():
         if facts.scope == "system" and account in (names.ACCOUNT, names.BUILD_ACCOUNT) and home != facts.prefix:
             raise Refusal(
-                f"{host.name} has an account {account} of somebody else's, with the home {home}: services run as {account}, so rename that account"
+                f"{host.name} already has an account {account}, with the home {home}: services run as {account}, so rename that account"
             )
     manager = service_managers.MANAGERS[facts.service_manager]
     if not manager.host_settings and any(link.manage for link in host.links):
         raise Refusal(
-            f"llama_links of {host.name} has manage: true, which needs a host with systemd and root: configure the interface by hand, and "
+            f"llama_links of {host.name} has manage: true, which needs systemd and root: configure the interface yourself, and "
             "set manage: false"
         )
     declared = workers.workers_of(host, built, head) if host.is_worker else []
@@ -286,8 +286,8 @@ def _check_names_of_the_head(head: Host, equipped: Mapping[str, Equipped]) -> No
         address = workers.address_of(head, name)
         if entry.workers[0].address == address:
             raise Refusal(
-                f"{name} has the address {address}, which is that of the head {head.name}: put {head.name} itself into llama_workers where it "
-                f"is to lend its devices, and take {name} out"
+                f"{name} has the address {address}, which is that of the head {head.name}: remove {name} from the inventory, and add "
+                f"{head.name} itself to llama_workers if it lends its devices"
             )
 
 
@@ -387,9 +387,7 @@ def _tuning(host: Host) -> dict[str, Any]:
     if not host.tuning.wanted:
         return {"parameters": {}, "profile": "", "reboot": False}
     if not service_managers.MANAGERS[host.facts.service_manager].host_settings:
-        raise Refusal(
-            f"llama_host_tuning of {host.name} is set, which needs a host with systemd and root: leave it out there"
-        )
+        raise Refusal(f"llama_host_tuning of {host.name} is set, which needs systemd and root: leave it out there")
     drivers = {
         backends.RECORDS[accelerator.backend].kernel_driver
         for accelerator in host.facts.accelerators
@@ -397,13 +395,13 @@ def _tuning(host: Host) -> dict[str, Any]:
     }
     if tuning.DRIVER not in drivers:
         raise Refusal(
-            f"llama_host_tuning of {host.name} is set, and no AMD graphics that uses the host's memory was found: leave it out, or declare it "
+            f"llama_host_tuning of {host.name} is set, but the host has no AMD graphics with shared memory: leave it out, or declare the device "
             "in llama_hardware"
         )
     try:
         parameters = tuning.parameters(host.facts.memory_mib, host.tuning.gtt_mib)
     except ValueError as error:
-        raise Refusal(f"llama_host_tuning_gtt_mib of {host.name} cannot be: {error}") from None
+        raise Refusal(f"llama_host_tuning_gtt_mib of {host.name} is not possible: {error}") from None
     return {"parameters": parameters, "profile": host.tuning.profile, "reboot": host.tuning.reboot}
 
 

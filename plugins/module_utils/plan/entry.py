@@ -69,7 +69,7 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]]) -> Cluster:
 
     :param hosts: name → ``groups`` (head, worker), ``ansible_host``, ``variables`` (with their defaults), ``mistyped`` and ``facts``, what
         host_info returned, or None.
-    :raises Refusal: what the inventory says cannot be.
+    :raises Refusal: what the inventory says is not possible.
     """
     heads = [host for host, given in hosts.items() if "head" in given["groups"]]
     if len(heads) != 1:
@@ -99,7 +99,9 @@ def _host(name: str, given: Mapping[str, Any]) -> Host:
     variables = given["variables"]
     facts = known(name, given["facts"], variables["llama_hardware"], variables["llama_host_scope"])
     if facts is None:
-        raise Refusal(f"nothing is known of {name}: it could not be reached, and llama_hardware does not declare it")
+        raise Refusal(
+            f"{name} could not be reached, and llama_hardware does not declare it: bring the host up, or declare it"
+        )
     return Host(
         name=name,
         is_head="head" in given["groups"],
@@ -144,7 +146,7 @@ def _backends(name: str, value: Any) -> tuple[str, ...]:
 
 def _keep(name: str, number: int) -> int:
     if number < 1:
-        raise Refusal(f"llama_build_keep of {name} is {number}: give 1 or more, the release that serves is one of them")
+        raise Refusal(f"llama_build_keep of {name} is {number}: use 1 or more, because the release that serves counts")
     return number
 
 
@@ -181,7 +183,7 @@ def environment(where: str, given: Mapping[str, Any] | None) -> dict[str, str]:
     values = {}
     for name, value in (given or {}).items():
         if value is None or isinstance(value, (dict, list)):
-            raise Refusal(f"{where} has {name}: {value!r}: give a text, a number, true or false, or take it out")
+            raise Refusal(f"{where} has {name}: {value!r}: use a text, a number, true or false, or remove it")
         values[str(name)] = str(value).lower() if isinstance(value, bool) else str(value)
     return values
 
@@ -263,7 +265,7 @@ def known(
     for tool, version in (declared.get("toolchain") or {}).items():
         if version is not None and not isinstance(version, str):
             raise Refusal(
-                f"llama_hardware of {name} has {tool}: {version} in toolchain: write the version in quotes, for 3.30 is another one than 3.3"
+                f"llama_hardware of {name} has {tool}: {version} in toolchain: write the version in quotes, because 3.30 is not 3.3"
             )
     for accelerator in declared.get("accelerators") or []:
         if accelerator["backend"] not in backends.PREFERRED:

@@ -36,7 +36,7 @@ def lay_out(
     overrides = heads.overrides_of(server, [placement.CPU, *(device.buffer for device in devices)])
     if overrides and "tensors" not in model.summary:
         raise Refusal(
-            "llama_server_override_tensor is set, and the summary of the model does not tell the names of its tensors: make it again with gguf_info"
+            "llama_server_override_tensor is set, but the summary of the model has no tensor names: create it again with gguf_info"
         )
     settings = heads.settings_of(server, model.summary)
     load = placement.Load(model.summary, settings, release.generation, overrides)
@@ -50,7 +50,7 @@ def lay_out(
     connections = sum(device.worker is not None for device in used)
     if connections > capabilities.MAX_ENDPOINTS:
         raise Refusal(
-            f"the plan needs {connections} workers, and llama.cpp connects to {capabilities.MAX_ENDPOINTS} at most: use fewer, larger ones"
+            f"the plan needs {connections} workers, but llama.cpp connects to {capabilities.MAX_ENDPOINTS} at most: use fewer, larger ones"
         )
     room = [_left(load, device) for device in used]
     placed = placement.Placed(tuple(used), split or placement.distribute(load, room, first), load, gpu_layers)
@@ -78,8 +78,8 @@ def _over_on_head(name: str, facts: Facts, load: placement.Load, first: int) -> 
     if missing <= 0:
         return ()
     return (
-        f"llama_server_gpu_layers and llama_server_override_tensor leave {first} layers and {weights // MIB} MiB of weights on the head, and "
-        f"{missing} MiB are missing in the memory of {name}: leave less there",
+        f"llama_server_gpu_layers and llama_server_override_tensor leave {first} layers and {weights // MIB} MiB of weights on the head, but "
+        f"{missing} MiB are missing in the memory of {name}: keep less there",
     )
 
 
@@ -91,8 +91,8 @@ def _over_on_devices(placed: placement.Placed, asked: bool) -> list[str]:
     over = placed.over()
     if asked:
         return [
-            f"llama_server_tensor_split or llama_server_override_tensor asks too much of {device.label}: {missing} MiB are missing "
-            f"there, which holds {device.capacity_mib} MiB; give it a smaller share"
+            f"llama_server_tensor_split or llama_server_override_tensor is too much for {device.label}: {missing} MiB are missing, "
+            f"and it holds {device.capacity_mib} MiB; give it a smaller share"
             for device, missing in over
         ]
     return [

@@ -57,7 +57,7 @@ def obstacles(plan: dict[str, Any], answers: dict[str, dict[str, Any]]) -> list[
         or any(path.startswith(f"{plan['hosts'][name]['runtime']}/") for path in host["drift"]["changed_files"])
     ]
     if lacking:
-        return [f"{', '.join(lacking)} lacks the planned release: run site.yml"]
+        return [f"the planned release is missing on {', '.join(lacking)}: run site.yml"]
     return _lacking_room(plan, {name: host["free_mib"] for name, host in found.items()})
 
 
@@ -79,7 +79,7 @@ def _lacking_room(plan: dict[str, Any], free: dict[str, dict[str, int]]) -> list
         if name == plan["head"]["host"]:
             needed["CPU"] = needed.get("CPU", 0) + ROOM_MIB
         found += [
-            f"{name} has {free[name][device]} MiB free on {device}, and {math.ceil(size)} MiB are needed: try it when there is more"
+            f"{name} has {free[name][device]} MiB free on {device}, but {math.ceil(size)} MiB are needed: try again when more is free"
             for device, size in needed.items()
             if device in free[name] and free[name][device] < size
         ]

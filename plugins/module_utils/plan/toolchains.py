@@ -67,9 +67,9 @@ def _named(
         return next(iter(_told(backend, facts, prefix)), None), None
     there = [toolchain for toolchain in installed if prefix in (toolchain["prefix"], *toolchain["links"])]
     if not there:
-        known = ", ".join(toolchain["prefix"] for toolchain in installed) or "none was found"
+        known = ", ".join(toolchain["prefix"] for toolchain in installed) or "none"
         raise Refusal(
-            f"{where}, and neither {', '.join(toolkit.title for toolkit in backends.TOOLKITS.values())} nor a compiler was found there: use "
+            f"{where}, but there is neither {', '.join(toolkit.title for toolkit in backends.TOOLKITS.values())} nor a compiler: use "
             f"the prefix of one that is installed ({known}), "
             "or leave it out"
         )
@@ -79,7 +79,7 @@ def _named(
         return None, None
     if not toolkit and "cpu" not in by_backend:
         raise Refusal(
-            f"{where}, which is {_title(there[0]['backend'])}, and llama.cpp is built there for {backend}: "
+            f"{where}, which is {_title(there[0]['backend'])}, but the host builds llama.cpp for {backend}: "
             f"name a toolchain for {backend}, or set llama_backend"
         )
     return toolkit, by_backend.get("cpu")
@@ -138,7 +138,7 @@ def chosen(
     own = _toolkit_environment(toolkit)
     if compiler and toolkit and "CXX" in own:
         raise Refusal(
-            f"llama_build_toolchain of {name} is {wanted}, a compiler, and llama.cpp is built there for {backend}, with the compiler of "
+            f"llama_build_toolchain of {name} is {wanted}, a compiler, but the host builds llama.cpp for {backend}, with the compiler of "
             f"{_title(backend)}: name a prefix of {_title(backend)}, or leave it out"
         )
     version = compiler["version"] if compiler else facts.toolchain.get("c++")
@@ -155,7 +155,7 @@ def _recent_enough(name: str, facts: Facts, version: str | None) -> None:
     if version and facts.system == "Linux" and numbers(version) < numbers(MINIMUM_COMPILER):
         raise Refusal(
             f"{name} has the C++ compiler {version}, too old for llama.cpp: install GCC {MINIMUM_COMPILER} or newer, and name its "
-            "prefix in llama_build_toolchain, or use a release that is compiled already, with source: binary or package"
+            "prefix in llama_build_toolchain, or use a compiled release, with source: binary or package"
         )
 
 
@@ -196,7 +196,7 @@ def _check_declared_rocwmma(where: str, toolkit: Toolchain | None, architectures
         since = ROCWMMA_SINCE.get(target.split(":", maxsplit=1)[0])
         if since and numbers(toolkit["version"]) < numbers(since):
             raise Refusal(
-                f"{where}, and rocWMMA supports {target} from ROCm {since} on, while ROCm {toolkit['version']} is declared there: install a "
+                f"{where}, but rocWMMA supports {target} from ROCm {since} on, and ROCm {toolkit['version']} is declared there: install a "
                 "newer ROCm with rocWMMA and give its version in llama_hardware.toolchain, or leave it out"
             )
 
@@ -207,24 +207,24 @@ def check_rocwmma(name: str, toolkit: Toolchain | None, generation: int, archite
     where = f"llama_build_cmake_options of {name} has {option}"
     first, last = backends.OPTION_BUILDS[option]
     if not first <= generation <= (last or generation):
-        raise Refusal(f"{where}, which build {generation} does not know (builds {first} to {last} do): leave it out")
+        raise Refusal(f"{where}, but build {generation} does not know it (builds {first} to {last} do): leave it out")
     if not toolkit or "links" not in toolkit:
         _check_declared_rocwmma(where, toolkit, architectures)
         return
     headers = toolkit["rocwmma"]
     if not headers:
         raise Refusal(
-            f"{where}, and there are no headers of rocWMMA in {toolkit['prefix']}/include: install rocWMMA's development package for "
+            f"{where}, but {toolkit['prefix']}/include has no rocWMMA headers: install rocWMMA's development package for "
             f"ROCm {toolkit['version']}, or leave it out"
         )
     if not headers["architectures"]:
         raise Refusal(
-            f"{where}, and the headers of rocWMMA {headers['version']} in {toolkit['prefix']}/include are not whole, rocwmma/internal/config.hpp "
-            "is missing or names no architecture: install them from AMD's packages, or leave it out"
+            f"{where}, but the rocWMMA {headers['version']} headers in {toolkit['prefix']}/include are incomplete: rocwmma/internal/config.hpp "
+            "is missing or names no architecture. Install them from AMD's packages, or leave it out"
         )
     lacking = [target for target in architectures if target.split(":")[0] not in headers["architectures"]]
     if lacking:
         raise Refusal(
-            f"{where}, and rocWMMA {headers['version']} in {toolkit['prefix']}/include does not support {', '.join(lacking)} (it supports "
+            f"{where}, but rocWMMA {headers['version']} in {toolkit['prefix']}/include does not support {', '.join(lacking)} (it supports "
             f"{', '.join(headers['architectures'])}): install a newer ROCm with rocWMMA and name it in llama_build_toolchain, or leave it out"
         )
