@@ -105,8 +105,8 @@ def known_answer_model(layers: int, width: int, kind: str) -> tuple[Path, Path]:
     :raises AnsibleError: it cannot be written here.
     """
     path = cache_folder() / "models" / f"{known_answer.FORM}-{known_answer.file_name(layers, width, kind)}"
-    told = path.with_name(path.name + ".sha256")
-    if not path.exists() or not told.exists():
+    checksum = path.with_name(path.name + ".sha256")
+    if not path.exists() or not checksum.exists():
         # The packages gguf and numpy take longer to import than a whole plan: only when they are needed.
         from ansible_collections.llamacpp.cluster.plugins.plugin_utils import known_answer_file
 
@@ -117,8 +117,8 @@ def known_answer_model(layers: int, width: int, kind: str) -> tuple[Path, Path]:
             )
         path.parent.mkdir(parents=True, exist_ok=True)
         known_answer_file.write(path, layers, width, kind)
-        told.write_text(sha256(path) + "\n")
-    return path, told
+        checksum.write_text(sha256(path) + "\n")
+    return path, checksum
 
 
 def packed_release(identity: str) -> Path:
@@ -132,7 +132,7 @@ def _folder() -> Path:
     return folder
 
 
-def resolved(value: Any, find: Callable[[str], str]) -> dict:
+def resolve(value: Any, find: Callable[[str], str]) -> dict:
     """``llama_release`` with what has to be looked up: where its archive is, the commit of a branch or tag, its build number, and of
     patches the sha256 and the files that they change.
 
@@ -144,9 +144,9 @@ def resolved(value: Any, find: Callable[[str], str]) -> dict:
         request["patches"] = [_read(patch, find) for patch in request["patches"]]
     if request.get("path"):
         try:
-            request["path"] = _found("path", request["path"], find)
+            request["path"] = _readable("path", request["path"], find)
         except Refusal:
-            if not _kept(request["checksum"]).exists():
+            if not _cached_archive(request["checksum"]).exists():
                 raise
     if request["source"] == "git":
         if "commit" not in request and not re.fullmatch(releases.BUILD_TAG, request["ref"]):
@@ -157,12 +157,12 @@ def resolved(value: Any, find: Callable[[str], str]) -> dict:
 
 
 def _read(patch: Any, find: Callable[[str], str]) -> dict:
-    path = Path(_found("patch", patch, find))
+    path = Path(_readable("patch", patch, find))
     text = path.read_text(errors="replace")
     return {"path": str(path), "sha256": sha256(path), "files": re.findall(r"^\+\+\+ b/(\S+)", text, re.MULTILINE)}
 
 
-def _found(key: str, given: Any, find: Callable[[str], str]) -> str:
+def _readable(key: str, given: Any, find: Callable[[str], str]) -> str:
     """Where a file on the controller is that can be read."""
     if not isinstance(given, str):
         raise Refusal(f"llama_release has the {key} {given!r}: use the path of a file on the controller")
@@ -172,10 +172,10 @@ def _found(key: str, given: Any, find: Callable[[str], str]) -> str:
             return path
     except (AnsibleError, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it does not exist"
-        raise Refusal(_closed(key, given, reason)) from None
+        raise Refusal(_not_readable(key, given, reason)) from None
 
 
-def _closed(key: str, given: str, reason: str | None) -> str:
+def _not_readable(key: str, given: str, reason: str | None) -> str:
     return (
         f"llama_release has the {key} {given!r}, which cannot be read on the controller ({reason}): use a path that is absolute, or relative "
         "to the inventory or the playbook"
@@ -206,11 +206,11 @@ def _unknown(repository: str, ref: str) -> str:
 
 def _build_of(request: dict) -> int:
     """The number of a commit's build, counted once."""
-    told = _folder() / f"{request['commit']}.build"
-    if not told.exists():
+    record = _folder() / f"{request['commit']}.build"
+    if not record.exists():
         try:
             number = git.count(request["repository"], request["commit"], _folder())
-        except git.NotThere:
+        except git.NotFound:
             raise Refusal(_unknown(request["repository"], request["ref"])) from None
         except git.GitError as error:
             raise Refusal(
@@ -221,10 +221,10 @@ def _build_of(request: dict) -> int:
             if error.errno != errno.ENOSPC:
                 raise
             raise Refusal(_full(_folder())) from None
-        partial = told.with_suffix(f".{os.getpid()}")
+        partial = record.with_suffix(f".{os.getpid()}")
         partial.write_text(f"{number}\n")
-        partial.replace(told)
-    return int(told.read_text())
+        partial.replace(record)
+    return int(record.read_text())
 
 
 def fetch(release: dict) -> Fetched:
@@ -252,9 +252,9 @@ def _full(folder: Path) -> str:
 def _fetch_commit(release: dict, folder: Path) -> Fetched:
     """What a tag was when it was fetched first is kept: it is the name of a build."""
     name = hashlib.sha256(f"{release['repository']}\n{release['revision']}".encode()).hexdigest()[:16]
-    kept, told = folder / f"git-{name}.tar.gz", folder / f"git-{name}.json"
+    kept, record = folder / f"git-{name}.tar.gz", folder / f"git-{name}.json"
     try:
-        known = json.loads(told.read_text())
+        known = json.loads(record.read_text())
         if sha256(kept) == known["sha256"]:
             return Fetched(kept, False, known["sha256"], known["commit"])
     except (OSError, ValueError, KeyError):
@@ -263,24 +263,24 @@ def _fetch_commit(release: dict, folder: Path) -> Fetched:
         archive = Path(work) / "archive"
         try:
             commit = git.archive(release["repository"], release["revision"], archive)
-        except git.NotThere:
+        except git.NotFound:
             raise AnsibleError(_unknown(release["repository"], release["revision"].replace("refs/tags/", ""))) from None
         except git.GitError as error:
             raise AnsibleError(_unreadable(release["repository"], error)) from None
         known = {"commit": commit, "sha256": sha256(archive)}
-        (Path(work) / "told").write_text(json.dumps(known) + "\n")
+        (Path(work) / "record").write_text(json.dumps(known) + "\n")
         archive.replace(kept)
-        (Path(work) / "told").replace(told)
+        (Path(work) / "record").replace(record)
     return Fetched(kept, True, known["sha256"], commit)
 
 
-def _kept(checksum: str) -> Path:
+def _cached_archive(checksum: str) -> Path:
     """Where the archive of that checksum lies in the cache once it was fetched."""
     return _folder() / f"{checksum.split(':', 1)[1][:16]}.tar.gz"
 
 
 def _fetch_archive(release: dict, folder: Path) -> Fetched:
-    wanted, kept = release["checksum"].split(":", 1)[1], _kept(release["checksum"])
+    wanted, kept = release["checksum"].split(":", 1)[1], _cached_archive(release["checksum"])
     if kept.exists() and sha256(kept) == wanted:
         return Fetched(kept, False, wanted, release["commit"])
     with tempfile.TemporaryDirectory(dir=folder) as work:
@@ -295,11 +295,11 @@ def _fetch_archive(release: dict, folder: Path) -> Fetched:
             except OSError as error:
                 if error.errno == errno.ENOSPC:
                     raise
-                raise AnsibleError(_closed("path", release["path"], error.strerror)) from error
-        found = sha256(archive)
-        if found != wanted:
+                raise AnsibleError(_not_readable("path", release["path"], error.strerror)) from error
+        actual = sha256(archive)
+        if actual != wanted:
             raise AnsibleError(
-                f"llama_release has the checksum sha256:{wanted}, but the archive has sha256:{found}: correct the checksum, or get the right archive"
+                f"llama_release has the checksum sha256:{wanted}, but the archive has sha256:{actual}: correct the checksum, or get the right archive"
             )
         archive.replace(kept)
     return Fetched(kept, True, wanted, release["commit"])

@@ -160,9 +160,9 @@ def few_mib(memory):
     return facts
 
 
-def with_mistyped(cluster):
+def with_unknown_variables(cluster):
     for host in cluster.hosts.values():
-        host["mistyped"] = {"llama_backends": "llama_backend"}
+        host["unknown_variables"] = {"llama_backends": "llama_backend"}
     return cluster
 
 
@@ -305,8 +305,8 @@ CASES = [
     ),
     (
         "variable-unknown",
-        lambda: with_mistyped(cluster_of(1)),
-        everywhere(lambda host: host.update(mistyped={})),
+        lambda: with_unknown_variables(cluster_of(1)),
+        everywhere(lambda host: host.update(unknown_variables={})),
         ["llama_backends is set for head, worker1", "Similar name: llama_backend."],
     ),
     (
@@ -469,7 +469,7 @@ def accepting_head(cluster):
 
 def test_an_unknown_variable_that_resembles_none_of_ours():
     cluster = cluster_of(1)
-    cluster.hosts["worker1"]["mistyped"] = {"llama_home": ""}
+    cluster.hosts["worker1"]["unknown_variables"] = {"llama_home": ""}
     found = [advisory for advisory in cluster.plan()["advisories"] if advisory["id"] == "variable-unknown"]
     assert [(advisory["host"], advisory["severity"]) for advisory in found] == [("worker1", "warning")]
     assert found[0]["message"].endswith("so it does nothing. Similar name: none.")

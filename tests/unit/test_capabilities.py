@@ -81,7 +81,7 @@ def test_what_the_help_lists_is_what_planning_takes_for_granted(generation):
     ],
 )
 def test_a_line_of_a_help(line, known):
-    assert capabilities.listed(line + "\n") == capabilities.Listed(known, {})
+    assert capabilities.parse_help(line + "\n") == capabilities.Help(known, {})
 
 
 def test_what_a_help_says_is_removed_is_not_known():
@@ -93,7 +93,7 @@ def test_what_a_help_says_is_removed_is_not_known():
 def problems(argv, generation="0.3.36", program=options.SERVER, change=lambda text: text):
     text = (HELP / f"{program}-{generation}.txt").read_text()
     build, fork = GENERATIONS[generation]
-    return capabilities.problems(program, argv, capabilities.listed(change(text)), build, fork)
+    return capabilities.problems(program, argv, capabilities.parse_help(change(text)), build, fork)
 
 
 def test_a_renamed_option_is_named_with_the_nearest_one():

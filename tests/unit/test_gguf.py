@@ -211,7 +211,7 @@ def test_without_a_known_file_type_the_quantisation_is_that_of_most_bytes():
 
 
 def test_tensors_in_few_rows():
-    rows = gguf.grouped(read(moe()).tensors)
+    rows = gguf.group(read(moe()).tensors)
     assert rows == [
         {"name": "token_embd.weight", "type": "F32", "shape": [64, 32], "bytes": 8192, "layers": None},
         {"name": "blk.*.ffn_down.weight", "type": "F16", "shape": [64, 64], "bytes": 8192, "layers": [0]},
@@ -228,7 +228,7 @@ def test_rows_hold_every_tensor(tensors):
         for name, (shape, kind) in tensors.items()
     }
     again = {}
-    for row in gguf.grouped(known):
+    for row in gguf.group(known):
         for layer in [None] if row["layers"] is None else row["layers"]:
             name = row["name"] if layer is None else row["name"].replace("*", str(layer), 1)
             assert name not in again
@@ -515,7 +515,7 @@ def test_metadata_that_is_kept_is_bounded(monkeypatch, kind, value):
 def test_as_many_tensors_as_there_may_be():
     tensors = [(f"blk.0.tensor.{number:05d}.{'x' * 40}", (1,), 24) for number in range(gguf.MAX_TENSORS // 8)]
     data = files.model(tensors=tensors)
-    assert peak(lambda: gguf.grouped(read(data).tensors)) < MEMORY
+    assert peak(lambda: gguf.group(read(data).tensors)) < MEMORY
 
 
 # Mutations

@@ -26,7 +26,7 @@ PROGRAMS = (options.SERVER, options.WORKER)
 
 
 def help_of(program, generation):
-    return capabilities.listed((HELP / f"{program}-{generation}.txt").read_text())
+    return capabilities.parse_help((HELP / f"{program}-{generation}.txt").read_text())
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)
@@ -46,7 +46,7 @@ def test_variables_that_a_help_names_beside_an_option_stand_for_it(generation):
     text, compared = (HELP / f"{options.SERVER}-{generation}.txt").read_text(), 0
     for entry in re.split(r"\n(?=-)", text):
         named = re.search(r"\(env: (\w+)\)", entry)
-        option = options.of_word(next(iter(capabilities.listed(entry).known), ""))
+        option = options.of_word(next(iter(capabilities.parse_help(entry).known), ""))
         if option and named:
             compared += 1
             assert options.of_variable(named[1]) is option, f"{option.name}: {named[1]}"

@@ -10,7 +10,7 @@ from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_act
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry, placement, releases
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.changes import decide, lacking
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.changes import decide, missing_tools
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import release_variables
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.staging import MODEL as staging_model
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.staging import obstacles
@@ -133,7 +133,7 @@ def test_a_plan_depends_on_what_programs_cannot_use():
     """It is kept with the facts, so that a host which does not answer keeps its build."""
     facts = {**Cluster().add("here", "head").hosts["here"]["facts"], "kept": {}}
     facts["cpu"] = {**facts["cpu"], "unusable": ["amx"]}
-    assert entry.planned_from(facts)["cpu"]["unusable"] == ["amx"]
+    assert entry.facts_for_plan(facts)["cpu"]["unusable"] == ["amx"]
 
 
 def test_one_worker_for_each_accelerator():
@@ -374,7 +374,7 @@ def test_a_declared_version_without_quotes():
     with pytest.raises(
         Refusal, match=r"llama_hardware of box has cmake: 3.28 in toolchain: write the version in quotes"
     ):
-        entry.known("box", None, {"toolchain": {"cmake": 3.28}})
+        entry.merge_hardware("box", None, {"toolchain": {"cmake": 3.28}})
 
 
 def test_a_micro_batch_without_a_number(pair):
@@ -855,12 +855,12 @@ def test_seventeen_workers_are_too_many():
     ],
 )
 def test_declared_hardware_wins_over_facts(facts, hardware, memory):
-    known = entry.known("here", facts, hardware)
+    known = entry.merge_hardware("here", facts, hardware)
     assert (known or {}).get("memory_mib") == memory
 
 
 def test_a_declared_mac_of_an_ordinary_user():
-    facts = entry.known(
+    facts = entry.merge_hardware(
         "here", None, {"system": "Darwin", "home": "/Users/u", "cores": 16, "memory_mib": 65536}, "user"
     )
     assert facts["units"] == "/Users/u/Library/LaunchAgents"
@@ -871,24 +871,26 @@ def test_a_declared_mac_of_an_ordinary_user():
 
 
 def test_a_declared_distribution_and_scope():
-    facts = entry.known("here", None, {"distribution": "fedora 43", "home": "/home/u"}, "user")
+    facts = entry.merge_hardware("here", None, {"distribution": "fedora 43", "home": "/home/u"}, "user")
     assert facts["distribution"] == {"id": "fedora", "version": "43", "family": "redhat"}
     assert (facts["service_manager"], facts["units"]) == ("systemd_user", "/home/u/.config/systemd/user")
     assert facts["packaged"] is None
     for newer in ("ubuntu 26.04", "debian 14", "debian forky"):
-        assert entry.known("here", None, {"distribution": newer})["packaged"]
-    assert entry.known("here", None, {"distribution": "debian 13"})["packaged"] is None
+        assert entry.merge_hardware("here", None, {"distribution": newer})["packaged"]
+    assert entry.merge_hardware("here", None, {"distribution": "debian 13"})["packaged"] is None
 
 
 def test_what_stands_in_for_facts_never_replaces_them():
     found = {"memory_mib": 1, "system": "Linux", "distribution": {"id": "debian"}, "scope": "system"}
     hardware = {"memory_mib": 2, "system": "Darwin", "distribution": "fedora 43", "home": "/x", "cores": 3}
-    assert entry.known("here", found, hardware, "user") == {**found, "memory_mib": 2}
+    assert entry.merge_hardware("here", found, hardware, "user") == {**found, "memory_mib": 2}
 
 
 def test_the_home_of_a_user_that_nobody_told_is_not_guessed():
-    assert entry.known("here", None, {}, "user")["prefix"] == "~/.local/share/llamacpp"
-    assert entry.known("here", None, {"home": "/home/me"}, "user")["prefix"] == "/home/me/.local/share/llamacpp"
+    assert entry.merge_hardware("here", None, {}, "user")["prefix"] == "~/.local/share/llamacpp"
+    assert (
+        entry.merge_hardware("here", None, {"home": "/home/me"}, "user")["prefix"] == "/home/me/.local/share/llamacpp"
+    )
 
 
 @pytest.mark.parametrize(
@@ -900,7 +902,7 @@ def test_the_home_of_a_user_that_nobody_told_is_not_guessed():
 )
 def test_declared_hardware_that_cannot_be(hardware, scope, said):
     with pytest.raises(Refusal) as raised:
-        entry.known("here", None, hardware, scope)
+        entry.merge_hardware("here", None, hardware, scope)
     for part in ("here", *said):
         assert part in str(raised.value)
 
@@ -1270,11 +1272,11 @@ def test_a_user_without_ccache_needs_no_package(local):
 def test_what_only_makes_builds_faster_is_installed_where_something_is_built(pair):
     plan = pair.plan()
     tools = {"head": ["cmake", "ninja", "c++"], "worker1": ["cmake", "ccache", "c++"]}
-    assert lacking(plan, tools, []) == {
+    assert missing_tools(plan, tools, []) == {
         "head": {"required": {}, "optional": {}},
         "worker1": {"required": {"ninja": "ninja-build"}, "optional": {}},
     }
-    found = lacking(plan, tools, ["head", "worker1"])
+    found = missing_tools(plan, tools, ["head", "worker1"])
     assert {name: host["optional"] for name, host in found.items()} == {"head": {"ccache": "ccache"}, "worker1": {}}
 
 
@@ -1669,7 +1671,7 @@ BRANCH = {"source": "git", "repository": "https://git.invalid/llama.cpp", "ref":
 
 def test_only_releases_of_which_a_host_has_a_build_are_looked_up(both, monkeypatch):
     looked_up = []
-    monkeypatch.setattr(sources, "resolved", lambda value, find: looked_up.append(value["ref"]) or value)
+    monkeypatch.setattr(sources, "resolve", lambda value, find: looked_up.append(value["ref"]) or value)
     variables = both.hosts["head"]["variables"]
     variables.update({f"llama_release_{name}": {**BRANCH, "ref": name} for name in ("cpu", "vulkan", "hip", "cuda")})
     variables["llama_release"] = BRANCH

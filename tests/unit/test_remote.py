@@ -399,7 +399,7 @@ def test_a_certificate_that_nobody_trusts(call, tmp_path):
 
 def test_no_way_from_https_to_http():
     with pytest.raises(remote.RemoteError, match=r"redirected to http://other/m\.gguf, but only https is followed"):
-        remote._redirected("https://here/m.gguf", "http://other/m.gguf")
+        remote._redirect_target("https://here/m.gguf", "http://other/m.gguf")
 
 
 def test_what_the_module_returns(server, call):

@@ -52,19 +52,19 @@ def _origin(url: str) -> tuple[Any, ...]:
     return parts.scheme, parts.hostname, parts.port
 
 
-def _redirected(url: str, location: str | None) -> str:
+def _redirect_target(url: str, location: str | None) -> str:
     if not location:
         raise RemoteError("is redirected, but its server gives no address: use the URL of the file itself")
-    found = urljoin(url, location)
+    target = urljoin(url, location)
     allowed = ("https",) if urlsplit(url).scheme == "https" else ("http", "https")
-    if urlsplit(found).scheme not in allowed:
+    if urlsplit(target).scheme not in allowed:
         raise RemoteError(
-            f"is redirected to {shown(found)}, but only {' or '.join(allowed)} is followed: use the URL of the file itself"
+            f"is redirected to {shown(target)}, but only {' or '.join(allowed)} is followed: use the URL of the file itself"
         )
-    return found
+    return target
 
 
-def _failed(error: Exception) -> RemoteError:
+def _error_of(error: Exception) -> RemoteError:
     """What a request failed of, as a sentence."""
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(reason, ssl.SSLError):
@@ -83,8 +83,8 @@ def _failed(error: Exception) -> RemoteError:
         return RemoteError("was cut off: its server sent less than it announced; try again")
     if isinstance(error, (http.client.InvalidURL, ValueError)):
         return RemoteError(f"is not a URL ({gguf.printable(str(error))}): correct it")
-    told = gguf.printable(str(reason)) or type(reason).__name__
-    return RemoteError(f"cannot be read ({told}): check the server, the network and https_proxy")
+    text = gguf.printable(str(reason)) or type(reason).__name__
+    return RemoteError(f"cannot be read ({text}): check the server, the network and https_proxy")
 
 
 @functools.lru_cache(maxsize=1)
@@ -118,7 +118,7 @@ class RemoteFile:
         except RemoteError:
             raise
         except (OSError, ValueError, http.client.HTTPException) as error:
-            raise _failed(error) from error
+            raise _error_of(error) from error
         if len(data) != expected:
             raise RemoteError(f"was cut off: its server announced {expected} bytes and sent {len(data)}; try again")
         return data
@@ -136,7 +136,7 @@ class RemoteFile:
             except urllib.error.HTTPError as error:
                 with error:
                     if error.code in (301, 302, 303, 307, 308):
-                        url = _redirected(url, error.headers.get("Location"))
+                        url = _redirect_target(url, error.headers.get("Location"))
                         continue
                     remedy = "try again later" if error.code >= 500 else "open the URL in a browser"
                     raise RemoteError(WHY.get(error.code, f"is not available (HTTP {error.code}): {remedy}")) from error
@@ -184,14 +184,14 @@ def read(url: str, token: str | None = None) -> gguf.Model:
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise _failed(error) from error
+        raise _error_of(error) from error
     folder, _slash, first = parts.path.rpartition("/")
 
-    def opened(name: str) -> RemoteFile:
+    def open_part(name: str) -> RemoteFile:
         beside = urlunsplit(parts._replace(path=f"{folder}/{quote(name)}"))
         return RemoteFile(url if name == unquote(first) else beside, token)
 
-    return gguf.read(unquote(first), opened)
+    return gguf.read(unquote(first), open_part)
 
 
 def within(seconds: float, work: Callable[[], Any]) -> Any:

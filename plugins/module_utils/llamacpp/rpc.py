@@ -152,7 +152,7 @@ def probe(address: str, port: int, timeout: float = 5.0, protocol: str | None = 
         # Up to protocol 3 a worker closes the connection on a HELLO with a payload, from 4 on on one without.
         for hello in (HELLO_PLAIN_TCP, b""):
             try:
-                found = _converse(address, port, deadline, hello)
+                reply = _converse(address, port, deadline, hello)
                 break
             except _Closed:
                 connected = True
@@ -171,10 +171,10 @@ def probe(address: str, port: int, timeout: float = 5.0, protocol: str | None = 
             "silent",
             f"it accepted the connection and did not answer within {timeout:g} s: held by a client, hung, or not an RPC worker",
         )
-    if protocol and not compatible(protocol, found["protocol"]):
+    if protocol and not compatible(protocol, reply["protocol"]):
         return {
             "state": "protocol_mismatch",
-            "detail": f"it speaks protocol {found['protocol']}, the head speaks {protocol}",
-            **found,
+            "detail": f"it speaks protocol {reply['protocol']}, the head speaks {protocol}",
+            **reply,
         }
-    return {"state": "ok", "detail": "", **found}
+    return {"state": "ok", "detail": "", **reply}

@@ -67,13 +67,13 @@ class Seen(NamedTuple):
         return self.cluster.server
 
 
-Found = list[tuple[Any, dict[str, Any]]]
+Cases = list[tuple[Any, dict[str, Any]]]
 """Host (or None) and what is put into message and remedy, for each place where the condition holds."""
 
 
-def _security_floor(seen: Seen) -> Found:
+def _security_floor(seen: Seen) -> Cases:
     floor, known = capabilities.SECURITY_FLOOR, capabilities.IK_LLAMA_SEEN
-    found: Found = []
+    cases: Cases = []
     for build, fork in sorted(
         {(release["generation"], release.get("fork")) for release in seen.plan["releases"].values()}, key=str
     ):
@@ -82,13 +82,13 @@ def _security_floor(seen: Seen) -> Found:
             if build > known:
                 release += f" is newer than {known}, the last one that was checked, which"
             safe = f"build {floor} or newer of llama.cpp, or let only the head reach the workers"
-            found.append((None, {"release": release, "safe": safe}))
+            cases.append((None, {"release": release, "safe": safe}))
         elif build < floor:
-            found.append((None, {"release": f"Build {build}", "safe": f"build {floor} or newer"}))
-    return found
+            cases.append((None, {"release": f"Build {build}", "safe": f"build {floor} or newer"}))
+    return cases
 
 
-def _unmaintained_backends(seen: Seen) -> Found:
+def _unmaintained_backends(seen: Seen) -> Cases:
     releases = seen.plan["releases"]
     return [
         (
@@ -105,23 +105,23 @@ def _unmaintained_backends(seen: Seen) -> Found:
     ]
 
 
-def _unprotected_workers(seen: Seen) -> Found:
-    found = []
+def _unprotected_workers(seen: Seen) -> Cases:
+    cases = []
     for name, host in seen.plan["hosts"].items():
         exposed = [worker["endpoint"] for worker in host["workers"] if not worker["endpoint"].startswith(LOOPBACK)]
         if exposed and not service_managers.MANAGERS[host["service_manager"]].closes_ports_by:
-            found.append((name, {"endpoints": ", ".join(exposed)}))
-    return found
+            cases.append((name, {"endpoints": ", ".join(exposed)}))
+    return cases
 
 
-def _open_server(seen: Seen) -> Found:
+def _open_server(seen: Seen) -> Cases:
     head = seen.plan["head"]
     if head["address"].startswith(LOOPBACK) or "--api-key-file" in head["argv"]:
         return []
     return [(head["host"], {"address": f"{head['address']}:{head['port']}"})]
 
 
-def _unused_accelerators(seen: Seen) -> Found:
+def _unused_accelerators(seen: Seen) -> Cases:
     return [
         (name, {"devices": ", ".join(host["unused_accelerators"])})
         for name, host in seen.plan["hosts"].items()
@@ -129,22 +129,22 @@ def _unused_accelerators(seen: Seen) -> Found:
     ]
 
 
-def _mistyped(seen: Seen) -> Found:
-    found: dict[tuple[str, str], list[str]] = {}
+def _unknown_variables(seen: Seen) -> Cases:
+    hosts_of: dict[tuple[str, str], list[str]] = {}
     for name, host in seen.cluster.hosts.items():
-        for mistyped in host.unknown_variables.items():
-            found.setdefault(mistyped, []).append(name)
+        for pair in host.unknown_variables.items():
+            hosts_of.setdefault(pair, []).append(name)
     return [
         (
             names[0] if len(names) == 1 else None,
             {"variable": variable, "meant": meant or "none", "names": ", ".join(names)},
         )
-        for (variable, meant), names in sorted(found.items())
+        for (variable, meant), names in sorted(hosts_of.items())
     ]
 
 
-def _unknown_options(seen: Seen) -> Found:
-    found = []
+def _unknown_options(seen: Seen) -> Cases:
+    cases = []
     for name, host in seen.plan["hosts"].items():
         set_for = {
             (option, seen.plan["releases"][build["release"]]["generation"])
@@ -156,8 +156,8 @@ def _unknown_options(seen: Seen) -> Found:
             first, last = backends.OPTION_BUILDS.get(option, (0, None))
             if not first <= generation <= (last or generation):
                 known = f"up to {last}" if not first else f"{first} to {last}" if last else f"from {first} on"
-                found.append((name, {"option": option, "build": generation, "known": known}))
-    return found
+                cases.append((name, {"option": option, "build": generation, "known": known}))
+    return cases
 
 
 def _reads_pages(seen: Seen) -> bool:
@@ -165,7 +165,7 @@ def _reads_pages(seen: Seen) -> bool:
     return seen.plan["head"]["load_mode"] in (None, "mmap")
 
 
-def _mmap_hangs(seen: Seen) -> Found:
+def _mmap_hangs(seen: Seen) -> Cases:
     return [
         (device.host, {"device": device.name, "mib": round(device.weights_mib), "limit": devices.MMAP_LIMIT_MIB})
         for device in seen.used
@@ -173,7 +173,7 @@ def _mmap_hangs(seen: Seen) -> Found:
     ]
 
 
-def _mmap_is_slow(seen: Seen) -> Found:
+def _mmap_is_slow(seen: Seen) -> Cases:
     return [
         (device.host, {"device": device.name, "mib": round(device.weights_mib), "memory": device.host_memory_mib})
         for device in seen.used
@@ -181,13 +181,13 @@ def _mmap_is_slow(seen: Seen) -> Found:
     ]
 
 
-def _vulkan_without_mmap(seen: Seen) -> Found:
+def _vulkan_without_mmap(seen: Seen) -> Cases:
     head, mode = seen.plan["head"]["host"], seen.plan["head"]["load_mode"]
     own = any(device.backend == "vulkan" and device.unified and device.host == head for device in seen.used)
     return [(head, {"mode": mode})] if own and mode in ("none", "dio") else []
 
 
-def _vulkan_memory(seen: Seen) -> Found:
+def _vulkan_memory(seen: Seen) -> Cases:
     """A share beyond what the driver shows as the device's own, or a model that does not fit within that."""
     if seen.plan["fits"]:
         return [
@@ -221,7 +221,7 @@ def _sends_whole_tensors(seen: Seen) -> bool:
     return seen.release.mainline and seen.generation < CHUNKED_SENDS and remote and not patched
 
 
-def _wide_tensor(seen: Seen) -> Found:
+def _wide_tensor(seen: Seen) -> Cases:
     largest = seen.summary.get("largest_tensor_bytes", 0)
     concerned = {seen.plan["head"]["host"], *(device.host for device in seen.used if device.endpoint)}
     mac = [name for name in sorted(concerned) if seen.cluster.hosts[name].facts.system == "Darwin"]
@@ -230,7 +230,7 @@ def _wide_tensor(seen: Seen) -> Found:
     return [(mac[0], {"build": seen.generation, "mib": largest // MIB, "first": CHUNKED_SENDS})]
 
 
-def _wide_model(seen: Seen) -> Found:
+def _wide_model(seen: Seen) -> Cases:
     architecture, width = WIDE_MODELS
     is_one = seen.summary["architecture"] == architecture and seen.summary["width"] >= width
     if not is_one or not _sends_whole_tensors(seen):
@@ -238,7 +238,7 @@ def _wide_model(seen: Seen) -> Found:
     return [(None, {"build": seen.generation, "model": seen.summary["name"], "first": CHUNKED_SENDS})]
 
 
-def _three_endpoints(seen: Seen) -> Found:
+def _three_endpoints(seen: Seen) -> Cases:
     endpoints = [device.endpoint for device in seen.used if device.endpoint]
     first, last = THREE_ENDPOINTS_HANG
     if not seen.release.mainline or len(endpoints) < 3 or not first <= seen.generation <= last:
@@ -246,7 +246,7 @@ def _three_endpoints(seen: Seen) -> Found:
     return [(None, {"count": len(endpoints), "build": seen.generation, "first": first, "last": last})]
 
 
-def _garbage(seen: Seen) -> Found:
+def _garbage(seen: Seen) -> Cases:
     first, last = RDNA35_GARBAGE
     if not seen.release.mainline or not first <= seen.generation <= last:
         return []
@@ -257,11 +257,11 @@ def _garbage(seen: Seen) -> Found:
     ]
 
 
-def _cache_kernels(seen: Seen) -> Found:
+def _cache_kernels(seen: Seen) -> Cases:
     kinds = seen.server.cache_type_k, seen.server.cache_type_v
     if not seen.release.mainline or not backends.needs_all_quants(*kinds):
         return []
-    found = []
+    cases = []
     for name in dict.fromkeys(device.host for device in seen.used if backends.RECORDS[device.backend].all_quants):
         options = [
             build["cmake_options"].get(option, "OFF")
@@ -270,17 +270,17 @@ def _cache_kernels(seen: Seen) -> Found:
             if option
         ]
         if not all(backends.is_on(value) for value in options):
-            found.append((name, {"type_k": kinds[0], "type_v": kinds[1]}))
-    return found
+            cases.append((name, {"type_k": kinds[0], "type_v": kinds[1]}))
+    return cases
 
 
-def _router(seen: Seen) -> Found:
+def _router(seen: Seen) -> Cases:
     given = [argument for argument in seen.server.extra_args if argument.split("=", 1)[0] in ROUTER_OPTIONS]
     endpoints = [device for device in seen.used if device.endpoint]
     return [(seen.plan["head"]["host"], {"option": given[0]})] if given and endpoints else []
 
 
-def _ollama(seen: Seen) -> Found:
+def _ollama(seen: Seen) -> Cases:
     architecture = seen.summary["architecture"]
     return (
         [(seen.plan["head"]["host"], {"path": seen.plan["model"]["path"], "architecture": architecture})]
@@ -293,17 +293,17 @@ def _by_thunderbolt(link: Mapping[str, Any]) -> bool:
     return str(link.get("interface") or "").startswith("thunderbolt")
 
 
-def _narrow_thunderbolt(seen: Seen) -> Found:
+def _narrow_thunderbolt(seen: Seen) -> Cases:
     return [
-        (name, {"device": found.device, "lanes": found.lanes, "gbit": f"{found.gbit_per_lane:g}"})
+        (name, {"device": connection.device, "lanes": connection.lanes, "gbit": f"{connection.gbit_per_lane:g}"})
         for name, host in seen.plan["hosts"].items()
         if any(map(_by_thunderbolt, host["links"]))
-        for found in seen.cluster.hosts[name].facts.thunderbolt
-        if found.lanes < THUNDERBOLT_LANES or found.gbit_per_lane < THUNDERBOLT_GBIT
+        for connection in seen.cluster.hosts[name].facts.thunderbolt
+        if connection.lanes < THUNDERBOLT_LANES or connection.gbit_per_lane < THUNDERBOLT_GBIT
     ]
 
 
-def _small_packets(seen: Seen) -> Found:
+def _small_packets(seen: Seen) -> Cases:
     return [
         (name, {"interface": link["interface"], "index": index})
         for name, host in seen.plan["hosts"].items()
@@ -312,7 +312,7 @@ def _small_packets(seen: Seen) -> Found:
     ]
 
 
-def _untuned(seen: Seen) -> Found:
+def _untuned(seen: Seen) -> Cases:
     if seen.plan["fits"]:
         return []
     return [
@@ -332,16 +332,16 @@ def _strix_halos(seen: Seen) -> list[tuple[str, Facts]]:
     return [(name, seen.cluster.hosts[name].facts) for name in names]
 
 
-def _old_kernel(seen: Seen) -> Found:
-    found = []
+def _old_kernel(seen: Seen) -> Cases:
+    cases = []
     for name, facts in _strix_halos(seen):
         version = tuple(map(int, re.findall(r"\d+", facts.kernel)[:3]))
         if version and version < STRIX_HALO_KERNEL:
-            found.append((name, {"kernel": facts.kernel, "first": ".".join(map(str, STRIX_HALO_KERNEL))}))
-    return found
+            cases.append((name, {"kernel": facts.kernel, "first": ".".join(map(str, STRIX_HALO_KERNEL))}))
+    return cases
 
 
-def _faulty_firmware(seen: Seen) -> Found:
+def _faulty_firmware(seen: Seen) -> Cases:
     return [
         (name, {"version": facts.firmware}) for name, facts in _strix_halos(seen) if FAULTY_FIRMWARE in facts.firmware
     ]
@@ -352,7 +352,7 @@ class Advisory(NamedTuple):
 
     id: str
     severity: str
-    condition: Callable[[Seen], Found]
+    condition: Callable[[Seen], Cases]
     message: str
     remedy: str
     reference: str
@@ -540,7 +540,7 @@ ADVISORIES = (
     Advisory(
         "variable-unknown",
         "warning",
-        _mistyped,
+        _unknown_variables,
         "{variable} is set for {names}, but the collection has no such variable, so it does nothing. Similar name: {meant}.",
         "Use a name from docs/variables.md. A variable of your own may stay.",
         "docs/variables.md",

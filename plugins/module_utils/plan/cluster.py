@@ -53,7 +53,7 @@ def make(
 ) -> dict[str, Any]:
     """The plan, or the reasons why there is none.
 
-    :param model_found: what gguf_info found at llama_model_path: ``summary`` and ``closed``; empty when nothing is known.
+    :param model_found: what gguf_info reports of llama_model_path: ``summary`` and ``closed``; empty when nothing is known.
     :param runtime_id: identifies the runtime that is installed on hosts.
     :param staged: plan the instances that prove the release on the staging ports with the known-answer model, beside those that serve.
     :returns: the plan; when ``refused`` is true, ``reasons`` says why and nothing may be applied.
@@ -63,10 +63,10 @@ def make(
         plan = _plan(prepared, runtime_id, staged)
     except Refusal as refusal:
         return refused(cluster.name, refusal)
-    return _judged(plan, cluster.accepted)
+    return _judge(plan, cluster.accepted)
 
 
-def _judged(plan: dict[str, Any], accepted: frozenset[str]) -> dict[str, Any]:
+def _judge(plan: dict[str, Any], accepted: frozenset[str]) -> dict[str, Any]:
     """The plan with what its advisories mean for it."""
     met = [{**advisory, "accepted": advisory["id"] in accepted} for advisory in plan["advisories"]]
     refusing: dict[str, list[dict[str, Any]]] = {}
@@ -194,13 +194,13 @@ def _backends(cluster: Cluster, catalogue: Catalogue) -> dict[str, tuple[str, ..
     }
 
 
-def _used(built: Mapping[str, Sequence[str]]) -> list[str]:
+def _backends_in_use(built: Mapping[str, Sequence[str]]) -> list[str]:
     return [backend for backend in backends.BACKENDS if any(backend in own for own in built.values())]
 
 
 def _releases(cluster: Cluster, built: Mapping[str, Sequence[str]]) -> dict[str, Release]:
     facts = {name: host.facts for name, host in cluster.hosts.items()}
-    return releases.of_backends(cluster.releases, facts, _used(built))
+    return releases.of_backends(cluster.releases, facts, _backends_in_use(built))
 
 
 def release_variables(cluster: Cluster, catalogue: Catalogue) -> list[str]:
@@ -209,7 +209,7 @@ def release_variables(cluster: Cluster, catalogue: Catalogue) -> list[str]:
     :raises Refusal: they cannot be told.
     """
     _check_same_release(cluster)
-    used = _used(_backends(cluster, catalogue))
+    used = _backends_in_use(_backends(cluster, catalogue))
     return list(dict.fromkeys(releases.variable_of(backend, cluster.releases) for backend in used))
 
 
@@ -247,7 +247,7 @@ def _equip(
         tools=equipment.tools_of(host, built, catalogue, wanted),
         optional_tools=equipment.optional_tools_of(host, catalogue, {wanted[backend].source for backend in built}),
         workers=tuple(
-            workers.seeing_one_device(worker, wanted[worker.build], len(facts.of_backend(worker.backend)))
+            workers.with_one_visible_device(worker, wanted[worker.build], len(facts.of_backend(worker.backend)))
             for worker in declared
         ),
     )
@@ -261,7 +261,7 @@ def _serving(equipped: Mapping[str, Equipped], backend: str, fitting: set[str], 
     serving = [
         worker
         for entry in equipped.values()
-        for worker in workers.serving(entry.workers, entry.backends, backend, fitting)
+        for worker in workers.usable(entry.workers, entry.backends, backend, fitting)
     ]
     return [workers.on_its_staging_port(worker) for worker in serving] if staged else serving
 
@@ -308,7 +308,7 @@ def _head(prepared: Prepared, holders: Sequence[devices.Holder], runtime_id: str
         facts, prepared.head.workers, prepared.serves, bool(placed.own()), bool(placed.lent())
     )
     environment = {**backends.service_environment(build.backend, build.environment), **own}
-    return heads.planned(prepared.cluster.head, serving, environment)
+    return heads.plan_of(prepared.cluster.head, serving, environment)
 
 
 def _runtime(facts: Facts, runtime_id: str) -> str:

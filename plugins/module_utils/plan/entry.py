@@ -67,7 +67,7 @@ STANDS_IN = {"system", "architecture", "distribution", "service_manager", "home"
 def read(name: str, hosts: Mapping[str, Mapping[str, Any]]) -> Cluster:
     """The cluster of an inventory.
 
-    :param hosts: name → ``groups`` (head, worker), ``ansible_host``, ``variables`` (with their defaults), ``mistyped`` and ``facts``, what
+    :param hosts: name → ``groups`` (head, worker), ``ansible_host``, ``variables`` (with their defaults), ``unknown_variables`` and ``facts``, what
         host_info returned, or None.
     :raises Refusal: what the inventory says is not possible.
     """
@@ -97,7 +97,7 @@ def catalogue(packages: Mapping[str, Any]) -> Catalogue:
 
 def _host(name: str, given: Mapping[str, Any]) -> Host:
     variables = given["variables"]
-    facts = known(name, given["facts"], variables["llama_hardware"], variables["llama_host_scope"])
+    facts = merge_hardware(name, given["facts"], variables["llama_hardware"], variables["llama_host_scope"])
     if facts is None:
         raise Refusal(
             f"{name} could not be reached, and llama_hardware does not declare it: bring the host up, or declare it"
@@ -108,7 +108,7 @@ def _host(name: str, given: Mapping[str, Any]) -> Host:
         is_worker="worker" in given["groups"],
         address=str(given["ansible_host"]),
         facts=facts_of(facts),
-        kept_facts=planned_from(facts),
+        kept_facts=facts_for_plan(facts),
         backends=_backends(name, variables["llama_backend"]),
         links=tuple(_link(link) for link in variables["llama_links"] or ()),
         endpoints=tuple(
@@ -125,7 +125,7 @@ def _host(name: str, given: Mapping[str, Any]) -> Host:
             bool(variables["llama_host_reboot"]),
         ),
         releases=_releases(variables),
-        unknown_variables=dict(given["mistyped"]),
+        unknown_variables=dict(given["unknown_variables"]),
     )
 
 
@@ -245,13 +245,13 @@ def facts_of(given: Mapping[str, Any]) -> Facts:
     )
 
 
-def planned_from(facts: Mapping[str, Any]) -> dict[str, Any]:
+def facts_for_plan(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a host's facts that a plan depends on. Tools that only make builds faster come and go without changing it."""
     toolchain = {tool: version for tool, version in facts["toolchain"].items() if tool not in backends.OPTIONAL_TOOLS}
     return {**{key: value for key, value in facts.items() if key in PLANNED_FROM}, "toolchain": toolchain}
 
 
-def known(
+def merge_hardware(
     name: str, facts: Mapping[str, Any] | None, hardware: Mapping[str, Any] | None, scope: str = "auto"
 ) -> dict[str, Any] | None:
     """Facts of a host, with what ``llama_hardware`` declares in place of what was found. A declared toolchain stands for all.
@@ -273,13 +273,13 @@ def known(
                 f"llama_hardware of {name} has a device of the backend {accelerator['backend']!r}: use {', '.join(backends.BACKENDS[1:])}"
             )
     if not facts:
-        facts = _declared(name, declared, "user" if scope == "user" else "system")
+        facts = _declared_facts(name, declared, "user" if scope == "user" else "system")
     elif "toolchain" in declared:
         facts = {**facts, "toolchains": None}
     return {**facts, **{key: value for key, value in declared.items() if key not in STANDS_IN}}
 
 
-def _declared(name: str, hardware: Mapping[str, Any], scope: str) -> dict[str, Any]:
+def _declared_facts(name: str, hardware: Mapping[str, Any], scope: str) -> dict[str, Any]:
     """Facts of a host of which nothing but ``llama_hardware`` is known."""
     system = hardware.get("system", "Linux")
     possible = service_managers.possible(system, scope)

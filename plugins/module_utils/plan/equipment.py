@@ -85,7 +85,7 @@ def _missing_libraries(facts: Facts, backend: str, generation: int = 0, fork: st
     declared, or was last seen by an older version, none are."""
     toolkits = [toolkit for toolkit in facts.toolchains or () if toolkit["backend"] == backend]
     if backend in backends.TOOLKITS and any("libraries" in toolkit for toolkit in toolkits):
-        return min((toolchains.lacking(toolkit) for toolkit in toolkits), key=len)
+        return min((toolchains.missing_libraries(toolkit) for toolkit in toolkits), key=len)
     return [name for name in backends.libraries(backend, generation, fork) if facts.toolchain.get(name, True) is None]
 
 
@@ -161,9 +161,11 @@ def _needs_of_compiler(
     facts = host.facts
     libraries = backends.libraries(backend, release.generation, release.fork)
     architectures = facts.architectures(backend)
-    toolkit = toolchains.chosen(host.name, backend, facts, host.toolchain, architectures, beside)["toolkit"]
+    toolkit = toolchains.choose(host.name, backend, facts, host.toolchain, architectures, beside)["toolkit"]
     missing = (
-        toolchains.lacking(toolkit) if toolkit else _missing_libraries(facts, backend, release.generation, release.fork)
+        toolchains.missing_libraries(toolkit)
+        if toolkit
+        else _missing_libraries(facts, backend, release.generation, release.fork)
     )
     # A library that another toolkit has counts as a tool of the host: to be installed for this one, its package does.
     elsewhere = {tool: packages[tool] for tool in missing if tool in packages and facts.toolchain.get(tool)}

@@ -78,7 +78,7 @@ def overrides_of(server: Server, devices: list[str]) -> list[tuple[str, str]]:
 
     :param devices: names that may stand there.
     """
-    found = []
+    overrides = []
     for entry in server.override_tensor:
         pattern, _equals, device = entry.partition("=")
         if not pattern or device not in devices or "," in pattern:
@@ -92,8 +92,8 @@ def overrides_of(server: Server, devices: list[str]) -> list[tuple[str, str]]:
             raise Refusal(
                 f"llama_server_override_tensor has {entry!r}, whose expression is not valid: {error}"
             ) from None
-        found.append((pattern, device))
-    return found
+        overrides.append((pattern, device))
+    return overrides
 
 
 def as_planned(server: Server) -> bool:
@@ -230,7 +230,7 @@ class Serving(NamedTuple):
     """Folder for what the launcher writes down."""
 
 
-def planned(name: str, serving: Serving, environment: Mapping[str, str]) -> dict[str, Any]:
+def plan_of(name: str, serving: Serving, environment: Mapping[str, str]) -> dict[str, Any]:
     """The plan's part for the head: llama-server's command line, and the launcher's before it.
 
     :param name: of the head.
@@ -352,10 +352,10 @@ def _check_whole(variable: str, path: str) -> None:
         raise Refusal(f"{variable} is {path!r}: use the absolute path on the head")
 
 
-def model_of(request: ModelRequest, found: Mapping[str, Any], facts: Facts) -> Model:
+def model_of(request: ModelRequest, report: Mapping[str, Any], facts: Facts) -> Model:
     """Path and summary of the model that the head serves.
 
-    :param found: what gguf_info found at ``llama_model_path``: ``summary``, and ``closed``, what keeps the service from reading it.
+    :param report: what gguf_info reports of ``llama_model_path``: ``summary``, and ``closed``, what keeps the service from reading it.
     :param facts: of the head.
     """
     if bool(request.path) == bool(request.known_answer is not None):
@@ -371,11 +371,11 @@ def model_of(request: ModelRequest, found: Mapping[str, Any], facts: Facts) -> M
         return Model(path, request.known_answer, known_answer.summary(*request.known_answer))
     path = str(request.path)
     _check_whole("llama_model_path", path)
-    summary = found.get("summary") or _given_summary(path, request.summary)
-    if facts.scope == "system" and found.get("closed"):
+    summary = report.get("summary") or _given_summary(path, request.summary)
+    if facts.scope == "system" and report.get("closed"):
         raise Refusal(
-            f"llama_model_path is {path!r}, but the account llamacpp, which serves it, cannot read {found['closed']}: open it with "
-            f"chmod o+rX {found['closed']}, or move the model to /srv"
+            f"llama_model_path is {path!r}, but the account llamacpp, which serves it, cannot read {report['closed']}: open it with "
+            f"chmod o+rX {report['closed']}, or move the model to /srv"
         )
     if service_managers.MANAGERS[facts.service_manager].hides_homes and path.startswith(PRIVATE_FOLDERS):
         raise Refusal(

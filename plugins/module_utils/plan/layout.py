@@ -44,7 +44,7 @@ def lay_out(
     if not devices or not gpu_layers:
         return placement.Placed((), (), load, 0, _over_without_devices(name, facts, load))
     first = load.units - gpu_layers
-    used, split = _chosen(server, mode or ("all" if model.known_answer else "fewest"), devices, load, first)
+    used, split = _choose(server, mode or ("all" if model.known_answer else "fewest"), devices, load, first)
     if release.capabilities["device_name"] is None:
         used, split = _own_first(used, split, devices)
     connections = sum(device.worker is not None for device in used)
@@ -102,7 +102,7 @@ def _over_on_devices(placed: placement.Placed, asked: bool) -> list[str]:
     ]
 
 
-def _chosen(
+def _choose(
     server: Server, mode: str, devices: Sequence[Device], load: placement.Load, first: int
 ) -> tuple[list[Device], list[float]]:
     """The devices that get units, and the operator's split between them if there is one.

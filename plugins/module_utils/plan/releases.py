@@ -151,20 +151,18 @@ def release_of(value: Any, packaged: Mapping[str, str | None]) -> Release:
     tree["fork"] = request.get("fork", capabilities.MAINLINE)
     source = request["source"]
     if source == "package":
-        return _identified(source, *_packaged_tree(request, packaged))
+        return _with_id(source, *_packaged_tree(request, packaged))
     if source == "git":
-        return _identified(source, *_git_origin(request), tree, patches)
+        return _with_id(source, *_git_origin(request), tree, patches)
     checksum = {"checksum": request["checksum"]}
     if source == "pypi":
         version = str(request["version"])
         origin = {**checksum, "version": version, "member": f"llama_cpp_python-{version}/vendor/llama.cpp"}
-        return _identified(
+        return _with_id(
             source, f"pypi-{version}", origin, {**capabilities.PYPI_TREES.get(version, {}), **tree}, patches
         )
     place: dict[str, str] = {key: request[key] for key in ("path", "url") if key in request}
-    return _identified(
-        source, f"{source}-{request['checksum'][7:15]}", {**checksum, **place, "member": ""}, tree, patches
-    )
+    return _with_id(source, f"{source}-{request['checksum'][7:15]}", {**checksum, **place, "member": ""}, tree, patches)
 
 
 def _git_origin(request: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
@@ -181,7 +179,7 @@ def _git_origin(request: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
     }
 
 
-def renamed(refusal: Refusal, variable: str) -> Refusal:
+def name_variable(refusal: Refusal, variable: str) -> Refusal:
     """The same, said of the variable of one backend."""
     return Refusal(str(refusal).replace("llama_release ", variable + " ", 1))
 
@@ -203,7 +201,7 @@ def sources_of(requests: Mapping[str, Any]) -> dict[str, str]:
         try:
             sources[backend] = request_of(requests[variable])["source"]
         except Refusal as refusal:
-            raise renamed(refusal, variable) from None
+            raise name_variable(refusal, variable) from None
         if sources[backend] == "package" and variable != "llama_release":
             raise Refusal(
                 f"{variable} has source: package, which counts for all backends of a distribution: set llama_release to it"
@@ -224,7 +222,7 @@ def of_backends(requests: Mapping[str, Any], facts: Mapping[str, Facts], used: I
         try:
             wanted[backend] = release_of(requests[variable], packaged)
         except Refusal as refusal:
-            raise renamed(refusal, variable) from None
+            raise name_variable(refusal, variable) from None
     return wanted
 
 
@@ -277,7 +275,7 @@ def _packaged_tree(
     return f"package-{versions[0]}", {"version": versions[0]}, tree
 
 
-def _identified(
+def _with_id(
     source: str, ref: str, origin: dict[str, str], tree: Mapping[str, Any], patches: tuple[Patch, ...] = ()
 ) -> Release:
     """The whole release, with its id and what it understands. For the id the content counts, not where it or a patch lies.
@@ -383,7 +381,7 @@ def _kind(equipped: Equipped, backend: str, release: Release, server: Server) ->
         groups = [group for group, member in (("head", host.is_head), ("worker", host.is_worker)) if member]
         return _Kind(_sha({**kind, "programs": groups}), {}, {})
     beside = [other for other in equipped.backends if other != backend]
-    tools = toolchains.chosen(host.name, backend, facts, host.toolchain, facts.architectures(backend), beside)
+    tools = toolchains.choose(host.name, backend, facts, host.toolchain, facts.architectures(backend), beside)
     toolkit = tools["toolkit"]
     kind.update(
         cpu=facts.cpu["features_id"],

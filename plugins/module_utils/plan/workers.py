@@ -172,7 +172,7 @@ class Declared(NamedTuple):
     staging_port: int
 
 
-def _declared(host: Host, built: Collection[str], offered: list[Lendable]) -> list[Declared]:
+def _declare(host: Host, built: Collection[str], offered: list[Lendable]) -> list[Declared]:
     lent = [device for device in offered if device.device != "CPU" or "cpu" in built]
     endpoints: Sequence[Endpoint] = host.endpoints or [Endpoint()] * len(lent)
     declared: list[Declared] = []
@@ -196,7 +196,7 @@ def workers_of(host: Host, built: Collection[str], head: str) -> list[Worker]:
     :param head: name of the head.
     """
     offered = lendable(host, built)
-    declared = _declared(host, built, offered)
+    declared = _declare(host, built, offered)
     address = "127.0.0.1" if host.name == head else address_of(host, head)
     cpu_workers = sum(entry.device.backend == "cpu" for entry in declared)
     workers = []
@@ -235,7 +235,7 @@ def workers_of(host: Host, built: Collection[str], head: str) -> list[Worker]:
     return workers
 
 
-def serving(workers: Sequence[Worker], built: Sequence[str], backend: str, fitting: Collection[str]) -> list[Worker]:
+def usable(workers: Sequence[Worker], built: Sequence[str], backend: str, fitting: Collection[str]) -> list[Worker]:
     """The workers of a host that a head may use: those of one build, since devices are lent once by each.
 
     :param built: the host's backends.
@@ -251,7 +251,7 @@ def on_its_staging_port(worker: Worker) -> Worker:
     return worker._replace(port=worker.staging_port, staging_port=worker.port)
 
 
-def seeing_one_device(worker: Worker, release: Release, devices: int) -> Worker:
+def with_one_visible_device(worker: Worker, release: Release, devices: int) -> Worker:
     """The worker, and where its program cannot be told which device to lend, an environment in which there is no other one.
 
     :param release: of its build.
