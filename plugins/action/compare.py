@@ -29,7 +29,7 @@ class ActionModule(ActionBase):
         plan, answers = arguments["plan"], arguments["answers"]
         if plan["refused"] or plan["staging"]:
             return {"changed": False, "obstacles": staging.obstacles(plan, answers)}
-        compared = changes.compared(plan, answers)
+        compared = changes.compare(plan, answers)
         decided = changes.decide(plan, compared.drifts)
         tools = {name: found["facts"]["tools"] for name, found in arguments["facts"].items() if "facts" in found}
         if arguments["page"]:
@@ -38,5 +38,5 @@ class ActionModule(ActionBase):
         return {
             "changed": False,
             **decided,
-            "lacking": changes.lacking(plan, tools, decided["builders"].values()),
+            "lacking": changes.missing_tools(plan, tools, decided["builders"].values()),
         }

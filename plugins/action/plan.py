@@ -126,7 +126,7 @@ class ActionModule(ActionBase):
         resolved = {}
         for variable in cluster_plan.release_variables(cluster, catalogue):
             try:
-                resolved[variable] = sources.resolved(cluster.releases[variable], find)
+                resolved[variable] = sources.resolve(cluster.releases[variable], find)
             except Refusal as refusal:
-                raise releases.renamed(refusal, variable) from None
+                raise releases.name_variable(refusal, variable) from None
         return cluster._replace(releases={**cluster.releases, **resolved})

@@ -115,7 +115,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import g
 def result(model, with_tensors):
     found = {"summary": gguf.summarize(model)}
     if with_tensors:
-        found["tensors"] = gguf.grouped(model.tensors)
+        found["tensors"] = gguf.group(model.tensors)
     return found
 
 

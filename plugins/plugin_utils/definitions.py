@@ -14,10 +14,10 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.inventory import 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 LINE_BREAK = (
-    " and holds a line break, which no service manager can express: take it out of llama_server_extra_args, "
+    " and has a line break, which no service manager can express: remove it from llama_server_extra_args, "
     "llama_server_environment or llama_worker_endpoints"
 )
-COMMENT = ", and supervisor reads a comment in it: take out the space before ; or #"
+COMMENT = ", and supervisor reads a part of it as a comment: remove the space before ; or #"
 FORBIDDEN = {"\n": LINE_BREAK, "\0": LINE_BREAK}
 MARKUP = ("plist.j2",)
 """Endings of templates that write XML."""

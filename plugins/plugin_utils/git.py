@@ -42,14 +42,14 @@ class GitError(Exception):
     """The message is what git said, in one line."""
 
 
-class NotThere(GitError):
+class NotFound(GitError):
     """The repository answered, and does not have what was asked for."""
 
 
 def _run(argv: list[str], seconds: int, folder: Path | None = None) -> str:
     program = shutil.which("git")
     if not program:
-        raise GitError("there is no git on the controller; install it there, or use source: pypi or archive")
+        raise GitError("the controller has no git; install it there, or use source: pypi or archive")
     environment = {name: value for name, value in os.environ.items() if name not in LOCAL_VARIABLES}
     environment.update({"LC_ALL": "C", **QUIET, "GIT_ALLOW_PROTOCOL": TRANSPORTS})
     try:
@@ -69,12 +69,12 @@ def _run(argv: list[str], seconds: int, folder: Path | None = None) -> str:
     if process.returncode and "No space left on device" in process.stderr:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if process.returncode:
-        told = [
+        errors = [
             line for line in process.stderr.splitlines() if line.startswith(("fatal:", "error:", "remote:", "ERROR"))
         ]
-        said = " ".join(" ".join(told or process.stderr.split("\n")).split())[:400] or f"status {process.returncode}"
+        said = " ".join(" ".join(errors or process.stderr.split("\n")).split())[:400] or f"status {process.returncode}"
         missing = "couldn't find remote ref" in said or "not our ref" in said
-        raise (NotThere if missing else GitError)(said)
+        raise (NotFound if missing else GitError)(said)
     return process.stdout
 
 
@@ -88,13 +88,13 @@ def place(repository: str) -> str:
 def commit_of(repository: str, name: str) -> str | None:
     """The commit behind a tag or a branch of a repository, or None where it has neither. A tag wins, as for git itself."""
     names = [f"refs/tags/{name}^{{}}", f"refs/tags/{name}", f"refs/heads/{name}"]
-    told = _run(["ls-remote", "--", place(repository), *names], LOOK_UP_SECONDS)
-    found = {name: commit for commit, _tab, name in (line.partition("\t") for line in told.splitlines())}
-    return next((found[full] for full in names if full in found), None)
+    listing = _run(["ls-remote", "--", place(repository), *names], LOOK_UP_SECONDS)
+    commits = {name: commit for commit, _tab, name in (line.partition("\t") for line in listing.splitlines())}
+    return next((commits[full] for full in names if full in commits), None)
 
 
 @contextmanager
-def _fetched(repository: str, revision: str, beside: Path, *options: str) -> Iterator[tuple[Path, str]]:
+def _fetch(repository: str, revision: str, beside: Path, *options: str) -> Iterator[tuple[Path, str]]:
     """A bare repository with what was fetched, for as long as it is needed, and the commit."""
     with tempfile.TemporaryDirectory(dir=beside) as work:
         folder = Path(work)
@@ -120,23 +120,23 @@ def count(repository: str, commit: str, beside: Path) -> int:
     # Over a network commits come without trees. A repository on this machine is at hand, and one whose history was cut off would let
     # git before 2.44 start itself without end to look for the rest.
     options = ["--update-shallow"] if local else ["--filter=tree:0"]
-    with _fetched(repository, commit, beside, *options) as (folder, found):
+    with _fetch(repository, commit, beside, *options) as (folder, head):
         if _run(["rev-parse", "--is-shallow-repository"], LOOK_UP_SECONDS, folder).strip() != "false":
-            raise GitError("its history is cut off there")
-        return int(_run(["rev-list", "--count", found, "--"], FETCH_SECONDS, folder))
+            raise GitError("its history is not complete there")
+        return int(_run(["rev-list", "--count", head, "--"], FETCH_SECONDS, folder))
 
 
 def archive(repository: str, revision: str, target: Path) -> str:
     """Writes the tree of a commit or tag as a tar archive with one folder, the same one each time; returns the commit."""
-    with _fetched(repository, revision, target.parent, "--depth=1") as (folder, found):
+    with _fetch(repository, revision, target.parent, "--depth=1") as (folder, commit):
         (folder / "info").mkdir(exist_ok=True)
         (folder / "info" / "attributes").write_text(AS_THEY_ARE)
         plain = folder / "tree.tar"
-        _run(["archive", "--format=tar", "--prefix=llama.cpp/", f"--output={plain}", found], FETCH_SECONDS, folder)
+        _run(["archive", "--format=tar", "--prefix=llama.cpp/", f"--output={plain}", commit], FETCH_SECONDS, folder)
         with (
             plain.open("rb") as tree,
             target.open("wb") as stream,
             gzip.GzipFile("", "wb", 6, stream, mtime=0) as packed,
         ):
             shutil.copyfileobj(tree, packed, 1 << 20)
-    return found
+    return commit

@@ -51,18 +51,18 @@ def names() -> Names:
 @functools.cache
 def specification() -> dict[str, dict]:
     """Every variable of an operator, with type, default and description, from the roles' argument specifications."""
-    found: dict[str, dict] = {}
+    variables: dict[str, dict] = {}
     for path in sorted(ROLES.glob("*/meta/argument_specs.yml")):
         options = yaml.safe_load(path.read_text())["argument_specs"]["main"]["options"]
-        found.update({name: option for name, option in options.items() if name not in names().internal})
-    return found
+        variables.update({name: option for name, option in options.items() if name not in names().internal})
+    return variables
 
 
 @functools.cache
 def packages() -> dict[str, dict]:
     """``tools``: distribution family → tool → package; ``llama``: distribution family → its packages of llama.cpp."""
-    found = yaml.safe_load((ROLES / "llama_host" / "vars" / "packages.yml").read_text())
-    return {"tools": found["llama_host_packages"], "llama": found["llama_host_packaged"]}
+    lists = yaml.safe_load((ROLES / "llama_host" / "vars" / "packages.yml").read_text())
+    return {"tools": lists["llama_host_packages"], "llama": lists["llama_host_packaged"]}
 
 
 def _variables(name: str, hostvars: Any, spec: dict[str, dict]) -> dict:
@@ -70,18 +70,18 @@ def _variables(name: str, hostvars: Any, spec: dict[str, dict]) -> dict:
     for variable, value in given.items():
         if spec[variable]["type"] == "dict" and not isinstance(value, (dict, str)):
             raise AnsibleActionFail(
-                f"Variables of host {name} are not right: {variable} is {value!r}, and a mapping is wanted. They are described in docs/variables.md."
+                f"Variables of host {name} are not valid: {variable} is {value!r}, but must be a mapping. docs/variables.md describes them."
             )
     checked = ArgumentSpecValidator(spec).validate(given)
     if checked.error_messages:
-        told = "; ".join(
+        problems = "; ".join(
             re.sub(
                 r"^(\S+)\. Supported parameters include: (.*)", r"\1 is not known, use one of \2", message.rstrip(".")
             )
             for message in checked.error_messages
         )
         raise AnsibleActionFail(
-            f"Variables of host {name} are not right: {told}. They are described in docs/variables.md."
+            f"Variables of host {name} are not valid: {problems}. docs/variables.md describes them."
         )
     return {variable: checked.validated_parameters.get(variable) for variable in spec}
 
@@ -119,7 +119,7 @@ def of_play(task_vars: dict) -> set[str]:
     if without_effect:
         raise AnsibleActionFail(
             f"{', '.join(without_effect)} is set in vars of a play, where it has no effect: set it for a host or a group of the "
-            "inventory, or give it with -e."
+            "inventory, or pass it with -e."
         )
     return given
 
@@ -136,34 +136,34 @@ def hosts(
     cluster = task_vars.get("llama_cluster_group") or CLUSTER_GROUP
     if cluster not in groups:
         raise AnsibleActionFail(
-            f"The inventory has no group {cluster}: put the cluster's hosts into it, or name the right group in llama_cluster_group."
+            f"The inventory has no group {cluster}: put the cluster's hosts into it, or set llama_cluster_group to the right group."
         )
     spec = specification()
-    found = {}
+    members = {}
     for name in groups[cluster]:
         parts = [part for part, group in GROUPS.items() if name in groups.get(group, [])]
         if parts:
             own = hostvars[name]
-            found[name] = {
+            members[name] = {
                 "groups": parts,
                 "ansible_host": own.get("ansible_host") or name,
                 "variables": _variables(name, own, spec),
-                "mistyped": unknown({*own, *of_all}, spec),
+                "unknown_variables": unknown({*own, *of_all}, spec),
                 "facts": ((answers or {}).get(name) or {}).get("facts"),
             }
-    idle = [name for name in groups[cluster] if name not in found]
-    if idle and found:
+    idle = [name for name in groups[cluster] if name not in members]
+    if idle and members:
         Display().warning(
-            f"{', '.join(idle)} of group {cluster} are in neither llama_head nor llama_workers, so nothing is done there: look whether a group is "
-            "misspelt."
+            f"{', '.join(idle)} of group {cluster} are in neither llama_head nor llama_workers, so the run ignores them: check the spelling of "
+            "the groups."
         )
     kept: dict = next(
-        (host["facts"]["kept"] for host in found.values() if "head" in host["groups"] and host["facts"]), {}
+        (host["facts"]["kept"] for host in members.values() if "head" in host["groups"] and host["facts"]), {}
     )
-    for name, host in found.items():
+    for name, host in members.items():
         host["facts"] = host["facts"] or kept.get(name)
-    if not found:
+    if not members:
         raise AnsibleActionFail(
             f"Group {cluster} has no host that is also in llama_head or llama_workers: put the head and the workers there."
         )
-    return cluster, found
+    return cluster, members

@@ -22,8 +22,8 @@ def write(variable: str, path: str, text: str) -> None:
         Path(path).write_text(text)
     except OSError as error:
         raise AnsibleActionFail(
-            f"{variable} is {path}, which cannot be written on the controller: {error.strerror}. Give a path in a folder that is there and may be "
-            "written to."
+            f"{variable} is {path}, which cannot be written on the controller: {error.strerror}. Use a path in a folder that exists and is "
+            "writable."
         ) from error
 
 

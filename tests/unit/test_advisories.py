@@ -160,9 +160,9 @@ def few_mib(memory):
     return facts
 
 
-def with_mistyped(cluster):
+def with_unknown_variables(cluster):
     for host in cluster.hosts.values():
-        host["mistyped"] = {"llama_backends": "llama_backend"}
+        host["unknown_variables"] = {"llama_backends": "llama_backend"}
     return cluster
 
 
@@ -259,7 +259,7 @@ CASES = [
         "ollama-architecture",
         lambda: with_model(cluster_of(), architecture="glm4moelite"),
         lambda cluster: with_model(cluster, architecture="deepseek2"),
-        ["/srv/m.gguf has the architecture glm4moelite", "llama_model_path"],
+        ["/srv/m.gguf, with the architecture glm4moelite", "llama_model_path"],
     ),
     (
         "thunderbolt-mtu",
@@ -271,7 +271,7 @@ CASES = [
         "thunderbolt-lanes",
         lambda: by_thunderbolt({"thunderbolt": [wire(lanes=1)]}, mtu=65520),
         being("worker1", thunderbolt=[wire()]),
-        ["0-1 of worker1", "1 of 2 lanes, 20 of 20 Gbit/s", "cable"],
+        ["0-1 of worker1", "1 of 2 lanes, with 20 of 20 Gbit/s", "cable"],
     ),
     (
         "graphics-memory-limit",
@@ -305,8 +305,8 @@ CASES = [
     ),
     (
         "variable-unknown",
-        lambda: with_mistyped(cluster_of(1)),
-        everywhere(lambda host: host.update(mistyped={})),
+        lambda: with_unknown_variables(cluster_of(1)),
+        everywhere(lambda host: host.update(unknown_variables={})),
         ["llama_backends is set for head, worker1", "Similar name: llama_backend."],
     ),
     (
@@ -348,7 +348,7 @@ def test_an_advisory_is_met_accepted_and_mended(identifier, make, mend, said):
     reasons = " ".join(plan["reasons"])
     if found["severity"] == "error":
         assert plan["refused"]
-        assert f"{found['remedy']} To run it all the same, add {identifier} to llama_accept_advisories" in reasons
+        assert f"{found['remedy']} To run it anyway, add {identifier} to llama_accept_advisories" in reasons
     else:
         assert not plan["refused"] or not plan["fits"]
         assert found["message"] not in reasons
@@ -432,7 +432,7 @@ def test_who_accepts_it_gets_more_onto_a_vulkan_device_than_it_shows():
     plan = cluster.plan()
     assert not plan["refused"]
     assert {advisory["host"] for advisory in plan["advisories"]} == {f"strix{index}" for index in range(4)}
-    assert "is to hold" in plan["advisories"][0]["message"]
+    assert "gets" in plan["advisories"][0]["message"]
 
 
 def test_a_model_that_only_hip_can_hold_is_refused_with_vulkan():
@@ -469,7 +469,7 @@ def accepting_head(cluster):
 
 def test_an_unknown_variable_that_resembles_none_of_ours():
     cluster = cluster_of(1)
-    cluster.hosts["worker1"]["mistyped"] = {"llama_home": ""}
+    cluster.hosts["worker1"]["unknown_variables"] = {"llama_home": ""}
     found = [advisory for advisory in cluster.plan()["advisories"] if advisory["id"] == "variable-unknown"]
     assert [(advisory["host"], advisory["severity"]) for advisory in found] == [("worker1", "warning")]
     assert found[0]["message"].endswith("so it does nothing. Similar name: none.")

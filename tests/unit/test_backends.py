@@ -121,7 +121,7 @@ def test_a_device_of_an_unknown_backend_is_not_declared():
     with pytest.raises(
         Refusal, match="llama_hardware of here has a device of the backend 'cpu': use vulkan, hip, cuda, metal"
     ):
-        entry.known("here", None, {"accelerators": [{"backend": "cpu", "memory_mib": 1000}]})
+        entry.merge_hardware("here", None, {"accelerators": [{"backend": "cpu", "memory_mib": 1000}]})
 
 
 @pytest.mark.parametrize("unified", [False, True])

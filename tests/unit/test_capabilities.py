@@ -81,7 +81,7 @@ def test_what_the_help_lists_is_what_planning_takes_for_granted(generation):
     ],
 )
 def test_a_line_of_a_help(line, known):
-    assert capabilities.listed(line + "\n") == capabilities.Listed(known, {})
+    assert capabilities.parse_help(line + "\n") == capabilities.Help(known, {})
 
 
 def test_what_a_help_says_is_removed_is_not_known():
@@ -93,7 +93,7 @@ def test_what_a_help_says_is_removed_is_not_known():
 def problems(argv, generation="0.3.36", program=options.SERVER, change=lambda text: text):
     text = (HELP / f"{program}-{generation}.txt").read_text()
     build, fork = GENERATIONS[generation]
-    return capabilities.problems(program, argv, capabilities.listed(change(text)), build, fork)
+    return capabilities.problems(program, argv, capabilities.parse_help(change(text)), build, fork)
 
 
 def test_a_renamed_option_is_named_with_the_nearest_one():
@@ -110,11 +110,11 @@ def test_a_renamed_option_is_named_with_the_nearest_one():
     "argv, generation, why",
     [
         (["--no-such-option"], "0.3.36", "does not know --no-such-option"),
-        (["--draft", "4"], "0.3.36", "does not know --draft any more: argument has been removed. use --spec-draft"),
+        (["--draft", "4"], "0.3.36", "no longer knows --draft: argument has been removed. use --spec-draft"),
         (["--flash-attn", "--port", "1"], "0.3.20", "takes --flash-attn with a value"),
         (["--flash-attn"], "0.3.20", "takes --flash-attn with a value"),
         (["--flash-attn", "on"], "0.3.16", "takes --flash-attn without a value"),
-        (["--lora=x.gguf"], "0.3.36", "does not know --lora=x.gguf: make its value an entry of its own"),
+        (["--lora=x.gguf"], "0.3.36", "does not know --lora=x.gguf: make its value a separate entry"),
         (["--load-mode", "dio"], "0.3.20", "does not know --load-mode"),
         (["-lm", "dio"], "ik-4840", "does not know -lm"),
     ],

@@ -63,7 +63,7 @@ def test_a_host_that_was_not_compared(pair, answer, reason):
     found = answers(plan, worker1=answer)
     if answer is None:
         del found["worker1"]
-    compared = changes.compared(plan, found)
+    compared = changes.compare(plan, found)
     assert list(compared.drifts) == ["head", "worker2"]
     assert reason in compared.without["worker1"]
     assert run(plan=plan, answers=found)["unreached"] == ["worker1"]

@@ -42,8 +42,8 @@ def test_every_advisory_meets_a_symptom():
 def test_the_published_advisories_are_sentences():
     """A word in asterisks stands for a name or a number, not for a verb or a whole sentence."""
     page = (ROOT / "docs" / "plan.md").read_text()
-    assert "| Build 6110 lets whoever reaches a worker's port" in page
-    assert "| *device* of *host* is to hold 90112 MiB, and Mesa's" in page
+    assert "| Build 6110 lets anyone who reaches a worker's port" in page
+    assert "| *device* of *host* gets 90112 MiB, but Mesa's" in page
     for entry in advisories.ADVISORIES:
         keys = set(re.findall(r"{(\w+)}", entry.message + entry.remedy))
         assert not keys & {"told", "remedy"}, entry.id

@@ -109,24 +109,24 @@ def test_load_mode(fork, mode, expected):
         ({"llama_server_load_mode": "dio"}, ["llama_server_load_mode is dio", "git-8337e4cd", "use mmap or none"]),
         (
             {"llama_server_extra_args": ["-fmoe"]},
-            ["llama_server_extra_args has -fmoe", "by itself since its commit 3928", "take it out"],
+            ["llama_server_extra_args has -fmoe", "by itself since its commit 3928", "remove it"],
         ),
         (
             {"llama_server_extra_args": ["-lm", "dio", "-lv", "4"]},
             [
                 "llama_server_extra_args has -lm, -lv",
-                "which llama.cpp alone knows",
-                "git-8337e4cd is one of ik_llama.cpp",
+                "which only llama.cpp knows",
+                "git-8337e4cd is a release of ik_llama.cpp",
             ],
         ),
         (
             {"llama_release": {**RELEASE, "build": 3736}},
-            ["the build 3736 of ik_llama.cpp", "cannot be told", "use 3737", "or a newer one"],
+            ["the build 3736 of ik_llama.cpp", "RPC protocol cannot be detected", "use 3737", "or a newer one"],
         ),
         (
             {"llama_accept_advisories": []},
             [
-                "Commit 4840 of ik_llama.cpp lets whoever reaches a worker's port run code",
+                "Commit 4840 of ik_llama.cpp lets anyone who reaches a worker's port run code",
                 "add rpc-remote-code-execution",
             ],
         ),
@@ -199,7 +199,7 @@ def test_a_worker_that_takes_no_device_lends_no_processor_beside_devices():
     cluster = gpu_head(SUMMER)
     cluster.hosts["worker1"]["variables"]["llama_worker_endpoints"] = [{"device": "CPU"}]
     reason = cluster.reason()
-    for part in ("of worker1 lends CPU", "lends CUDA0 only", "llama_worker_endpoints"):
+    for part in ("of worker1 lends CPU", "can lend CUDA0 only", "llama_worker_endpoints"):
         assert part in reason
 
 
@@ -229,7 +229,7 @@ def with_device(cluster, backend, tool, architecture):
 
 def test_rocm_is_refused(fork):
     reason = with_device(fork, "hip", "hipconfig", "gfx1151").reason()
-    for part in ("one of ik_llama.cpp", "cannot be linked for hip", "here builds for that", "set llama_backend"):
+    for part in ("one of ik_llama.cpp", "cannot link for hip", "here builds for it", "set llama_backend"):
         assert part in reason
 
 

@@ -211,7 +211,7 @@ def test_without_a_known_file_type_the_quantisation_is_that_of_most_bytes():
 
 
 def test_tensors_in_few_rows():
-    rows = gguf.grouped(read(moe()).tensors)
+    rows = gguf.group(read(moe()).tensors)
     assert rows == [
         {"name": "token_embd.weight", "type": "F32", "shape": [64, 32], "bytes": 8192, "layers": None},
         {"name": "blk.*.ffn_down.weight", "type": "F16", "shape": [64, 64], "bytes": 8192, "layers": [0]},
@@ -228,7 +228,7 @@ def test_rows_hold_every_tensor(tensors):
         for name, (shape, kind) in tensors.items()
     }
     again = {}
-    for row in gguf.grouped(known):
+    for row in gguf.group(known):
         for layer in [None] if row["layers"] is None else row["layers"]:
             name = row["name"] if layer is None else row["name"].replace("*", str(layer), 1)
             assert name not in again
@@ -274,7 +274,7 @@ def test_split_models_that_are_not_whole(tmp_path):
     second.write_bytes(data[:100])
     refusal(first, r"has the part big-00002-of-00002.gguf, which is truncated")
     second.unlink()
-    refusal(first, r"lacks its part big-00002-of-00002.gguf")
+    refusal(first, r"is incomplete: its part big-00002-of-00002.gguf is missing")
     files.write_parts(tmp_path, numbers=[1, 1])
     refusal(first, "is refused: it says that it is part 1, counted from 0, not 0")
     files.write_parts(tmp_path, numbers=[0, 3])
@@ -330,7 +330,7 @@ def test_a_file_that_becomes_shorter(model):
     "version, said",
     [
         (0, "version 0 is unknown"),
-        (1, "is of GGUF version 1, which llama.cpp no longer reads"),
+        (1, "has GGUF version 1, which llama.cpp no longer reads"),
         (4, "version 4 is unknown, 2 and 3 are read"),
         (0x03000000, "is a big-endian file"),
         (0x02000000, "is a big-endian file"),
@@ -393,17 +393,17 @@ def with_tensors(*tensors, keys=files.LLAMA, **further):
         (with_tensors(("t", (1,), 4294967295, 0)), "'t' has the unknown type 4294967295"),
         (with_tensors(("t", (33, 32), 8, 0)), "'t' has rows of 33 elements, and Q8_0 blocks of 32"),
         (with_tensors(("t", (), 8, 0)), "'t' has rows of 1 elements, and Q8_0 blocks of 32"),
-        (with_tensors(("t", (1,), 0, 32)), "'t' is at 32 of the data, it belongs at 0"),
-        (with_tensors(("t", (1,), 0, 0), ("u", (1,), 0, 4)), "'u' is at 4 of the data, it belongs at 32"),
-        (with_tensors(("t", (64,), 0, 0), ("u", (1,), 0, 32)), "'u' is at 32 of the data, it belongs at 256"),
+        (with_tensors(("t", (1,), 0, 32)), "'t' is at 32 of the data, but belongs at 0"),
+        (with_tensors(("t", (1,), 0, 0), ("u", (1,), 0, 4)), "'u' is at 4 of the data, but belongs at 32"),
+        (with_tensors(("t", (64,), 0, 0), ("u", (1,), 0, 32)), "'u' is at 32 of the data, but belongs at 256"),
         (with_tensors(("t", (1,), 0, 0), ("u", (1,), 0, (1 << 64) - 32)), "'u' is at 18446744073709551584"),
-        (files.model(keys=[("general.alignment", files.U32, 0)]), "its alignment is 0, which is no power of 2"),
+        (files.model(keys=[("general.alignment", files.U32, 0)]), "its alignment is 0, which is not a power of 2"),
         (files.model(keys=[("general.alignment", files.U32, 48)]), "its alignment is 48"),
         (files.model(keys=[("general.alignment", files.STRING, "x" * 999)]), "its alignment is 'xxx"),
         (files.model(keys=[("general.alignment", files.BOOL, True)]), "its alignment is True"),
         (files.model(keys=[("general.alignment", files.U32, 1 << 31)], tensors=files.TENSORS[:1]), "truncated"),
-        (files.model(keys=files.LLAMA[1:]), "names no architecture"),
-        (files.model(keys=[("general.architecture", files.U32, 1)]), "names no architecture"),
+        (files.model(keys=files.LLAMA[1:]), "has no architecture"),
+        (files.model(keys=[("general.architecture", files.U32, 1)]), "has no architecture"),
         (files.model(keys=files.LLAMA[:1]), "its number of layers is None"),
         (files.model(keys=[*files.LLAMA[:1], ("llama.block_count", files.BOOL, True)]), "its number of layers is True"),
         (
@@ -515,7 +515,7 @@ def test_metadata_that_is_kept_is_bounded(monkeypatch, kind, value):
 def test_as_many_tensors_as_there_may_be():
     tensors = [(f"blk.0.tensor.{number:05d}.{'x' * 40}", (1,), 24) for number in range(gguf.MAX_TENSORS // 8)]
     data = files.model(tensors=tensors)
-    assert peak(lambda: gguf.grouped(read(data).tensors)) < MEMORY
+    assert peak(lambda: gguf.group(read(data).tensors)) < MEMORY
 
 
 # Mutations

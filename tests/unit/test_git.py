@@ -54,7 +54,7 @@ class Repository:
         return {"source": "git", "repository": str(self.path), "ref": ref, **more}
 
     def resolved(self, ref, **more):
-        return sources.resolved(self.request(ref, **more), nowhere)
+        return sources.resolve(self.request(ref, **more), nowhere)
 
     def fetched(self, ref, **more):
         return sources.fetch(releases.release_of(self.resolved(ref, **more), {}).as_json())
@@ -102,11 +102,11 @@ def served(repository):
 
 def test_a_repository_behind_a_network(repository, served):
     request = {"source": "git", "repository": served, "ref": "topic/one"}
-    found = sources.resolved(request, nowhere)
+    found = sources.resolve(request, nowhere)
     assert (found["commit"], found["build"]) == (repository.commits[3], 4)
     assert sources.fetch(releases.release_of(found, {}).as_json()).commit == repository.commits[3]
-    with pytest.raises(Refusal, match="no tag, branch or commit"):
-        sources.resolved({**request, "ref": "2" * 40}, nowhere)
+    with pytest.raises(Refusal, match="not a tag, branch or commit"):
+        sources.resolve({**request, "ref": "2" * 40}, nowhere)
 
 
 def test_a_commit_is_counted_once(repository):
@@ -133,7 +133,7 @@ def test_a_tag_wins_over_a_branch_of_its_name(repository):
 @pytest.mark.parametrize("ref", ["no-such-branch", "0" * 40])
 def test_a_ref_that_is_not_there(repository, ref):
     with pytest.raises(
-        Refusal, match=f"llama_release has the ref '{ref}', which is no tag, branch or commit of {repository.path}"
+        Refusal, match=f"llama_release has the ref '{ref}', which is not a tag, branch or commit of {repository.path}"
     ):
         repository.resolved(ref)
 
@@ -151,7 +151,7 @@ def test_a_repository_that_cannot_be_read(tmp_path, place, said):
     marker = tmp_path / "marker"
     place = place.format(marker=marker)
     with pytest.raises(Refusal, match=f"llama_release has the repository .*could not be read .*({said})"):
-        sources.resolved({"source": "git", "repository": place, "ref": "main"}, nowhere)
+        sources.resolve({"source": "git", "repository": place, "ref": "main"}, nowhere)
     assert not marker.exists()
 
 
@@ -160,20 +160,18 @@ def test_a_history_that_was_cut_off_cannot_be_counted(repository, tmp_path):
     subprocess.run(["git", "clone", "--quiet", "--depth=1", f"file://{repository.path}", str(shallow)], check=True)
     request = {"source": "git", "repository": str(shallow), "ref": "main"}
     with pytest.raises(
-        Refusal, match=r"'main', whose commits could not be counted .*its history is cut off there.*add build"
+        Refusal, match=r"'main', whose commits could not be counted .*its history is not complete there.*add build"
     ):
-        sources.resolved(request, nowhere)
-    release = releases.release_of(sources.resolved({**request, "build": 3}, nowhere), {})
+        sources.resolve(request, nowhere)
+    release = releases.release_of(sources.resolve({**request, "build": 3}, nowhere), {})
     assert sources.fetch(release.as_json()).commit == repository.commits[2]
 
 
 def test_a_controller_without_git(repository, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(
-        Refusal, match="there is no git on the controller; install it there, or use source: pypi or archive"
-    ):
+    with pytest.raises(Refusal, match="the controller has no git; install it there, or use source: pypi or archive"):
         repository.resolved("main")
-    with pytest.raises(AnsibleError, match="there is no git on the controller"):
+    with pytest.raises(AnsibleError, match="the controller has no git"):
         repository.fetched("b4321")
 
 
@@ -228,7 +226,7 @@ def test_the_same_commit_makes_the_same_archive(repository, cache):
 
 @pytest.mark.parametrize("more", [{"ref": "b9999"}, {"ref": "b4321", "commit": "1" * 40}])
 def test_what_turns_out_not_to_be_there(repository, cache, more):
-    with pytest.raises(AnsibleError, match=r"llama_release has the ref .*, which is no tag, branch or commit of"):
+    with pytest.raises(AnsibleError, match=r"llama_release has the ref .*, which is not a tag, branch or commit of"):
         repository.fetched(**more)
     assert not list(cache.glob("*.tar.gz"))
 
@@ -244,7 +242,7 @@ def test_patches_are_known_by_their_content(tmp_path):
     request = {"source": "git", "ref": "b4321"}
 
     def release(*patches):
-        value = sources.resolved({**request, "patches": list(patches)}, lambda path: str(tmp_path / path))
+        value = sources.resolve({**request, "patches": list(patches)}, lambda path: str(tmp_path / path))
         return releases.release_of(value, {})
 
     assert release("one.patch").patches[0].path == str(tmp_path / "one.patch")
@@ -255,7 +253,7 @@ def test_patches_are_known_by_their_content(tmp_path):
 
 @pytest.mark.parametrize("patch", ["none.patch", {"path": "x"}])
 def test_a_patch_that_cannot_be_read(tmp_path, patch):
-    with pytest.raises(Refusal, match=r"llama_release has the patch .*give (the|a) path"):
-        sources.resolved({"source": "git", "ref": "b4321", "patches": [patch]}, lambda path: str(tmp_path / path))
-    with pytest.raises(Refusal, match=r"llama_release has the patch .*give (the|a) path"):
-        sources.resolved({"source": "git", "ref": "b4321", "patches": [patch]}, nowhere)
+    with pytest.raises(Refusal, match=r"llama_release has the patch .*use (the|a) path"):
+        sources.resolve({"source": "git", "ref": "b4321", "patches": [patch]}, lambda path: str(tmp_path / path))
+    with pytest.raises(Refusal, match=r"llama_release has the patch .*use (the|a) path"):
+        sources.resolve({"source": "git", "ref": "b4321", "patches": [patch]}, nowhere)

@@ -46,10 +46,10 @@ def test_the_known_answer_model_has_a_default_size():
         ({"llama_placement": "some"}, "fewest, all"),
         (
             {"llama_worker_endpoints": [{"prot": 50052}]},
-            r"llama_worker_endpoints\.prot is not known, use one of backend, .*, threads\. They",
+            r"llama_worker_endpoints\.prot is not known, use one of backend, .*, threads\. docs/variables",
         ),
         ({"llama_model_known_answer": {"layers": "many"}}, "layers"),
-        ({"llama_model_known_answer": True}, "llama_model_known_answer is True, and a mapping is wanted"),
+        ({"llama_model_known_answer": True}, "llama_model_known_answer is True, but must be a mapping"),
     ],
 )
 def test_values_of_the_wrong_kind_name_the_host_and_the_variable(variables, said):
@@ -85,7 +85,7 @@ def test_values_of_the_wrong_kind_name_the_host_and_the_variable(variables, said
 )
 def test_a_variable_that_is_unknown(variable, meant):
     _cluster, hosts = inventory.hosts(task_vars(GROUPS, **{variable: 1}))
-    assert hosts["a"]["mistyped"] == {variable: meant}
+    assert hosts["a"]["unknown_variables"] == {variable: meant}
 
 
 def test_an_unknown_variable_of_one_host_or_of_the_play():
@@ -93,7 +93,7 @@ def test_an_unknown_variable_of_one_host_or_of_the_play():
     variables["hostvars"]["b"]["llama_servers"] = 1
     variables.update(variables["hostvars"]["b"])
     _cluster, hosts = inventory.hosts(variables, None, inventory.of_play(variables))
-    assert {name: set(host["mistyped"]) for name, host in hosts.items()} == {
+    assert {name: set(host["unknown_variables"]) for name, host in hosts.items()} == {
         "a": {"llama_ngl"},
         "b": {"llama_ngl", "llama_servers"},
     }

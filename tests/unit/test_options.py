@@ -26,7 +26,7 @@ PROGRAMS = (options.SERVER, options.WORKER)
 
 
 def help_of(program, generation):
-    return capabilities.listed((HELP / f"{program}-{generation}.txt").read_text())
+    return capabilities.parse_help((HELP / f"{program}-{generation}.txt").read_text())
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)
@@ -46,7 +46,7 @@ def test_variables_that_a_help_names_beside_an_option_stand_for_it(generation):
     text, compared = (HELP / f"{options.SERVER}-{generation}.txt").read_text(), 0
     for entry in re.split(r"\n(?=-)", text):
         named = re.search(r"\(env: (\w+)\)", entry)
-        option = options.of_word(next(iter(capabilities.listed(entry).known), ""))
+        option = options.of_word(next(iter(capabilities.parse_help(entry).known), ""))
         if option and named:
             compared += 1
             assert options.of_variable(named[1]) is option, f"{option.name}: {named[1]}"
@@ -133,13 +133,13 @@ def test_what_stands_for_it_in_the_environment_is_refused(local, name):
     [
         (["--ctx_size", "99999"], "--ctx_size", "set llama_server_context instead"),
         (["-lm", "mmap"], "-lm", "set llama_server_load_mode instead"),
-        (["-fit", "on"], "-fit", "take it out: it would place the layers anew"),
+        (["-fit", "on"], "-fit", "remove it: it would place the layers again"),
         (["--n_gpu_layers", "4"], "--n_gpu_layers", "set llama_server_gpu_layers instead"),
         (["--ctx_size=9"], "--ctx_size", "set llama_server_context instead"),
-        (["-sm", "row"], "-sm", "take it out: whole layers are placed"),
+        (["-sm", "row"], "-sm", "remove it: the plan places whole layers"),
         (["-hf", "some/model"], "-hf", "set llama_model_path instead"),
         (["-mu", "https://host/x.gguf"], "-mu", "set llama_model_path instead"),
-        (["-lv", "1"], "-lv", "take it out, for verify reads the sizes of buffers in the log"),
+        (["-lv", "1"], "-lv", "remove it, because verify reads buffer sizes from the log"),
     ],
 )
 def test_other_words_for_what_the_plan_decides(local, arguments, word, instead):
@@ -150,9 +150,9 @@ def test_other_words_for_what_the_plan_decides(local, arguments, word, instead):
 @pytest.mark.parametrize(
     "environment, instead",
     [
-        ({"LLAMA_ARG_UBATCH": 256}, "LLAMA_ARG_UBATCH, which changes the KV cache: give --ubatch-size in"),
-        ({"LLAMA_ARG_SWA_FULL": True}, "LLAMA_ARG_SWA_FULL, which changes the KV cache: give --swa-full in"),
-        ({"LLAMA_ARG_KV_UNIFIED": True}, "LLAMA_ARG_KV_UNIFIED, which changes the KV cache: give --kv-unified in"),
+        ({"LLAMA_ARG_UBATCH": 256}, "LLAMA_ARG_UBATCH, which changes the KV cache: put --ubatch-size into"),
+        ({"LLAMA_ARG_SWA_FULL": True}, "LLAMA_ARG_SWA_FULL, which changes the KV cache: put --swa-full into"),
+        ({"LLAMA_ARG_KV_UNIFIED": True}, "LLAMA_ARG_KV_UNIFIED, which changes the KV cache: put --kv-unified into"),
     ],
 )
 def test_settings_of_the_cache_are_further_arguments(local, environment, instead):

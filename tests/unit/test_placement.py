@@ -94,13 +94,13 @@ def test_fewest_takes_the_heads_own_devices_first(load, own, chosen):
     ],
 )
 def test_units_go_where_llama_cpp_puts_them(gpu_layers, split, expected):
-    found = placement.assigned(8, gpu_layers, split)
+    found = placement.assign(8, gpu_layers, split)
     assert "".join("." if device is None else str(device) for device in found) == expected
 
 
 def test_shares_are_compared_as_32_bit_floats():
     """In 64 bits 0.1 + 0.2 is more than 3/10, and unit 3 of 10 would still be on the second device. In 32 bits they are the same."""
-    assert placement.assigned(9, 10, [0.1, 0.2, 0.7]) == [0, 1, 1, 2, 2, 2, 2, 2, 2, 2]
+    assert placement.assign(9, 10, [0.1, 0.2, 0.7]) == [0, 1, 1, 2, 2, 2, 2, 2, 2, 2]
 
 
 def row(name, layers=None, kind="F32", shape=(256,), size=1024):

@@ -10,7 +10,7 @@ from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_act
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry, placement, releases
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.changes import decide, lacking
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.changes import decide, missing_tools
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import release_variables
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.staging import MODEL as staging_model
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.staging import obstacles
@@ -133,7 +133,7 @@ def test_a_plan_depends_on_what_programs_cannot_use():
     """It is kept with the facts, so that a host which does not answer keeps its build."""
     facts = {**Cluster().add("here", "head").hosts["here"]["facts"], "kept": {}}
     facts["cpu"] = {**facts["cpu"], "unusable": ["amx"]}
-    assert entry.planned_from(facts)["cpu"]["unusable"] == ["amx"]
+    assert entry.facts_for_plan(facts)["cpu"]["unusable"] == ["amx"]
 
 
 def test_one_worker_for_each_accelerator():
@@ -200,7 +200,7 @@ def test_a_split_that_asks_too_much_of_a_device(pair, big_model):
     pair.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_path="/models/big.gguf")
     pair.hosts["head"]["variables"]["llama_server_tensor_split"] = [7, 1]
     pair.model = {"summary": big_model}
-    assert "too much of 192.0.2.11:50052 (worker1): " in pair.reason()
+    assert "too much for 192.0.2.11:50052 (worker1): " in pair.reason()
     pair.hosts["head"]["variables"]["llama_server_tensor_split"] = [1, 1]
     assert not pair.plan()["refused"]
 
@@ -253,7 +253,7 @@ def test_tensors_go_where_the_operator_wants_them(pair):
         ("=CPU", "'=CPU'"),
         ("a,b=CPU", "without , and ="),
         ("ffn=CUDA0", "one of CPU"),
-        ("(=CPU", "whose expression is wrong: missing )"),
+        ("(=CPU", "whose expression is not valid: missing )"),
     ],
 )
 def test_an_override_that_cannot_be(pair, entry, told):
@@ -265,7 +265,7 @@ def test_an_override_needs_the_names_of_tensors(pair, big_model):
     del big_model["tensors"]
     pair.hosts["head"]["variables"]["llama_server_override_tensor"] = ["ffn=CPU"]
     serve(pair, big_model)
-    assert "does not tell the names of its tensors: make it again with gguf_info" in pair.reason()
+    assert "has no tensor names: create it again with gguf_info" in pair.reason()
 
 
 def test_a_device_that_an_override_names_is_used(pair, big_model):
@@ -278,7 +278,7 @@ def test_a_device_that_an_override_names_is_used(pair, big_model):
 
 def test_overrides_leave_no_more_on_the_head_than_it_holds(pair, big_model):
     plan = serve(pair, big_model, llama_server_override_tensor=["blk=CPU"])
-    assert "81920 MiB of weights on the head, and 22938 MiB are missing in the memory of head" in plan["reasons"][0]
+    assert "81920 MiB of weights on the head, but 22938 MiB are missing in the memory of head" in plan["reasons"][0]
 
 
 def test_what_is_kept_for_the_cache_follows_the_settings(pair):
@@ -346,7 +346,7 @@ def test_each_option_that_the_plan_writes_has_a_variable(own, big_model):
 @pytest.mark.parametrize("name", ["head", "worker1"])
 def test_an_address_that_only_the_host_itself_reaches(pair, name):
     pair.hosts[name]["ansible_host"] = "127.0.0.1"
-    assert f"ansible_host of {name} is '127.0.0.1', where only {name} itself answers" in pair.reason()
+    assert f"ansible_host of {name} is '127.0.0.1', which only {name} itself can reach" in pair.reason()
 
 
 def test_a_worker_without_a_link_is_reached_where_ansible_reaches_it(pair):
@@ -374,12 +374,12 @@ def test_a_declared_version_without_quotes():
     with pytest.raises(
         Refusal, match=r"llama_hardware of box has cmake: 3.28 in toolchain: write the version in quotes"
     ):
-        entry.known("box", None, {"toolchain": {"cmake": 3.28}})
+        entry.merge_hardware("box", None, {"toolchain": {"cmake": 3.28}})
 
 
 def test_a_micro_batch_without_a_number(pair):
     pair.hosts["head"]["variables"]["llama_server_extra_args"] = ["-ub"]
-    assert "llama_server_extra_args has -ub '': give the number of tokens" in pair.reason()
+    assert "llama_server_extra_args has -ub '': use a number of tokens" in pair.reason()
 
 
 @pytest.fixture
@@ -611,22 +611,22 @@ PYPI = {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "a" * 64}
         ({"llama_release": "b12"}, ["llama_release", "'b12'", "source: git, pypi, archive, binary, package"]),
         ({"llama_release": {"source": "git"}}, ["llama_release has the ref None", "a tag like b8600"]),
         ({"llama_release": {"source": "git", "ref": 8600}}, ["llama_release has the ref 8600", "in quotes"]),
-        ({"llama_server_context": 0}, ["llama_server_context is 0: give 1 or more"]),
-        ({"llama_server_parallel": 0}, ["llama_server_parallel is 0: give 1 or more"]),
-        ({"llama_server_gpu_layers": -1}, ["llama_server_gpu_layers is -1: give 0 or more"]),
+        ({"llama_server_context": 0}, ["llama_server_context is 0: use 1 or more"]),
+        ({"llama_server_parallel": 0}, ["llama_server_parallel is 0: use 1 or more"]),
+        ({"llama_server_gpu_layers": -1}, ["llama_server_gpu_layers is -1: use 0 or more"]),
         ({"llama_server_tensor_split": [float("nan"), 1]}, ["llama_server_tensor_split is [nan, 1]", "a share"]),
         ({"llama_server_extra_args": ["--host", "0.0.0.0"]}, ["has --host", "set llama_server_host instead"]),
         ({"llama_server_extra_args": ["--port=1"]}, ["has --port", "set llama_server_port instead"]),
         ({"llama_server_extra_args": ["--jinja --no-webui"]}, ["'--jinja --no-webui' as one argument"]),
         ({"llama_worker_endpoints": [{"port": True}]}, ["the port True: use 1 to 65535"]),
         ({"llama_worker_endpoints": [{"port": 0}]}, ["the port 0: use 1 to 65535"]),
-        ({"llama_worker_endpoints": [{"memory_mib": -5}]}, ["the memory_mib -5: give 1 or more"]),
-        ({"llama_worker_endpoints": [{"threads": 0}]}, ["the threads 0: give 1 or more"]),
+        ({"llama_worker_endpoints": [{"memory_mib": -5}]}, ["the memory_mib -5: use 1 or more"]),
+        ({"llama_worker_endpoints": [{"threads": 0}]}, ["the threads 0: use 1 or more"]),
         ({"llama_release": {**PYPI, "commit": 4227912}}, ["the commit 4227912", "in quotes"]),
         ({"llama_release": {**PYPI, "commit": "release/1"}}, ["the commit 'release/1'", "7 of its digits"]),
         (
             {"llama_build_cmake_options": {"BUILD_SHARED_LIBS": "ON"}},
-            ["llama_build_cmake_options of here has BUILD_SHARED_LIBS", "take it out"],
+            ["llama_build_cmake_options of here has BUILD_SHARED_LIBS", "remove it"],
         ),
         ({"llama_release": {"source": "git", "ref": "--upload-pack=x"}}, ["the ref '--upload-pack=x'", "a branch"]),
         ({"llama_release": {"source": "git", "ref": "a..b"}}, ["the ref 'a..b'", "a branch"]),
@@ -646,14 +646,14 @@ PYPI = {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "a" * 64}
             {"llama_release": {"source": "git", "ref": "b8600", "fork": "other.cpp"}},
             ["the fork 'other.cpp'", "use one of llama.cpp, ik_llama.cpp"],
         ),
-        ({"llama_release": {**PYPI, "fork": "ik_llama.cpp"}}, ["fork", "source: pypi does not know"]),
+        ({"llama_release": {**PYPI, "fork": "ik_llama.cpp"}}, ["fork", "source: pypi does not accept"]),
         (
             {"llama_server_extra_args": ["-mla", "3", "-amb", "512"]},
-            ["llama_server_extra_args has -mla, -amb", "ik_llama.cpp alone knows", "take them out"],
+            ["llama_server_extra_args has -mla, -amb", "only ik_llama.cpp knows", "remove them"],
         ),
         (
             {"llama_release": {"source": "git", "ref": "main"}},
-            ["the ref 'main'", "was not looked up", "give its commit"],
+            ["the ref 'main'", "was not looked up", "add its commit"],
         ),
         (
             {"llama_release": {"source": "git", "ref": "main", "commit": "1" * 40}},
@@ -676,7 +676,7 @@ PYPI = {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "a" * 64}
         ({"llama_worker_endpoints": [{"device": "CUDA0"}]}, ["llama_worker_endpoints[0] of here", "'CUDA0'", "CPU"]),
         (
             {"llama_worker_endpoints": [{"backend": "hip"}]},
-            ["llama_worker_endpoints[0] of here", "'hip'", "built there for cpu", "llama_backend of here"],
+            ["llama_worker_endpoints[0] of here", "'hip'", "builds llama.cpp for cpu", "llama_backend of here"],
         ),
         (
             {"llama_worker_endpoints": [{"backend": "hip", "device": "CPU"}]},
@@ -699,12 +699,12 @@ PYPI = {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "a" * 64}
             ["llama_server_load_mode is dio", "b7668"],
         ),
         ({"llama_model_path": "/m.gguf"}, ["llama_model_path", "llama_model_known_answer", "both"]),
-        ({"llama_model_known_answer": None}, ["llama_model_path", "none is set"]),
+        ({"llama_model_known_answer": None}, ["llama_model_path", "neither is set"]),
         (
             {"llama_model_known_answer": None, "llama_model_path": "~/m.gguf"},
-            ["llama_model_path is '~/m.gguf'", "from / on"],
+            ["llama_model_path is '~/m.gguf'", "absolute path on the head"],
         ),
-        ({"llama_server_api_key_file": "keys"}, ["llama_server_api_key_file is 'keys'", "from / on"]),
+        ({"llama_server_api_key_file": "keys"}, ["llama_server_api_key_file is 'keys'", "absolute path on the head"]),
         ({"llama_model_known_answer": None, "llama_model_path": "/m.gguf"}, ["/m.gguf", "reachable"]),
         ({"llama_model_known_answer": known_answer_of(width=100)}, ["llama_model_known_answer", "multiple of 64"]),
     ],
@@ -804,10 +804,8 @@ def test_more_workers_of_a_backend_than_it_has_devices():
         llama_worker_endpoints=[{"backend": "cuda"}] * 3,
     )
     reason = cluster.reason()
-    assert reason.startswith(
-        "llama_worker_endpoints[2] of here has the backend 'cuda', and endpoints before it lend all"
-    )
-    assert "(CUDA0, CUDA1): take it out" in reason
+    assert reason.startswith("llama_worker_endpoints[2] of here has the backend 'cuda', but earlier endpoints lend all")
+    assert "(CUDA0, CUDA1): remove it" in reason
 
 
 def test_a_model_that_does_not_fit_says_how_much_is_missing_where(pair, big_model):
@@ -857,12 +855,12 @@ def test_seventeen_workers_are_too_many():
     ],
 )
 def test_declared_hardware_wins_over_facts(facts, hardware, memory):
-    known = entry.known("here", facts, hardware)
+    known = entry.merge_hardware("here", facts, hardware)
     assert (known or {}).get("memory_mib") == memory
 
 
 def test_a_declared_mac_of_an_ordinary_user():
-    facts = entry.known(
+    facts = entry.merge_hardware(
         "here", None, {"system": "Darwin", "home": "/Users/u", "cores": 16, "memory_mib": 65536}, "user"
     )
     assert facts["units"] == "/Users/u/Library/LaunchAgents"
@@ -873,24 +871,26 @@ def test_a_declared_mac_of_an_ordinary_user():
 
 
 def test_a_declared_distribution_and_scope():
-    facts = entry.known("here", None, {"distribution": "fedora 43", "home": "/home/u"}, "user")
+    facts = entry.merge_hardware("here", None, {"distribution": "fedora 43", "home": "/home/u"}, "user")
     assert facts["distribution"] == {"id": "fedora", "version": "43", "family": "redhat"}
     assert (facts["service_manager"], facts["units"]) == ("systemd_user", "/home/u/.config/systemd/user")
     assert facts["packaged"] is None
     for newer in ("ubuntu 26.04", "debian 14", "debian forky"):
-        assert entry.known("here", None, {"distribution": newer})["packaged"]
-    assert entry.known("here", None, {"distribution": "debian 13"})["packaged"] is None
+        assert entry.merge_hardware("here", None, {"distribution": newer})["packaged"]
+    assert entry.merge_hardware("here", None, {"distribution": "debian 13"})["packaged"] is None
 
 
 def test_what_stands_in_for_facts_never_replaces_them():
     found = {"memory_mib": 1, "system": "Linux", "distribution": {"id": "debian"}, "scope": "system"}
     hardware = {"memory_mib": 2, "system": "Darwin", "distribution": "fedora 43", "home": "/x", "cores": 3}
-    assert entry.known("here", found, hardware, "user") == {**found, "memory_mib": 2}
+    assert entry.merge_hardware("here", found, hardware, "user") == {**found, "memory_mib": 2}
 
 
 def test_the_home_of_a_user_that_nobody_told_is_not_guessed():
-    assert entry.known("here", None, {}, "user")["prefix"] == "~/.local/share/llamacpp"
-    assert entry.known("here", None, {"home": "/home/me"}, "user")["prefix"] == "/home/me/.local/share/llamacpp"
+    assert entry.merge_hardware("here", None, {}, "user")["prefix"] == "~/.local/share/llamacpp"
+    assert (
+        entry.merge_hardware("here", None, {"home": "/home/me"}, "user")["prefix"] == "/home/me/.local/share/llamacpp"
+    )
 
 
 @pytest.mark.parametrize(
@@ -902,7 +902,7 @@ def test_the_home_of_a_user_that_nobody_told_is_not_guessed():
 )
 def test_declared_hardware_that_cannot_be(hardware, scope, said):
     with pytest.raises(Refusal) as raised:
-        entry.known("here", None, hardware, scope)
+        entry.merge_hardware("here", None, hardware, scope)
     for part in ("here", *said):
         assert part in str(raised.value)
 
@@ -1082,9 +1082,9 @@ def test_a_packaged_version_that_is_not_known_is_newer_than_all_that_are(pair):
     [
         (
             {"packaged": {"version": None, "installed": []}},
-            ["worker1 is offered no package", "apt update", "source: pypi"],
+            ["the distribution of worker1 has no package", "apt update", "source: pypi"],
         ),
-        ({"packaged": None}, ["worker1 is offered no package"]),
+        ({"packaged": None}, ["the distribution of worker1 has no package"]),
         ({"packaged": {"version": "0.6.0", "installed": []}}, ["the hosts' packages differ", "worker1 0.6.0"]),
         ({"scope": "user"}, ["worker1 lacks libggml0-backend-rpc", "let an administrator install"]),
     ],
@@ -1145,9 +1145,9 @@ def test_a_summary_that_cannot_be_right(local, big_model, change, said):
     reason = local.reason()
     assert reason.startswith("llama_model_gguf_summary has ")
     assert said in reason
-    assert reason.endswith(": give it what gguf_info returns as summary")
+    assert reason.endswith(": set it to the summary that gguf_info returns")
     del variables["llama_model_gguf_summary"]["vocabulary"]
-    assert "llama_model_gguf_summary lacks vocabulary: give it" in local.reason()
+    assert "llama_model_gguf_summary lacks vocabulary: set it" in local.reason()
 
 
 @pytest.mark.parametrize(
@@ -1157,9 +1157,9 @@ def test_a_summary_that_cannot_be_right(local, big_model, change, said):
             "/home/u/m.gguf",
             {"closed": "/home/u"},
             {},
-            ["/home/u is closed to the account llamacpp", "chmod o+rX /home/u"],
+            ["the account llamacpp, which serves it, cannot read /home/u", "chmod o+rX /home/u"],
         ),
-        ("/tmp/m.gguf", {}, {}, ["services do not see tmp", "move the model to /srv"]),
+        ("/tmp/m.gguf", {}, {}, ["services cannot see /tmp", "move the model to /srv"]),
         ("/home/u/m.gguf", {"closed": "/home/u"}, {"scope": "user", "service_manager": "systemd_user"}, None),
         ("/srv/m.gguf", {"closed": None}, {}, None),
     ],
@@ -1236,13 +1236,13 @@ def test_there_is_no_package_for_cuda(pair, backend):
     if backend == "auto":
         assert pair.plan()["hosts"]["worker1"]["builds"][0]["backend"] == "cpu"
     else:
-        assert "llama_backend of worker1 is cuda, of which debian has no package" in pair.reason()
+        assert "llama_backend of worker1 is cuda, but debian has no package of it" in pair.reason()
 
 
 def test_links_are_managed_by_root_on_systemd_only(pair):
     pair.hosts["worker1"]["variables"]["llama_links"] = [{"address": "198.51.100.2/30", "manage": True}]
     pair.hosts["worker1"]["facts"]["service_manager"] = "supervisor"
-    assert "llama_links of worker1 has manage: true, which needs a host with systemd" in pair.reason()
+    assert "llama_links of worker1 has manage: true, which needs systemd" in pair.reason()
 
 
 @pytest.mark.parametrize(
@@ -1272,11 +1272,11 @@ def test_a_user_without_ccache_needs_no_package(local):
 def test_what_only_makes_builds_faster_is_installed_where_something_is_built(pair):
     plan = pair.plan()
     tools = {"head": ["cmake", "ninja", "c++"], "worker1": ["cmake", "ccache", "c++"]}
-    assert lacking(plan, tools, []) == {
+    assert missing_tools(plan, tools, []) == {
         "head": {"required": {}, "optional": {}},
         "worker1": {"required": {"ninja": "ninja-build"}, "optional": {}},
     }
-    found = lacking(plan, tools, ["head", "worker1"])
+    found = missing_tools(plan, tools, ["head", "worker1"])
     assert {name: host["optional"] for name, host in found.items()} == {"head": {"ccache": "ccache"}, "worker1": {}}
 
 
@@ -1304,8 +1304,8 @@ def test_tuning_is_planned_where_it_is_asked_for(pair):
 @pytest.mark.parametrize(
     "change, said",
     [
-        (lambda worker: worker["facts"].update(accelerators=[]), "no AMD graphics that uses the host's memory"),
-        (lambda worker: worker["facts"].update(service_manager="supervisor"), "needs a host with systemd"),
+        (lambda worker: worker["facts"].update(accelerators=[]), "no AMD graphics with shared memory"),
+        (lambda worker: worker["facts"].update(service_manager="supervisor"), "needs systemd"),
         (
             lambda worker: worker["variables"].update(llama_host_tuning_gtt_mib=130000),
             "llama_host_tuning_gtt_mib of worker1",
@@ -1378,7 +1378,7 @@ def test_room_for_staging(staged):
     plan = staged.plan(staging=True)
     free = {"head": {"CPU": 1023}, "worker1": {"CPU": 30000}, "worker2": {"CPU": 500, "CUDA0": 700}}
     told = obstacles(plan, said(free))
-    assert [reason.partition(", and ")[0] for reason in told] == [
+    assert [reason.partition(", but ")[0] for reason in told] == [
         "head has 1023 MiB free on CPU",
         "worker2 has 700 MiB free on CUDA0",
     ]
@@ -1390,9 +1390,9 @@ def test_what_else_stands_in_the_way_of_staging(staged):
     plan = staged.plan(staging=True)
     found = said({"head": {}, "worker1": {}, "worker2": {}})
     found["worker1"]["drift"]["missing_builds"] = ["x"]
-    assert obstacles(plan, found) == ["worker1 lacks the planned release: run site.yml"]
+    assert obstacles(plan, found) == ["the planned release is missing on worker1: run site.yml"]
     found["head"]["drift"]["changed_files"] = [plan["hosts"]["head"]["runtime"] + "/runtime.py", "/elsewhere"]
-    assert obstacles(plan, found) == ["head, worker1 lacks the planned release: run site.yml"]
+    assert obstacles(plan, found) == ["the planned release is missing on head, worker1: run site.yml"]
     found["worker1"] = {"msg": "Something else already uses 192.0.2.11:50152"}
     found["worker2"] = {}
     assert obstacles(plan, found) == [
@@ -1408,7 +1408,7 @@ def test_an_account_of_somebody_elses(pair):
     pair.hosts["worker1"]["facts"]["accounts"] = {"llamacpp": "/opt/llamacpp", "llamacpp-build": "/opt/llamacpp"}
     assert not pair.plan()["refused"]
     pair.hosts["worker1"]["facts"]["accounts"]["llamacpp"] = "/home/llamacpp"
-    assert "worker1 has an account llamacpp of somebody else's, with the home /home/llamacpp" in pair.reason()
+    assert "worker1 already has an account llamacpp, with the home /home/llamacpp" in pair.reason()
 
 
 def test_a_release_keeps_its_id():
@@ -1671,7 +1671,7 @@ BRANCH = {"source": "git", "repository": "https://git.invalid/llama.cpp", "ref":
 
 def test_only_releases_of_which_a_host_has_a_build_are_looked_up(both, monkeypatch):
     looked_up = []
-    monkeypatch.setattr(sources, "resolved", lambda value, find: looked_up.append(value["ref"]) or value)
+    monkeypatch.setattr(sources, "resolve", lambda value, find: looked_up.append(value["ref"]) or value)
     variables = both.hosts["head"]["variables"]
     variables.update({f"llama_release_{name}": {**BRANCH, "ref": name} for name in ("cpu", "vulkan", "hip", "cuda")})
     variables["llama_release"] = BRANCH
@@ -1712,7 +1712,7 @@ def test_values_of_an_environment_become_text_as_programs_read_it(local):
 @pytest.mark.parametrize("value", [None, {"a": 1}, ["a"]])
 def test_what_is_no_value_of_an_environment(local, value):
     local.hosts["here"]["variables"]["llama_server_environment"] = {"NAME": value}
-    assert f"llama_server_environment has NAME: {value!r}: give a text" in local.reason()
+    assert f"llama_server_environment has NAME: {value!r}: use a text" in local.reason()
     local.hosts["here"]["variables"]["llama_server_environment"] = {}
     local.hosts["here"]["variables"]["llama_worker_endpoints"][1]["environment"] = {"NAME": value}
     assert "environment in llama_worker_endpoints[1] of here has NAME" in local.reason()

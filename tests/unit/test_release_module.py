@@ -284,7 +284,7 @@ def test_a_renamed_option_ends_the_run_before_anything_is_stopped(call, printing
         (
             "llama-server",
             ["--draft", "4"],
-            "--draft any more: argument has been removed. use --spec-draft-n-max, which",
+            "no longer knows --draft: argument has been removed. use --spec-draft-n-max, which",
         ),
         ("llama-server", ["--flash-attn"], "takes --flash-attn with a value, which llama_server_flash_attention sets"),
         (

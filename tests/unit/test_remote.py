@@ -119,7 +119,7 @@ def test_a_split_model(server, tmp_path):
 def test_a_split_model_that_lacks_a_part(server, tmp_path):
     server.files["/big-00001-of-00002.gguf"] = files.write_parts(tmp_path)[0].read_bytes()
     with pytest.raises(
-        remote.RemoteError, match=r"has the part big-00002-of-00002.gguf, which is not there \(HTTP 404\)"
+        remote.RemoteError, match=r"has the part big-00002-of-00002.gguf, which does not exist \(HTTP 404\)"
     ):
         remote.read(server.url + "/big-00001-of-00002.gguf")
 
@@ -154,34 +154,38 @@ PART = b"x" * 100
 @pytest.mark.parametrize(
     "fault, said, remedy",
     [
-        (answer(401), "is not given to everybody (HTTP 401)", "give the option token"),
-        (answer(403), "is not given to everybody (HTTP 403)", "give the option token"),
-        (answer(404), "is not there (HTTP 404)", "correct the URL"),
-        (answer(416), "is empty", "name another file"),
-        (answer(429), "is asked for too often", "wait a while"),
-        (answer(418), "is not given out (HTTP 418)", "look at the URL in a browser"),
-        (answer(503), "is not given out (HTTP 503)", "try again later"),
-        (answer(200, PART), "sends whole files only (HTTP 200", "give its path"),
+        (answer(401), "needs permission (HTTP 401)", "set the option token"),
+        (answer(403), "needs permission (HTTP 403)", "set the option token"),
+        (answer(404), "does not exist (HTTP 404)", "correct the URL"),
+        (answer(416), "is empty", "use another file"),
+        (answer(429), "is requested too often", "wait a while"),
+        (answer(418), "is not available (HTTP 418)", "open the URL in a browser"),
+        (answer(503), "is not available (HTTP 503)", "try again later"),
+        (answer(200, PART), "sends whole files only (HTTP 200", "use its path"),
         (HTML, "is a web page, not a file", "/resolve/ where the page has /blob/"),
         (answer(206, PART, Content_Type="text/html"), "is a web page", "/resolve/"),
-        (answer(206, PART), "does not say which part it sends (Content-Range '')", "another server"),
+        (answer(206, PART), "does not report which part it sends (Content-Range '')", "another server"),
         (answer(206, PART, Content_Range="bytes 0-99/*"), "(Content-Range 'bytes 0-99/*')", "another server"),
-        (answer(206, PART, Content_Range=f"bytes 0-99/{'9' * 50}"), "does not say which part", "another server"),
-        (answer(206, PART, Content_Range="bytes 0-99/100", Content_Encoding="gzip"), "does not say", "another server"),
-        (answer(206, PART, Content_Range="bytes 5-99/100"), "sends another part than was asked for", "another server"),
-        (answer(206, PART, Content_Range="bytes 0-99/1000"), "sends another part than was asked for", "another server"),
+        (answer(206, PART, Content_Range=f"bytes 0-99/{'9' * 50}"), "does not report which part", "another server"),
+        (
+            answer(206, PART, Content_Range="bytes 0-99/100", Content_Encoding="gzip"),
+            "does not report",
+            "another server",
+        ),
+        (answer(206, PART, Content_Range="bytes 5-99/100"), "sends another part than requested", "another server"),
+        (answer(206, PART, Content_Range="bytes 0-99/1000"), "sends another part than requested", "another server"),
         (
             answer(206, PART, Content_Range="bytes 0-100/101", Content_Length=100),
-            "said 101 bytes and sent 100",
+            "announced 101 bytes and sent 100",
             "again",
         ),
         (answer(206, PART, Content_Range="bytes 0-99/100", Content_Length=999), "is not a GGUF file", "complete GGUF"),
         (answer(206, PART, Content_Range="bytes 0-200/201", Content_Length=999), "was cut off", "again"),
-        (redirect(None), "does not say where", "the file itself"),
+        (redirect(None), "its server gives no address", "the file itself"),
         (redirect("/loop"), "redirected more than 5 times", "the file itself"),
         (redirect("ftp://127.0.0.1/m.gguf"), "is redirected to ftp://127.0.0.1/m.gguf", "the file itself"),
         (redirect("file:///etc/passwd"), "is redirected to file:///etc/passwd", "only http or https is followed"),
-        (redirect("http://[broken/"), "is no URL", "correct it"),
+        (redirect("http://[broken/"), "is not a URL", "correct it"),
     ],
 )
 def test_what_servers_answer(server, call, fault, said, remedy):
@@ -232,7 +236,7 @@ def test_a_chunked_reply_that_breaks_off(server, call):
 
 def test_no_http_at_all(server, call):
     server.faults["/m.gguf"] = lambda handler: handler.wfile.write(b"SSH-2.0-OpenSSH\r\n")
-    assert re.search(r"cannot be read \(.*SSH-2.0.*\): look at the server", call(url=server.url + "/m.gguf")["msg"])
+    assert re.search(r"cannot be read \(.*SSH-2.0.*\): check the server", call(url=server.url + "/m.gguf")["msg"])
 
 
 def test_headers_without_end(server, call):
@@ -288,7 +292,7 @@ def test_a_server_that_says_nothing(server, call, monkeypatch):
     monkeypatch.setattr(remote, "SECONDS_OF_SILENCE", 0.2)
     released = threading.Event()
     server.faults["/m.gguf"] = lambda handler: released.wait(20)
-    assert "has a server that is silent for 0.2 s: try again" in call(url=server.url + "/m.gguf")["msg"]
+    assert "has a server that did not answer for 0.2 s: try again" in call(url=server.url + "/m.gguf")["msg"]
     released.set()
 
 
@@ -314,11 +318,11 @@ def test_nobody_listens(call):
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         message = call(url=f"http://127.0.0.1:{held.getsockname()[1]}/m.gguf")["msg"]
-    assert re.search(r"cannot be read \(.*refused.*\): look at the server, the network and the proxy", message)
+    assert re.search(r"cannot be read \(.*refused.*\): check the server, the network and https_proxy", message)
 
 
 def test_a_host_that_is_not_there(call):
-    assert "has a host that is not found" in call(url="http://host.invalid/m.gguf")["msg"]
+    assert "has an unknown host name" in call(url="http://host.invalid/m.gguf")["msg"]
 
 
 def test_a_proxy_of_the_environment_is_used(server, call, monkeypatch):
@@ -330,13 +334,13 @@ def test_a_proxy_of_the_environment_is_used(server, call, monkeypatch):
 @pytest.mark.parametrize(
     "url, said",
     [
-        ("file:///etc/passwd", "is no URL of a web server"),
-        ("ftp://127.0.0.1/m.gguf", "is no URL of a web server"),
-        ("model.gguf", "is no URL of a web server"),
-        ("http://127.0.0.1:port/m.gguf", "is no URL (nonnumeric port"),
-        ("http://[broken/m.gguf", "is no URL (Invalid IPv6 URL): correct it"),
-        ("http://127.0.0.1/a b\n.gguf", "is no URL"),
-        ("http://127.0.0.1/ü.gguf", "is no URL"),
+        ("file:///etc/passwd", "is not the URL of a web server"),
+        ("ftp://127.0.0.1/m.gguf", "is not the URL of a web server"),
+        ("model.gguf", "is not the URL of a web server"),
+        ("http://127.0.0.1:port/m.gguf", "is not a URL (nonnumeric port"),
+        ("http://[broken/m.gguf", "is not a URL (Invalid IPv6 URL): correct it"),
+        ("http://127.0.0.1/a b\n.gguf", "is not a URL"),
+        ("http://127.0.0.1/ü.gguf", "is not a URL"),
     ],
 )
 def test_what_is_no_url(call, url, said):
@@ -345,7 +349,7 @@ def test_what_is_no_url(call, url, said):
 
 def test_a_password_in_the_url_is_not_shown(server, call):
     message = call(url=server.url.replace("//", "//me:secret@") + "/none.gguf?token=secret")["msg"]
-    assert message.startswith(f"url is {server.url}/none.gguf, which is not there")
+    assert message.startswith(f"url is {server.url}/none.gguf, which does not exist")
 
 
 @pytest.mark.parametrize("token", ["sec ret", "secret\n", "secret\r\nX: y", "sécret"])
@@ -388,14 +392,14 @@ def test_a_certificate_that_nobody_trusts(call, tmp_path):
     context.load_cert_chain(certificate)
     server = Server(context)
     try:
-        assert "is not served safely, " in call(url=server.url + "/m.gguf")["msg"]
+        assert "has a server whose TLS connection fails (" in call(url=server.url + "/m.gguf")["msg"]
     finally:
         server.stop()
 
 
 def test_no_way_from_https_to_http():
-    with pytest.raises(remote.RemoteError, match=r"redirected to http://other/m\.gguf, and only https is followed"):
-        remote._redirected("https://here/m.gguf", "http://other/m.gguf")
+    with pytest.raises(remote.RemoteError, match=r"redirected to http://other/m\.gguf, but only https is followed"):
+        remote._redirect_target("https://here/m.gguf", "http://other/m.gguf")
 
 
 def test_what_the_module_returns(server, call):

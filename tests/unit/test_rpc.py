@@ -191,5 +191,5 @@ def test_a_server_that_closes_and_then_refuses_is_no_worker():
 
 @pytest.mark.parametrize("address, port", [("worker1", 50052), ("::1", 50052), ("127.0.0.1", 0), ("127.0.0.1", 70000)])
 def test_endpoints_that_cannot_be(address, port):
-    with pytest.raises(ValueError, match=r"Expected 4 octets|no TCP port|Only decimal"):
+    with pytest.raises(ValueError, match=r"Expected 4 octets|not a TCP port|Only decimal"):
         rpc.probe(address, port)

@@ -54,7 +54,7 @@ def test_a_wrong_checksum_names_both_and_leaves_nothing(tmp_path, cache):
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(AnsibleError, match=r"llama_release has the path .*none\.tar\.gz.*No such file.*give a path"):
+    with pytest.raises(AnsibleError, match=r"llama_release has the path .*none\.tar\.gz.*No such file.*use a path"):
         sources.fetch(release(path=str(tmp_path / "none.tar.gz")))
 
 
@@ -66,20 +66,20 @@ def test_where_an_archive_is_was_looked_up_when_planning(tmp_path):
     with pytest.raises(
         Refusal, match=r"llama_release has the path 'a\.tar\.gz', .*No such file.*relative to the inventory"
     ):
-        sources.resolved(request, find)
+        sources.resolve(request, find)
     (tmp_path / "a.tar.gz").write_bytes(CONTENT)
-    found = sources.resolved(request, find)
+    found = sources.resolve(request, find)
     assert found == {**request, "path": str(tmp_path / "a.tar.gz")}
     sources.fetch(release(path=found["path"]))
     (tmp_path / "a.tar.gz").unlink()
-    assert sources.resolved(request, find) == request, "what is in the cache is not asked for again"
+    assert sources.resolve(request, find) == request, "what is in the cache is not asked for again"
 
 
 @pytest.mark.parametrize("path", [["a.tar.gz"], 5])
 def test_a_path_that_is_none(path):
     request = {"source": "archive", "path": path, "checksum": f"sha256:{SHA}", "build": 1}
-    with pytest.raises(Refusal, match=r"llama_release has the path .*give the path of a file on the controller"):
-        sources.resolved(request, str)
+    with pytest.raises(Refusal, match=r"llama_release has the path .*use the path of a file on the controller"):
+        sources.resolve(request, str)
 
 
 def test_a_full_disk_of_the_controller(tmp_path, monkeypatch):

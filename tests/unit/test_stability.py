@@ -125,7 +125,7 @@ def test_with_a_host_unreachable_of_which_nothing_is_kept(facts, name):
     del without[name]
     plan, _kept = run(without)
     assert plan["refused"]
-    assert "nothing is known of" in plan["reasons"][0]
+    assert "could not be reached, and llama_hardware does not declare it" in plan["reasons"][0]
     assert name in plan["reasons"][0]
     assert "could not be reached" in plan["reasons"][0]
 

@@ -354,7 +354,7 @@ def test_rocwmma_needs_newer_headers():
     variant = of_file("variants/strix_halo_rocwmma.yml")
     hardware = of_file("strix_halo_pair/hosts.yml")["llama_cluster"]["vars"]["llama_hardware"]
     said = reason(plan("strix_halo_pair", **variant))
-    assert "rocWMMA supports gfx1151 from ROCm 7.2 on, while ROCm 6.4.2 is declared there" in said
+    assert "rocWMMA supports gfx1151 from ROCm 7.2 on, and ROCm 6.4.2 is declared there" in said
     hardware["toolchain"]["hipconfig"] = "7.2.0"
     planned = plan("strix_halo_pair", **variant, llama_hardware=hardware)
     assert not planned["refused"]
@@ -449,9 +449,9 @@ def test_cuda_triple_with_workers_on_processors():
 def test_cuda_triple_with_llama_cpp_names_the_options_of_the_fork(release):
     said = reason(plan("cuda_triple", llama_release=release))
     if release == GENERATIONS["package"]:
-        assert "of which ubuntu has no package" in said
+        assert "but ubuntu has no package of it" in said
     else:
-        assert "llama_server_extra_args has -mla, -amb, -fmoe, which ik_llama.cpp alone knows" in said
+        assert "llama_server_extra_args has -mla, -amb, -fmoe, which only ik_llama.cpp knows" in said
 
 
 # What every system has in common
@@ -459,13 +459,13 @@ def test_cuda_triple_with_llama_cpp_names_the_options_of_the_fork(release):
 
 @pytest.mark.parametrize("name", ["strix_halo_quad", "strix_halo_pair", "mac_loopback"])
 def test_no_system_runs_a_package_that_its_distribution_does_not_have(name):
-    assert "is offered no package of llama.cpp with RPC" in reason(plan(name, llama_release=GENERATIONS["package"]))
+    assert "has no package of llama.cpp with RPC" in reason(plan(name, llama_release=GENERATIONS["package"]))
 
 
 @pytest.mark.parametrize("name", ["strix_halo_quad", "mac_loopback"])
 def test_a_release_below_the_security_floor_is_accepted_by_name_only(name):
     said = reason(plan(name, llama_accept_advisories=[]))
-    assert "run code on its host" in said
+    assert "run code on the worker's host" in said
     assert "add rpc-remote-code-execution to llama_accept_advisories" in said
 
 
@@ -579,11 +579,11 @@ def test_a_worker_that_is_the_head_under_another_name(written):
     data["llama_cluster"]["hosts"]["one"]["ansible_host"] = "192.0.2.1"
     said = reason(written(data))
     assert "one has the address 192.0.2.1, which is that of the head head" in said
-    assert "put head itself into llama_workers" in said
+    assert "add head itself to llama_workers" in said
 
 
 def test_a_cache_that_a_release_does_not_know(written):
     data = small_cluster(llama_release="b4900", llama_worker_endpoints=[{"cache": True}])
     said = reason(written(data, llama_accept_advisories=["rpc-remote-code-execution"]))
-    assert "is to have a cache, which rpc-server of b4900" in said
+    assert "has cache: true, but rpc-server of b4900" in said
     assert "b4981 or newer" in said

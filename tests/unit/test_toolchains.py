@@ -8,7 +8,7 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import toolchains
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry, workers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.toolchains import lacking
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.toolchains import missing_libraries
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Worker
 from conftest import Cluster, known_answer_of
 from machines import Machine
@@ -357,7 +357,7 @@ def only(version):
             None,
             {},
             [
-                "here has NVIDIA GeForce RTX 3090, and what to compile for it is not known",
+                "here has NVIDIA GeForce RTX 3090, but its compute capability is unknown",
                 "nvidia-smi",
                 "llama_hardware",
                 "set llama_backend",
@@ -367,7 +367,7 @@ def only(version):
             "constructed/nvidia_without_tools",
             lambda facts: [device.update(architecture="8.6") for device in facts["accelerators"]],
             {},
-            ["llama_worker_endpoints[0] of here lends CUDA0, NVIDIA GeForce RTX 3090, whose memory is not known"],
+            ["llama_worker_endpoints[0] of here lends CUDA0, NVIDIA GeForce RTX 3090, whose memory size is unknown"],
         ),
         (
             "constructed/a5000x4",
@@ -379,7 +379,7 @@ def only(version):
             "constructed/strix_halo",
             lambda facts: facts["accelerators"][0].update(architecture=""),
             {},
-            ["here has AMD gfx1151, and what to compile", "amdgpu", "gfx1151"],
+            ["here has AMD gfx1151, but its architecture is unknown", "amdgpu", "gfx1151"],
         ),
         ("constructed/intel_arc", None, {}, ["lends Vulkan0, Intel graphics 8086:e20b", "memory_mib"]),
         (
@@ -471,7 +471,7 @@ def test_what_cannot_be_built_with(planned, machine, change, variables, said):
             {"llama_build_toolchain": "/opt/rocm-6.4.1"},
             ["rocWMMA 1.7.0 in /opt/rocm-6.4.1/include does not support gfx1151", "install a newer ROCm"],
         ),
-        ("constructed/rdna3", "0.3.20", {}, ["no headers of rocWMMA in /usr/include", "ROCm 7.0.51831"]),
+        ("constructed/rdna3", "0.3.20", {}, ["/usr/include has no rocWMMA headers", "ROCm 7.0.51831"]),
         ("constructed/rdna4", "0.3.20", {}, None),
     ],
 )
@@ -497,7 +497,7 @@ def test_rocwmma_without_its_internal_headers(tmp_path, planned, monkeypatch):
     reason = planned("constructed/rdna3", "0.3.20", llama_build_cmake_options={"GGML_HIP_ROCWMMA_FATTN": "ON"})[
         "reasons"
     ][0]
-    assert "rocWMMA 2.2 in /usr/include are not whole, rocwmma/internal/config.hpp is missing" in reason
+    assert "rocWMMA 2.2 headers in /usr/include are incomplete: rocwmma/internal/config.hpp is missing" in reason
 
 
 def test_rocwmma_that_is_not_asked_for_is_left_alone(planned):
@@ -525,7 +525,9 @@ def test_an_option_that_the_tree_does_not_know_is_told_and_shown(planned, option
     assert bool(advisories) == told
     if told:
         assert advisories[0]["severity"] == "warning"
-        assert advisories[0]["message"].startswith(f"{option} is set for here, and build {GENERATIONS[version]}")
+        assert advisories[0]["message"].startswith(
+            f"{option} is set for here, but has no effect: build {GENERATIONS[version]}"
+        )
 
 
 @pytest.mark.parametrize(
@@ -558,7 +560,7 @@ def test_libraries_are_told_apart_by_toolkit(tmp_path, monkeypatch):
     (tmp_path / "opt/rocm-6.4.1/include/hipblas/hipblas.h").unlink()
     old, new = toolchains.find(tmp_path, machine.ask)
     assert (old["libraries"], new["libraries"]) == (["hip-headers", "rocblas"], ["hip-headers", "hipblas", "rocblas"])
-    assert (lacking(old), lacking(new)) == (["hipblas"], [])
+    assert (missing_libraries(old), missing_libraries(new)) == (["hipblas"], [])
 
 
 @pytest.mark.parametrize(
@@ -576,7 +578,7 @@ def test_the_newest_toolkit_that_has_its_libraries_is_chosen(planned, machine, n
 
 
 def test_a_library_that_only_an_unfit_toolkit_has_is_installed_for_the_distributions(planned):
-    """The host has hipBLAS, but not where the chosen ROCm is: its package is what is lacking."""
+    """The host has hipBLAS, but not where the chosen ROCm is: its package is what is missing."""
 
     def old_beside(facts):
         toolkit_without("7.0.51831", "hipblas")(facts)
@@ -619,7 +621,7 @@ LLVMPIPE = {"backend": "vulkan", "name": "llvmpipe", "architecture": "", "memory
 def test_a_software_device_that_is_declared(planned):
     def declare(facts):
         facts["toolchain"]["glslc"] = "2025.2"
-        facts.update(entry.known("here", facts, {"accelerators": [LLVMPIPE]}))
+        facts.update(entry.merge_hardware("here", facts, {"accelerators": [LLVMPIPE]}))
 
     plan = planned(
         "recorded/vm_without_devices",
@@ -636,12 +638,12 @@ STRIX = {"backend": "hip", "name": "declared", "architecture": "gfx1151", "memor
 
 
 def test_a_host_that_is_only_declared_builds_with_what_it_is_said_to_have():
-    facts = entry.known("here", None, {"memory_mib": 128200, "accelerators": [STRIX]})
+    facts = entry.merge_hardware("here", None, {"memory_mib": 128200, "accelerators": [STRIX]})
     rocwmma = {"GGML_HIP_ROCWMMA_FATTN": "ON"}
     assert build_of(plan_of(facts, "0.3.20", llama_build_cmake_options=rocwmma))["environment"] == {}
     prefix = {"llama_build_toolchain": "/opt/rocm-7.2.0"}
     assert build_of(plan_of(facts, **prefix))["environment"] == ROCM
-    old = entry.known(
+    old = entry.merge_hardware(
         "here", None, {"accelerators": [STRIX], "toolchain": {**entry.DECLARED["toolchain"], "hipconfig": "5.7"}}
     )
     assert "here has ROCm 5.7" in plan_of(old)["reasons"][0]
@@ -649,7 +651,7 @@ def test_a_host_that_is_only_declared_builds_with_what_it_is_said_to_have():
 
 def test_rocwmma_of_a_host_that_is_only_declared_follows_the_version_of_rocm():
     tools = {**entry.DECLARED["toolchain"], "hipconfig": "6.4.2"}
-    facts = entry.known("here", None, {"memory_mib": 128200, "accelerators": [STRIX], "toolchain": tools})
+    facts = entry.merge_hardware("here", None, {"memory_mib": 128200, "accelerators": [STRIX], "toolchain": tools})
     reason = plan_of(facts, "0.3.20", llama_build_cmake_options={"GGML_HIP_ROCWMMA_FATTN": "ON"})["reasons"][0]
     for part in ("GGML_HIP_ROCWMMA_FATTN", "gfx1151 from ROCm 7.2 on", "6.4.2", "or leave it out"):
         assert part in reason
@@ -657,7 +659,7 @@ def test_rocwmma_of_a_host_that_is_only_declared_follows_the_version_of_rocm():
 
 def test_a_cuda_of_a_host_that_is_only_declared_is_believed():
     cuda = {"backend": "cuda", "name": "declared", "architecture": "8.6", "memory_mib": 24564, "unified": False}
-    facts = entry.known("here", None, {"memory_mib": 64000, "accelerators": [cuda]})
+    facts = entry.merge_hardware("here", None, {"memory_mib": 64000, "accelerators": [cuda]})
     build = build_of(plan_of(facts, llama_build_toolchain="/usr/local/cuda-12.9"))
     assert build["environment"] == {
         "CUDACXX": "/usr/local/cuda-12.9/bin/nvcc",
@@ -666,7 +668,7 @@ def test_a_cuda_of_a_host_that_is_only_declared_is_believed():
 
 
 def test_a_compiler_of_a_host_that_is_only_declared_is_believed():
-    facts = entry.known("here", None, {"memory_mib": 64000})
+    facts = entry.merge_hardware("here", None, {"memory_mib": 64000})
     assert build_of(plan_of(facts, llama_build_toolchain="/opt/gcc-15"))["environment"] == {}
 
 
@@ -684,7 +686,7 @@ def test_facts_of_an_older_version_are_enough(planned):
 
 def test_a_declared_toolchain_stands_for_all(tmp_path, monkeypatch):
     facts = Machine("constructed/strix_halo", tmp_path).settle(monkeypatch).facts()
-    known = entry.known("here", facts, {"toolchain": {**facts["toolchain"], "hipconfig": "7.3"}})
+    known = entry.merge_hardware("here", facts, {"toolchain": {**facts["toolchain"], "hipconfig": "7.3"}})
     build = build_of(plan_of(known))
     assert build["environment"] == {}
     named = build_of(plan_of(known, llama_build_toolchain="/opt/rocm-7.3.0"))
@@ -736,7 +738,7 @@ def test_a_sycl_worker_is_told_its_device(planned):
 def test_where_no_device_can_be_named_the_others_are_hidden_by_level_zero():
     worker = Worker("w", "here", "127.0.0.1", 1, 2, "sycl", "sycl", "SYCL1", False, None, False, 0, False, 0, {})
     release = SimpleNamespace(capabilities={"worker_flags": ["H", "p"]})
-    alone = workers.seeing_one_device(worker, release, 2)
+    alone = workers.with_one_visible_device(worker, release, 2)
     assert alone == worker._replace(alone=True, environment={"ONEAPI_DEVICE_SELECTOR": "level_zero:1"})
 
 
@@ -808,7 +810,7 @@ def test_vulkan_serves_where_oneapi_is_not_whole(planned, change):
             None,
             "0.3.36",
             {"llama_worker_endpoints": [{}]},
-            ["lends SYCL0, Intel graphics 8086:56a0, whose memory is not known"],
+            ["lends SYCL0, Intel graphics 8086:56a0, whose memory size is unknown"],
         ),
     ],
 )
@@ -846,7 +848,7 @@ def test_a_oneapi_that_is_named_by_its_link(planned):
 
 def test_a_oneapi_of_a_host_that_is_only_declared_is_where_its_links_lead():
     device = {"backend": "sycl", "name": "declared", "architecture": "", "memory_mib": 16000, "unified": False}
-    facts = entry.known("here", None, {"memory_mib": 64000, "accelerators": [device]})
+    facts = entry.merge_hardware("here", None, {"memory_mib": 64000, "accelerators": [device]})
     build = build_of(plan_of(facts, llama_build_toolchain=f"{ONEAPI}/compiler/2025.3"))
     assert build["environment"]["CXX"] == SYCL["CXX"]
     assert f"{ONEAPI}/mkl/latest/lib" in build["environment"]["LD_LIBRARY_PATH"].split(":")
@@ -857,7 +859,7 @@ def test_sycl_of_a_build_that_was_not_read_is_refused(planned):
     reason = planned("constructed/arc_a770", llama_backend="sycl", **release)["reasons"][0]
     for part in (
         "llama_release is build 6000",
-        "sycl is planned from build 6170 on",
+        "sycl is supported from build 6170 on",
         "here builds for it",
         "set llama_backend",
     ):

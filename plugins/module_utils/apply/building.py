@@ -269,10 +269,10 @@ class Installer:
         """Program → the fields of what it lists in its help; a program that does not even start is no release."""
         return {target: self._listed(programs / target)._asdict() for target in self.build["targets"]}
 
-    def _listed(self, program: Path) -> capabilities.Listed:
+    def _listed(self, program: Path) -> capabilities.Help:
         """Nothing of a program that a signal ended: its help may not be whole."""
         text, whole = self._help(program)
-        return capabilities.listed(text if whole else "")
+        return capabilities.parse_help(text if whole else "")
 
     def _help(self, program: Path) -> tuple[str, bool]:
         """What a program says of its use, and whether it came to its end. It runs where services do: old ones look for libraries of theirs
@@ -554,7 +554,7 @@ def compare(installer: Installer, manifest: dict, services: list[dict], release:
     compared = Compared([], [])
     for argv in planned:
         name = Path(argv[0]).name
-        help_of = capabilities.Listed(**known[name])
+        help_of = capabilities.Help(**known[name])
         program = options.SERVER if name == options.SERVER else options.WORKER
         where = f"{name} of the release {installer.build['id']} on {host}"
         if not help_of.known:

@@ -32,7 +32,7 @@ Ask = Callable[[list], str]
 
 
 class CommandError(Exception):
-    """A command did not do as told. ``reason`` is why; ``status`` is None if it could not be run, or not to its end."""
+    """A command failed. ``reason`` is why; ``status`` is None if it could not be run, or not to its end."""
 
     def __init__(self, argv: list[str], reason: str, status: int | None) -> None:
         super().__init__(f"«{shlex.join(argv)}» failed: {reason}")

@@ -14,5 +14,5 @@ def numbers(version: str) -> tuple[int, ...]:
 
 def first(text: str) -> str | None:
     """The first version number in a text, or a line that is only a number."""
-    found = re.search(r"\d+(\.\d+)+|^\d+$", text, re.MULTILINE)
-    return found.group(0) if found else None
+    match = re.search(r"\d+(\.\d+)+|^\d+$", text, re.MULTILINE)
+    return match.group(0) if match else None

@@ -655,5 +655,5 @@ def cmake_options(
 
 def backend_of(identity: str) -> str | None:
     """The backend that the id of a build names; None of a name that is no such id."""
-    found = re.fullmatch(rf".+-({'|'.join(BACKENDS)})-[0-9a-f]{{8}}", identity)
-    return found.group(1) if found else None
+    match = re.fullmatch(rf".+-({'|'.join(BACKENDS)})-[0-9a-f]{{8}}", identity)
+    return match.group(1) if match else None

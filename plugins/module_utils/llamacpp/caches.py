@@ -153,11 +153,11 @@ def is_known_build(generation: int) -> bool:
     return OLD <= generation <= MEASURED
 
 
-def padded(number: int, multiple: int) -> int:
+def pad(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def _each(value: int | list[int] | None, layers: int, default: int = 0) -> list[int]:
+def _by_layer(value: int | list[int] | None, layers: int, default: int = 0) -> list[int]:
     """A key that has one value, or one for each layer."""
     if isinstance(value, list):
         return [int(entry) for entry in value[:layers]] + [default] * (layers - len(value))
@@ -171,12 +171,12 @@ def windowed(summary: Mapping[str, Any], build: int) -> list[bool]:
         return [build != OLD and heads > 0 for heads in _kv_heads(summary)]
     if not window_size(summary, build):
         return [False] * layers
-    window, told = WINDOWS[architecture], keys.get("attention.sliding_window_pattern")
-    if isinstance(told, list) and (build == NEW or window.period is None):
-        return [bool(entry) for entry in _each(told, layers)]
+    window, pattern = WINDOWS[architecture], keys.get("attention.sliding_window_pattern")
+    if isinstance(pattern, list) and (build == NEW or window.period is None):
+        return [bool(entry) for entry in _by_layer(pattern, layers)]
     period = window.period or 0
-    if build != OLD and isinstance(told, int):
-        period = int(told)
+    if build != OLD and isinstance(pattern, int):
+        period = int(pattern)
     last = layers - next_layers(summary)
     dense = 0 if window.dense_first else period - 1
     return [index < last and (not period or index % period != dense) for index in range(layers)]
@@ -184,16 +184,16 @@ def windowed(summary: Mapping[str, Any], build: int) -> list[bool]:
 
 def window_size(summary: Mapping[str, Any], build: int) -> int:
     """Tokens of the sliding window; 0 where there is none."""
-    told = summary.get("keys", {}).get("attention.sliding_window")
+    size = summary.get("keys", {}).get("attention.sliding_window")
     architecture = summary["architecture"]
     if architecture in ("lfm2", "lfm2moe"):
-        return told or 0 if build != OLD and architecture == "lfm2" else 0
+        return size or 0 if build != OLD and architecture == "lfm2" else 0
     window = WINDOWS.get(architecture)
     if window is None or build < window.since or (architecture == "exaone4" and summary["layers"] != EXAONE4_LAYERS):
         return 0
-    if (architecture in SIZE_NEEDED and not told) or (told == 0 and build != OLD):
+    if (architecture in SIZE_NEEDED and not size) or (size == 0 and build != OLD):
         return 0
-    return window.size if window.size and (window.fixed or told is None) else told or 0
+    return window.size if window.size and (window.fixed or size is None) else size or 0
 
 
 def next_layers(summary: Mapping[str, Any]) -> int:
@@ -203,14 +203,14 @@ def next_layers(summary: Mapping[str, Any]) -> int:
 
 def _kv_heads(summary: Mapping[str, Any]) -> list[int]:
     keys = summary.get("keys", {})
-    return _each(keys.get("attention.head_count_kv", summary["kv_heads"]), summary["layers"])
+    return _by_layer(keys.get("attention.head_count_kv", summary["kv_heads"]), summary["layers"])
 
 
 def _state(summary: Mapping[str, Any]) -> int:
     """Bytes of a recurrent layer's state: of its convolution, and its own. Both are 32-bit floats."""
     keys: Mapping[str, int] = summary.get("keys", {})
     width: int = summary["width"]
-    heads = _each(keys.get("attention.head_count", summary["heads"]), 1)[0]
+    heads = _by_layer(keys.get("attention.head_count", summary["heads"]), 1)[0]
     convolution = keys.get("ssm.conv_kernel") or 0
     if keys.get("wkv.head_size"):
         return 4 * width * (keys.get("token_shift_count", 2) + keys["wkv.head_size"])
@@ -223,24 +223,24 @@ def _state(summary: Mapping[str, Any]) -> int:
     return 4 * (max(0, convolution - 1) * (inner + 2 * groups * state) + state * inner)
 
 
-def _recurrent(summary: Mapping[str, Any]) -> list[bool]:
+def _recurrent_layers(summary: Mapping[str, Any]) -> list[bool]:
     keys, layers, architecture = summary.get("keys", {}), summary["layers"], summary["architecture"]
     if architecture in RECURRENT or architecture in BOTH:
         return [True] * layers
     if architecture in NO_HEADS:
-        feeds = _each(keys.get("feed_forward_length"), layers)
+        feeds = _by_layer(keys.get("feed_forward_length"), layers)
         free = architecture.startswith("nemotron_h")
         return [not heads and not (free and feed) for heads, feed in zip(_kv_heads(summary), feeds)]
     if architecture in INTERVAL:
-        told = keys.get("attention.recurrent_layers")
-        if isinstance(told, list):
-            return [bool(entry) for entry in _each(told, layers)]
+        listed = keys.get("attention.recurrent_layers")
+        if isinstance(listed, list):
+            return [bool(entry) for entry in _by_layer(listed, layers)]
         interval = keys.get("full_attention_interval") or 4
         return [(index + 1) % interval != 0 for index in range(layers)]
-    return [not known(summary)] * layers
+    return [not is_known_architecture(summary)] * layers
 
 
-def _cached(summary: Mapping[str, Any], build: int) -> list[bool]:
+def _cached_layers(summary: Mapping[str, Any], build: int) -> list[bool]:
     """Of each layer whether it has keys and values of its own."""
     keys, layers, architecture = summary.get("keys", {}), summary["layers"], summary["architecture"]
     last = layers if build in KEPT_NEXT.get(architecture, ()) else layers - next_layers(summary)
@@ -251,7 +251,7 @@ def _cached(summary: Mapping[str, Any], build: int) -> list[bool]:
     if architecture in RECURRENT:
         return [False] * layers
     free = architecture in NO_HEADS or architecture in INTERVAL
-    return [index < last and not (free and recurrent) for index, recurrent in enumerate(_recurrent(summary))]
+    return [index < last and not (free and recurrent) for index, recurrent in enumerate(_recurrent_layers(summary))]
 
 
 def layers_of(summary: Mapping[str, Any], build: int, flash: bool) -> list[Layer]:
@@ -262,8 +262,8 @@ def layers_of(summary: Mapping[str, Any], build: int, flash: bool) -> list[Layer
     :param flash: whether values are stored for flash attention.
     """
     keys, architecture = summary.get("keys", {}), summary["architecture"]
-    heads, windows, recurrent = _kv_heads(summary), windowed(summary, build), _recurrent(summary)
-    cached, state = _cached(summary, build), _state(summary)
+    heads, windows, recurrent = _kv_heads(summary), windowed(summary, build), _recurrent_layers(summary)
+    cached, state = _cached_layers(summary, build), _state(summary)
     key, value = summary["key_dimension"], summary["value_dimension"]
     key_of, value_of = {False: key, True: key}, {False: value, True: value}
     if build != OLD:
@@ -293,31 +293,31 @@ def cells(summary: Mapping[str, Any], settings: Settings, build: int) -> tuple[i
     seen = window_size(summary, build) * (parallel if settings.unified else 1) + micro
     if build == OLD:
         multiple = 256 if settings.flash(build) else 32
-        each = padded(-(-context // streams), multiple)
+        each = pad(-(-context // streams), multiple)
         if summary["architecture"] in HYBRID:
-            each = padded(context, multiple)
-        short = min(each, padded(seen, multiple))
+            each = pad(context, multiple)
+        short = min(each, pad(seen, multiple))
     else:
-        each = padded(padded(context, 256) // streams, 256)
-        short = padded(min(each, seen), 256)
+        each = pad(pad(context, 256) // streams, 256)
+        short = pad(min(each, seen), 256)
     return each * streams, (each if settings.full_window else short) * streams
 
 
-def known(summary: Mapping[str, Any]) -> bool:
+def is_known_architecture(summary: Mapping[str, Any]) -> bool:
     """Whether it is known what this architecture caches."""
     return summary["architecture"] in PLAIN | set(WINDOWS) | RECURRENT | HYBRID
 
 
 def _sizes(summary: Mapping[str, Any], settings: Settings, build: int) -> list[int]:
     full, short = cells(summary, settings, build)
-    found = []
+    sizes = []
     for layer in layers_of(summary, build, settings.flash(build)):
         type_k, type_v = settings.type_k, settings.type_v
         if layer.windowed and build == MIDDLE:
             type_k = type_v = "f16"
         a_token = layer.key * CACHE_TYPES[type_k] + layer.value * CACHE_TYPES[type_v]
-        found.append(int((short if layer.windowed else full) * a_token) + layer.state * settings.parallel)
-    return found
+        sizes.append(int((short if layer.windowed else full) * a_token) + layer.state * settings.parallel)
+    return sizes
 
 
 def sizes(summary: Mapping[str, Any], settings: Settings, generation: int) -> tuple[list[int], bool]:
@@ -325,6 +325,7 @@ def sizes(summary: Mapping[str, Any], settings: Settings, generation: int) -> tu
 
     :param generation: build number of the release.
     """
-    found = [_sizes(summary, settings, build) for build in readings(generation)]
-    most = [max(layer) for layer in zip(*found)]
-    return most, known(summary) and is_known_build(generation) and all(size == most for size in found)
+    by_build = [_sizes(summary, settings, build) for build in readings(generation)]
+    most = [max(layer) for layer in zip(*by_build)]
+    alike = all(size == most for size in by_build)
+    return most, alike and is_known_architecture(summary) and is_known_build(generation)

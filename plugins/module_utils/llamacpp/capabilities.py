@@ -118,7 +118,7 @@ def _server_flags(known: Mapping[str, bool]) -> list[str]:
     )
 
 
-class Listed(NamedTuple):
+class Help(NamedTuple):
     """What a program's help lists.
 
     :param known: option → whether the help shows a value after it.
@@ -138,18 +138,18 @@ VALUE = re.compile(r" [^\s-]")
 REMOVED = "argument has been removed"
 
 
-def listed(text: str) -> Listed:
+def parse_help(text: str) -> Help:
     """The options of a program, from what it prints when asked for help."""
-    found = Listed({}, {})
+    parsed = Help({}, {})
     for lines in _entries(text):
         words, valued, rest = _heading(lines[0].strip())
         explanation = " ".join(" ".join([rest, *lines[1:]]).split())
         if REMOVED in explanation:
             reason = explanation[explanation.index(REMOVED) :].split(" (env:", maxsplit=1)[0]
-            found.removed.update(dict.fromkeys(words, reason))
+            parsed.removed.update(dict.fromkeys(words, reason))
         else:
-            found.known.update(dict.fromkeys(words, valued))
-    return found
+            parsed.known.update(dict.fromkeys(words, valued))
+    return parsed
 
 
 def _entries(text: str) -> Iterator[list[str]]:
@@ -193,14 +193,14 @@ class Problem(NamedTuple):
     near: str
 
 
-def problems(program: str, argv: Sequence[str], help_of: Listed, build: int, fork: str) -> list[Problem]:
+def problems(program: str, argv: Sequence[str], help_of: Help, build: int, fork: str) -> list[Problem]:
     """What a program that lists these options would not take of its command line.
 
     :param program: options.SERVER or options.WORKER.
     :param argv: command line without the program itself.
     :param build: number of the build, for options that a help does not list.
     """
-    found = []
+    problems = []
     arguments = iter(enumerate(argv))
     for index, argument in arguments:
         if not WORD.match(argument):
@@ -211,18 +211,18 @@ def problems(program: str, argv: Sequence[str], help_of: Listed, build: int, for
         why = "" if hidden else _problem(program, word, follows, help_of)
         if why:
             near = difflib.get_close_matches(word, [name for name in help_of.known if name.startswith("--")], 1)
-            found.append(Problem(argument, why, near[0] if near else ""))
+            problems.append(Problem(argument, why, near[0] if near else ""))
         if help_of.known.get(word):
             next(arguments, None)
-    return found
+    return problems
 
 
-def _problem(program: str, word: str, follows: bool, help_of: Listed) -> str:
+def _problem(program: str, word: str, follows: bool, help_of: Help) -> str:
     if word in help_of.removed:
-        return f"does not know {word} any more: {help_of.removed[word]}"
+        return f"no longer knows {word}: {help_of.removed[word]}"
     if word not in help_of.known:
         if "=" in word:
-            return f"does not know {word}: make its value an entry of its own"
+            return f"does not know {word}: make its value a separate entry"
         return f"does not know {word}"
     if program == options.SERVER and word in options.OF_TWO_FORMS and help_of.known[word] != follows:
         return f"takes {word} {'with' if help_of.known[word] else 'without'} a value"

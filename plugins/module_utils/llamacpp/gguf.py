@@ -182,7 +182,7 @@ class _Reader:
             return
         if self.limit == MAX_HEADER_BYTES:
             raise GGUFError(f"is refused: its header is longer than {MAX_HEADER_BYTES // MIB} MiB")
-        raise GGUFError(f"is truncated: its header goes on beyond the file's {self.source.size} bytes")
+        raise GGUFError(f"is truncated: its header does not fit into the file's {self.source.size} bytes")
 
     def need(self, count: int) -> None:
         """Brings the next ``count`` bytes into the window."""
@@ -320,7 +320,7 @@ def _tensors(reader: _Reader, count: int, alignment: int) -> Iterator[tuple[str,
             )
         expected = -(-end // alignment) * alignment
         if offset != expected:
-            raise GGUFError(f"is refused: tensor {short(name)} is at {offset} of the data, it belongs at {expected}")
+            raise GGUFError(f"is refused: tensor {short(name)} is at {offset} of the data, but belongs at {expected}")
         size = elements // per_block * block_bytes
         end = offset + size
         yield name, Tensor(type_name, shape, elements, size)
@@ -339,11 +339,9 @@ def _begin(reader: _Reader) -> tuple[int, int]:
     version, tensors, keys = struct.unpack_from("<IQQ", reader.window, 4)
     reader.at = 24
     if version and not version & 0xFFFF:
-        raise GGUFError(
-            "is refused: it is a big-endian file, for other processors than those that llama.cpp serves here"
-        )
+        raise GGUFError("is refused: it is a big-endian file, which llama.cpp does not read here")
     if version == 1:
-        raise GGUFError("is refused: it is of GGUF version 1, which llama.cpp no longer reads")
+        raise GGUFError("is refused: it has GGUF version 1, which llama.cpp no longer reads")
     if version not in (2, 3):
         raise GGUFError(f"is refused: GGUF version {version} is unknown, 2 and 3 are read")
     return tensors, keys
@@ -356,7 +354,7 @@ def _read_file(source: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
     metadata = _metadata(reader, keys)
     alignment = metadata.get("general.alignment", 32)
     if not is_whole(alignment) or alignment < 1 or alignment & (alignment - 1):
-        raise GGUFError(f"is refused: its alignment is {short(alignment)}, which is no power of 2")
+        raise GGUFError(f"is refused: its alignment is {short(alignment)}, which is not a power of 2")
     if count + len(tensors) > MAX_TENSORS:
         reader.left(count * 24)
         raise GGUFError(f"is refused: it has {count + len(tensors)} tensors, at most {MAX_TENSORS} are read")
@@ -397,19 +395,19 @@ def read(name: str, open_file: Callable[[str], Any]) -> Model:
     for index, part in enumerate(_other_parts(name, metadata), 1):
         try:
             with closing(open_file(part)) as source:
-                found = _read_file(source, tensors).get("split.no")
+                number = _read_file(source, tensors).get("split.no")
                 files.append({"name": printable(part), "bytes": source.size})
         except FileNotFoundError:
-            raise GGUFError(f"lacks its part {printable(part)}") from None
+            raise GGUFError(f"is incomplete: its part {printable(part)} is missing") from None
         except GGUFError as error:
             raise type(error)(f"has the part {printable(part)}, which {error}") from None
-        if found != index:
+        if number != index:
             raise GGUFError(
-                f"has the part {printable(part)}, which is refused: it says that it is part {short(found)}, counted from 0, not {index}"
+                f"has the part {printable(part)}, which is refused: it says that it is part {short(number)}, counted from 0, not {index}"
             )
-    said = metadata.get("split.tensors.count", len(tensors))
-    if len(files) > 1 and said != len(tensors):
-        raise GGUFError(f"is refused: its parts hold {len(tensors)} tensors, it says {short(said)}")
+    announced = metadata.get("split.tensors.count", len(tensors))
+    if len(files) > 1 and announced != len(tensors):
+        raise GGUFError(f"is refused: its parts hold {len(tensors)} tensors, it says {short(announced)}")
     return Model(metadata, tensors, files)
 
 
@@ -419,7 +417,7 @@ def read_path(path: str) -> Model:
     return read(Path(path).name, lambda name: File(folder / name))
 
 
-def grouped(tensors: dict[str, Tensor]) -> list[dict[str, Any]]:
+def group(tensors: dict[str, Tensor]) -> list[dict[str, Any]]:
     """The tensors in few rows: those that differ in the layer alone are one row.
 
     :returns: rows with ``name`` (``*`` in place of the layer), ``type``, ``shape``, ``bytes`` (of one tensor) and ``layers``, in
@@ -465,17 +463,17 @@ def _whole(value: Any, what: str) -> int:
 
 def _kept_keys(metadata: dict[str, Any], architecture: str, layers: int) -> dict[str, int | list[int]]:
     """CACHE_KEYS by their names without that of the architecture; KEYS_BY_LAYER only where they differ from layer to layer."""
-    found: dict[str, int | list[int]] = {}
+    keys: dict[str, int | list[int]] = {}
     for key in CACHE_KEYS:
         value = metadata.get(f"{architecture}.{key}")
         if isinstance(value, list) and len(value) >= layers and all(isinstance(entry, int) for entry in value):
-            found[key] = [int(entry) for entry in value[:layers]]
+            keys[key] = [int(entry) for entry in value[:layers]]
         elif isinstance(value, int) and key not in KEYS_BY_LAYER:
-            found[key] = value
-    for key, value in found.items():
+            keys[key] = value
+    for key, value in keys.items():
         if not all(0 <= entry < 1 << 31 for entry in (value if isinstance(value, list) else [value])):
             raise GGUFError(f"is refused: its {key} is {short(value)}")
-    return found
+    return keys
 
 
 def summarize(model: Model) -> dict[str, Any]:
@@ -484,14 +482,14 @@ def summarize(model: Model) -> dict[str, Any]:
     :returns: ``architecture``, ``name``, ``parameters``, ``quantisation``, ``layers``, ``width``, ``heads``, ``kv_heads``,
         ``key_dimension``, ``value_dimension``, ``context``, ``vocabulary``, ``keys`` (what else tells the size of the cache) and, in
         bytes, ``layer_bytes`` (a list), ``input_bytes`` (the token embedding, which stays on the head), ``output_bytes`` (on the
-        device of the last layer) and ``largest_tensor_bytes``; ``tensors`` (see grouped), ``files`` (``name`` and ``bytes`` of each)
+        device of the last layer) and ``largest_tensor_bytes``; ``tensors`` (see group), ``files`` (``name`` and ``bytes`` of each)
         and ``bytes`` of all of them.
     :raises GGUFError: the model cannot be served; the message ends a sentence that begins with its path.
     """
     metadata, tensors = model.metadata, model.tensors
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
-        raise GGUFError("is refused: it names no architecture")
+        raise GGUFError("is refused: it has no architecture")
 
     def of_model(key: str, default: Any = None) -> Any:
         return metadata.get(f"{architecture}.{key}", default)
@@ -532,7 +530,7 @@ def summarize(model: Model) -> dict[str, Any]:
         "input_bytes": input_bytes,
         "output_bytes": output_bytes,
         "largest_tensor_bytes": max((tensor.bytes for tensor in tensors.values()), default=0),
-        "tensors": grouped(tensors),
+        "tensors": group(tensors),
         "files": model.files,
         "bytes": sum(file["bytes"] for file in model.files),
     }
@@ -548,7 +546,7 @@ def _numbers(value: Any, least: int) -> bool:
 
 
 def _row(row: dict[str, Any], layers: int) -> bool:
-    """Whether this can be one of grouped."""
+    """Whether this can be one row of group."""
     within, shape = row.get("layers"), row.get("shape")
     return (
         all(isinstance(row.get(key), str) for key in ("name", "type"))

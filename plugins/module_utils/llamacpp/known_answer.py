@@ -78,11 +78,11 @@ def embedding() -> dict[tuple[int, int], float]:
 def step(layer: int, width: int) -> dict[tuple[int, int], float]:
     """Of a layer's ffn_down, which takes each state to the next."""
     hidden = math.sqrt(width) / (1 + math.exp(-math.sqrt(width))) * math.sqrt(width)
-    found = {}
+    entries = {}
     for state, following in enumerate(permutation(layer)):
-        found[following, state] = 1 / hidden
-        found[state, state] = -1 / hidden
-    return found
+        entries[following, state] = 1 / hidden
+        entries[state, state] = -1 / hidden
+    return entries
 
 
 def output(layers: int) -> dict[tuple[int, int], float]:
@@ -130,11 +130,11 @@ def tensor_shapes(layers: int, width: int) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def _tensors(layers: int, width: int, kind: str) -> list[dict[str, Any]]:
-    """The tensors as gguf.grouped tells them."""
-    found = []
+    """The tensors as gguf.group returns them."""
+    rows = []
     for name, shape in shapes(width):
         stored = kind if len(shape) == 2 else "f32"
-        found.append(
+        rows.append(
             {
                 "name": name,
                 "type": stored.upper(),
@@ -143,7 +143,7 @@ def _tensors(layers: int, width: int, kind: str) -> list[dict[str, Any]]:
                 "layers": list(range(layers)) if "*" in name else None,
             }
         )
-    return found
+    return rows
 
 
 def summary(layers: int, width: int, kind: str) -> dict[str, Any]:
@@ -222,8 +222,8 @@ def file_bytes(layers: int, width: int, kind: str) -> int:
     data = 0
     for name, shape in tensor_shapes(layers, width):
         size += 8 + len(name) + 4 + 8 * len(shape) + 4 + 8
-        data += caches.padded(_bytes(math.prod(shape), kind if len(shape) == 2 else "f32"), ALIGNMENT)
-    return caches.padded(size, ALIGNMENT) + data
+        data += caches.pad(_bytes(math.prod(shape), kind if len(shape) == 2 else "f32"), ALIGNMENT)
+    return caches.pad(size, ALIGNMENT) + data
 
 
 FORM = 1

@@ -201,7 +201,7 @@ TABLE: tuple[Option, ...] = (
         tuple(spelling._replace(written=False) for spelling in _both("--split-mode -sm")),
         owned=True,
         environment=_split("LLAMA_ARG_SPLIT_MODE"),
-        remedy="take it out: whole layers are placed, which is llama-server's default",
+        remedy="remove it: the plan places whole layers, which is llama-server's default",
     ),
     Option(
         "context",
@@ -308,7 +308,7 @@ TABLE: tuple[Option, ...] = (
         owned=True,
         environment=_split("LLAMA_ARG_FIT"),
         implied=("off",),
-        remedy="take it out: it would place the layers anew",
+        remedy="remove it: it would place the layers again",
     ),
     Option(
         "log-verbosity",
@@ -320,7 +320,7 @@ TABLE: tuple[Option, ...] = (
         owned=True,
         environment=_split("LLAMA_ARG_LOG_VERBOSITY LLAMA_LOG_VERBOSITY"),
         implied=("4",),
-        remedy="take it out, for verify reads the sizes of buffers in the log, or use --verbose, which logs everything",
+        remedy="remove it, because verify reads buffer sizes from the log, or use --verbose, which logs everything",
     ),
     Option(
         "full-window",
@@ -498,7 +498,7 @@ LISTS_ALL = {MAINLINE}
 """Forks whose llama-server lists every option that it takes."""
 
 
-def normal(word: str) -> str:
+def normalize(word: str) -> str:
     """An argument's option as llama-server reads it: ``_`` in a long one is ``-``."""
     name = word.split("=", 1)[0]
     return name.replace("_", "-") if name.startswith("--") else name
@@ -511,19 +511,19 @@ def of_name(name: str) -> Option:
 
 def of_word(word: str) -> Option | None:
     """The option of llama-server that an argument gives, in whatever build."""
-    return _SERVER.get(normal(word))
+    return _SERVER.get(normalize(word))
 
 
 def owned(program: str, word: str) -> Option | None:
     """The option that the plan alone gives by this word; None for what the operator gives."""
-    found = (
+    matches = (
         option
         for option in TABLE
         if option.program == program
         and option.owned
-        and (normal(word) if program == SERVER else word) in option.words()
+        and (normalize(word) if program == SERVER else word) in option.words()
     )
-    return next(found, None)
+    return next(matches, None)
 
 
 def of_variable(name: str) -> Option | None:
@@ -535,13 +535,13 @@ def meaning(word: str) -> str:
     """The value that a switch of llama-server stands for."""
     option = of_word(word)
     spellings = option.spellings if option else ()
-    return next((spelling.means for spelling in spellings if normal(word) in spelling.words), "")
+    return next((spelling.means for spelling in spellings if normalize(word) in spelling.words), "")
 
 
 def forks_of(word: str) -> set[str]:
     """Which of llama.cpp and ik_llama.cpp know an argument's option by this word, in some build."""
     option = of_word(word)
-    return {spelling.fork for spelling in (option.spellings if option else ()) if normal(word) in spelling.words}
+    return {spelling.fork for spelling in (option.spellings if option else ()) if normalize(word) in spelling.words}
 
 
 def render(name: str, value: str | Iterable[str] | None, build: int, fork: str = MAINLINE) -> list[str]:

@@ -26,11 +26,11 @@ MAX_REDIRECTS = 5
 SECONDS_OF_SILENCE = 20
 
 WHY = {
-    401: "is not given to everybody (HTTP 401): accept the model's licence on its page, and give the option token",
-    403: "is not given to everybody (HTTP 403): accept the model's licence on its page, and give the option token",
-    404: "is not there (HTTP 404): correct the URL",
-    416: "is empty, or shorter than its server said before (HTTP 416): name another file",
-    429: "is asked for too often (HTTP 429): wait a while, or give the option token",
+    401: "needs permission (HTTP 401): accept the model's licence on its page, and set the option token",
+    403: "needs permission (HTTP 403): accept the model's licence on its page, and set the option token",
+    404: "does not exist (HTTP 404): correct the URL",
+    416: "is empty, or shorter than its server reported before (HTTP 416): use another file",
+    429: "is requested too often (HTTP 429): wait a while, or set the option token",
 }
 
 
@@ -52,37 +52,39 @@ def _origin(url: str) -> tuple[Any, ...]:
     return parts.scheme, parts.hostname, parts.port
 
 
-def _redirected(url: str, location: str | None) -> str:
+def _redirect_target(url: str, location: str | None) -> str:
     if not location:
-        raise RemoteError("is redirected, and its server does not say where: give the URL of the file itself")
-    found = urljoin(url, location)
+        raise RemoteError("is redirected, but its server gives no address: use the URL of the file itself")
+    target = urljoin(url, location)
     allowed = ("https",) if urlsplit(url).scheme == "https" else ("http", "https")
-    if urlsplit(found).scheme not in allowed:
+    if urlsplit(target).scheme not in allowed:
         raise RemoteError(
-            f"is redirected to {shown(found)}, and only {' or '.join(allowed)} is followed: give the URL of the file itself"
+            f"is redirected to {shown(target)}, but only {' or '.join(allowed)} is followed: use the URL of the file itself"
         )
-    return found
+    return target
 
 
-def _failed(error: Exception) -> RemoteError:
+def _error_of(error: Exception) -> RemoteError:
     """What a request failed of, as a sentence."""
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(reason, ssl.SSLError):
         return RemoteError(
-            f"is not served safely, {gguf.printable(str(reason))}: correct the server's certificate, or trust its authority on this host"
+            f"has a server whose TLS connection fails ({gguf.printable(str(reason))}): correct the server's certificate, or trust its authority on this host"
         )
     if isinstance(reason, socket.gaierror):
         return RemoteError(
-            f"has a host that is not found ({reason.strerror}): correct the name, or set https_proxy where a proxy is needed"
+            f"has an unknown host name ({reason.strerror}): correct the name, or set https_proxy where a proxy is needed"
         )
     if isinstance(reason, (socket.timeout, TimeoutError)):
-        return RemoteError(f"has a server that is silent for {SECONDS_OF_SILENCE} s: try again, or use another server")
+        return RemoteError(
+            f"has a server that did not answer for {SECONDS_OF_SILENCE} s: try again, or use another server"
+        )
     if isinstance(error, http.client.IncompleteRead):
-        return RemoteError("was cut off: its server sent less than it said; try again")
+        return RemoteError("was cut off: its server sent less than it announced; try again")
     if isinstance(error, (http.client.InvalidURL, ValueError)):
-        return RemoteError(f"is no URL ({gguf.printable(str(error))}): correct it")
-    told = gguf.printable(str(reason)) or type(reason).__name__
-    return RemoteError(f"cannot be read ({told}): look at the server, the network and the proxy of https_proxy")
+        return RemoteError(f"is not a URL ({gguf.printable(str(error))}): correct it")
+    text = gguf.printable(str(reason)) or type(reason).__name__
+    return RemoteError(f"cannot be read ({text}): check the server, the network and https_proxy")
 
 
 @functools.lru_cache(maxsize=1)
@@ -116,16 +118,16 @@ class RemoteFile:
         except RemoteError:
             raise
         except (OSError, ValueError, http.client.HTTPException) as error:
-            raise _failed(error) from error
+            raise _error_of(error) from error
         if len(data) != expected:
-            raise RemoteError(f"was cut off: its server said {expected} bytes and sent {len(data)}; try again")
+            raise RemoteError(f"was cut off: its server announced {expected} bytes and sent {len(data)}; try again")
         return data
 
     def _open(self, offset: int, count: int) -> Any:
         url = self.url
         for _redirect in range(MAX_REDIRECTS + 1):
             if urlsplit(url).scheme not in ("http", "https"):
-                raise RemoteError("is no URL of a web server: it begins with http:// or https://")
+                raise RemoteError("is not the URL of a web server: use one that begins with http:// or https://")
             headers = {"Range": f"bytes={offset}-{offset + count - 1}", "Accept-Encoding": "identity"}
             if self.token and _origin(url) == _origin(self.url):
                 headers["Authorization"] = f"Bearer {self.token}"
@@ -134,35 +136,35 @@ class RemoteFile:
             except urllib.error.HTTPError as error:
                 with error:
                     if error.code in (301, 302, 303, 307, 308):
-                        url = _redirected(url, error.headers.get("Location"))
+                        url = _redirect_target(url, error.headers.get("Location"))
                         continue
-                    remedy = "try again later" if error.code >= 500 else "look at the URL in a browser"
-                    raise RemoteError(WHY.get(error.code, f"is not given out (HTTP {error.code}): {remedy}")) from error
-        raise RemoteError(f"is redirected more than {MAX_REDIRECTS} times: give the URL of the file itself")
+                    remedy = "try again later" if error.code >= 500 else "open the URL in a browser"
+                    raise RemoteError(WHY.get(error.code, f"is not available (HTTP {error.code}): {remedy}")) from error
+        raise RemoteError(f"is redirected more than {MAX_REDIRECTS} times: use the URL of the file itself")
 
     def _expected(self, reply: Any, offset: int, count: int) -> int:
         """Bytes that a reply has, whose body has not been read yet."""
         if reply.headers.get_content_type() == "text/html":
             raise RemoteError(
-                "is a web page, not a file: give the URL of the download, which on Hugging Face has /resolve/ where the page has /blob/"
+                "is a web page, not a file: use the URL of the download; on Hugging Face it has /resolve/ where the page has /blob/"
             )
         if reply.status != 206:
             raise RemoteError(
                 f"has a server that sends whole files only (HTTP {reply.status} to a range request): use a server with ranges, "
-                "or download the file and give its path"
+                "or download the file and use its path"
             )
         said = reply.headers.get("Content-Range", "")
         match = re.fullmatch(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})", said)
         if not match or reply.headers.get("Content-Encoding", "identity") != "identity":
             raise RemoteError(
-                f"has a server that does not say which part it sends (Content-Range {gguf.short(said)}): use another server"
+                f"has a server that does not report which part it sends (Content-Range {gguf.short(said)}): use another server"
             )
         first, last, size = map(int, match.groups())
         if self.size is not None and size != self.size:
             raise RemoteError(f"changed while it was read, from {self.size} to {size} bytes: try again")
         if first != offset or last != min(offset + count, size) - 1:
             raise RemoteError(
-                f"has a server that sends another part than was asked for (bytes {offset} to {offset + count - 1}, "
+                f"has a server that sends another part than requested (bytes {offset} to {offset + count - 1}, "
                 f"Content-Range {gguf.short(said)}): use another server"
             )
         self.size = size
@@ -177,19 +179,19 @@ def read(url: str, token: str | None = None) -> gguf.Model:
     """
     if token and not re.fullmatch(r"[!-~]+", token):
         raise RemoteError(
-            "is asked for with a token that has spaces, line ends or letters beyond ASCII: correct the option token"
+            "is requested with a token that has spaces, line ends or letters beyond ASCII: correct the option token"
         )
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise _failed(error) from error
+        raise _error_of(error) from error
     folder, _slash, first = parts.path.rpartition("/")
 
-    def opened(name: str) -> RemoteFile:
+    def open_part(name: str) -> RemoteFile:
         beside = urlunsplit(parts._replace(path=f"{folder}/{quote(name)}"))
         return RemoteFile(url if name == unquote(first) else beside, token)
 
-    return gguf.read(unquote(first), opened)
+    return gguf.read(unquote(first), open_part)
 
 
 def within(seconds: float, work: Callable[[], Any]) -> Any:

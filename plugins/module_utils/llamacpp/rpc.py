@@ -145,14 +145,14 @@ def probe(address: str, port: int, timeout: float = 5.0, protocol: str | None = 
     """
     ipaddress.IPv4Address(address)
     if not 0 < port < 65536:
-        raise ValueError(f"{port} is no TCP port")
+        raise ValueError(f"{port} is not a TCP port")
     deadline = time.monotonic() + timeout
     connected = False
     try:
         # Up to protocol 3 a worker closes the connection on a HELLO with a payload, from 4 on on one without.
         for hello in (HELLO_PLAIN_TCP, b""):
             try:
-                found = _converse(address, port, deadline, hello)
+                reply = _converse(address, port, deadline, hello)
                 break
             except _Closed:
                 connected = True
@@ -165,16 +165,16 @@ def probe(address: str, port: int, timeout: float = 5.0, protocol: str | None = 
             return _answer("not_rpc", "it closed the connection on the handshake and accepts no other")
         return _answer("refused", "nothing listens there")
     except _Unreachable as error:
-        return _answer("unreachable", f"no connection came about: {error}")
+        return _answer("unreachable", f"no connection was possible: {error}")
     except socket.timeout:
         return _answer(
             "silent",
-            f"it accepted the connection and did not answer within {timeout:g} s: held by a client, hung, or no RPC worker",
+            f"it accepted the connection and did not answer within {timeout:g} s: held by a client, hung, or not an RPC worker",
         )
-    if protocol and not compatible(protocol, found["protocol"]):
+    if protocol and not compatible(protocol, reply["protocol"]):
         return {
             "state": "protocol_mismatch",
-            "detail": f"it speaks protocol {found['protocol']}, the head speaks {protocol}",
-            **found,
+            "detail": f"it speaks protocol {reply['protocol']}, the head speaks {protocol}",
+            **reply,
         }
-    return {"state": "ok", "detail": "", **found}
+    return {"state": "ok", "detail": "", **reply}

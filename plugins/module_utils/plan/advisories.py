@@ -67,28 +67,28 @@ class Seen(NamedTuple):
         return self.cluster.server
 
 
-Found = list[tuple[Any, dict[str, Any]]]
+Cases = list[tuple[Any, dict[str, Any]]]
 """Host (or None) and what is put into message and remedy, for each place where the condition holds."""
 
 
-def _security_floor(seen: Seen) -> Found:
+def _security_floor(seen: Seen) -> Cases:
     floor, known = capabilities.SECURITY_FLOOR, capabilities.IK_LLAMA_SEEN
-    found: Found = []
+    cases: Cases = []
     for build, fork in sorted(
         {(release["generation"], release.get("fork")) for release in seen.plan["releases"].values()}, key=str
     ):
         if fork:
             release = f"Commit {build} of {fork}"
             if build > known:
-                release += f" is newer than {known}, the last one that was looked at, which"
-            safe = f"build {floor} or newer of llama.cpp, or let nobody but the head reach the workers"
-            found.append((None, {"release": release, "safe": safe}))
+                release += f" is newer than {known}, the last one that was checked, which"
+            safe = f"build {floor} or newer of llama.cpp, or let only the head reach the workers"
+            cases.append((None, {"release": release, "safe": safe}))
         elif build < floor:
-            found.append((None, {"release": f"Build {build}", "safe": f"build {floor} or newer"}))
-    return found
+            cases.append((None, {"release": f"Build {build}", "safe": f"build {floor} or newer"}))
+    return cases
 
 
-def _unmaintained_backends(seen: Seen) -> Found:
+def _unmaintained_backends(seen: Seen) -> Cases:
     releases = seen.plan["releases"]
     return [
         (
@@ -105,23 +105,23 @@ def _unmaintained_backends(seen: Seen) -> Found:
     ]
 
 
-def _unprotected_workers(seen: Seen) -> Found:
-    found = []
+def _unprotected_workers(seen: Seen) -> Cases:
+    cases = []
     for name, host in seen.plan["hosts"].items():
         exposed = [worker["endpoint"] for worker in host["workers"] if not worker["endpoint"].startswith(LOOPBACK)]
         if exposed and not service_managers.MANAGERS[host["service_manager"]].closes_ports_by:
-            found.append((name, {"endpoints": ", ".join(exposed)}))
-    return found
+            cases.append((name, {"endpoints": ", ".join(exposed)}))
+    return cases
 
 
-def _open_server(seen: Seen) -> Found:
+def _open_server(seen: Seen) -> Cases:
     head = seen.plan["head"]
     if head["address"].startswith(LOOPBACK) or "--api-key-file" in head["argv"]:
         return []
     return [(head["host"], {"address": f"{head['address']}:{head['port']}"})]
 
 
-def _unused_accelerators(seen: Seen) -> Found:
+def _unused_accelerators(seen: Seen) -> Cases:
     return [
         (name, {"devices": ", ".join(host["unused_accelerators"])})
         for name, host in seen.plan["hosts"].items()
@@ -129,22 +129,22 @@ def _unused_accelerators(seen: Seen) -> Found:
     ]
 
 
-def _mistyped(seen: Seen) -> Found:
-    found: dict[tuple[str, str], list[str]] = {}
+def _unknown_variables(seen: Seen) -> Cases:
+    hosts_of: dict[tuple[str, str], list[str]] = {}
     for name, host in seen.cluster.hosts.items():
-        for mistyped in host.unknown_variables.items():
-            found.setdefault(mistyped, []).append(name)
+        for pair in host.unknown_variables.items():
+            hosts_of.setdefault(pair, []).append(name)
     return [
         (
             names[0] if len(names) == 1 else None,
             {"variable": variable, "meant": meant or "none", "names": ", ".join(names)},
         )
-        for (variable, meant), names in sorted(found.items())
+        for (variable, meant), names in sorted(hosts_of.items())
     ]
 
 
-def _unknown_options(seen: Seen) -> Found:
-    found = []
+def _unknown_options(seen: Seen) -> Cases:
+    cases = []
     for name, host in seen.plan["hosts"].items():
         set_for = {
             (option, seen.plan["releases"][build["release"]]["generation"])
@@ -156,8 +156,8 @@ def _unknown_options(seen: Seen) -> Found:
             first, last = backends.OPTION_BUILDS.get(option, (0, None))
             if not first <= generation <= (last or generation):
                 known = f"up to {last}" if not first else f"{first} to {last}" if last else f"from {first} on"
-                found.append((name, {"option": option, "build": generation, "known": known}))
-    return found
+                cases.append((name, {"option": option, "build": generation, "known": known}))
+    return cases
 
 
 def _reads_pages(seen: Seen) -> bool:
@@ -165,7 +165,7 @@ def _reads_pages(seen: Seen) -> bool:
     return seen.plan["head"]["load_mode"] in (None, "mmap")
 
 
-def _mmap_hangs(seen: Seen) -> Found:
+def _mmap_hangs(seen: Seen) -> Cases:
     return [
         (device.host, {"device": device.name, "mib": round(device.weights_mib), "limit": devices.MMAP_LIMIT_MIB})
         for device in seen.used
@@ -173,7 +173,7 @@ def _mmap_hangs(seen: Seen) -> Found:
     ]
 
 
-def _mmap_is_slow(seen: Seen) -> Found:
+def _mmap_is_slow(seen: Seen) -> Cases:
     return [
         (device.host, {"device": device.name, "mib": round(device.weights_mib), "memory": device.host_memory_mib})
         for device in seen.used
@@ -181,17 +181,17 @@ def _mmap_is_slow(seen: Seen) -> Found:
     ]
 
 
-def _vulkan_without_mmap(seen: Seen) -> Found:
+def _vulkan_without_mmap(seen: Seen) -> Cases:
     head, mode = seen.plan["head"]["host"], seen.plan["head"]["load_mode"]
     own = any(device.backend == "vulkan" and device.unified and device.host == head for device in seen.used)
     return [(head, {"mode": mode})] if own and mode in ("none", "dio") else []
 
 
-def _vulkan_memory(seen: Seen) -> Found:
+def _vulkan_memory(seen: Seen) -> Cases:
     """A share beyond what the driver shows as the device's own, or a model that does not fit within that."""
     if seen.plan["fits"]:
         return [
-            (device.host, {"device": device.name, "limit": device.visible_mib, "use": f"is to hold {share} MiB"})
+            (device.host, {"device": device.name, "limit": device.visible_mib, "use": f"gets {share} MiB"})
             for device in seen.used
             for share in [round(device.held_mib)]
             if share > device.visible_mib
@@ -221,7 +221,7 @@ def _sends_whole_tensors(seen: Seen) -> bool:
     return seen.release.mainline and seen.generation < CHUNKED_SENDS and remote and not patched
 
 
-def _wide_tensor(seen: Seen) -> Found:
+def _wide_tensor(seen: Seen) -> Cases:
     largest = seen.summary.get("largest_tensor_bytes", 0)
     concerned = {seen.plan["head"]["host"], *(device.host for device in seen.used if device.endpoint)}
     mac = [name for name in sorted(concerned) if seen.cluster.hosts[name].facts.system == "Darwin"]
@@ -230,7 +230,7 @@ def _wide_tensor(seen: Seen) -> Found:
     return [(mac[0], {"build": seen.generation, "mib": largest // MIB, "first": CHUNKED_SENDS})]
 
 
-def _wide_model(seen: Seen) -> Found:
+def _wide_model(seen: Seen) -> Cases:
     architecture, width = WIDE_MODELS
     is_one = seen.summary["architecture"] == architecture and seen.summary["width"] >= width
     if not is_one or not _sends_whole_tensors(seen):
@@ -238,7 +238,7 @@ def _wide_model(seen: Seen) -> Found:
     return [(None, {"build": seen.generation, "model": seen.summary["name"], "first": CHUNKED_SENDS})]
 
 
-def _three_endpoints(seen: Seen) -> Found:
+def _three_endpoints(seen: Seen) -> Cases:
     endpoints = [device.endpoint for device in seen.used if device.endpoint]
     first, last = THREE_ENDPOINTS_HANG
     if not seen.release.mainline or len(endpoints) < 3 or not first <= seen.generation <= last:
@@ -246,7 +246,7 @@ def _three_endpoints(seen: Seen) -> Found:
     return [(None, {"count": len(endpoints), "build": seen.generation, "first": first, "last": last})]
 
 
-def _garbage(seen: Seen) -> Found:
+def _garbage(seen: Seen) -> Cases:
     first, last = RDNA35_GARBAGE
     if not seen.release.mainline or not first <= seen.generation <= last:
         return []
@@ -257,11 +257,11 @@ def _garbage(seen: Seen) -> Found:
     ]
 
 
-def _cache_kernels(seen: Seen) -> Found:
+def _cache_kernels(seen: Seen) -> Cases:
     kinds = seen.server.cache_type_k, seen.server.cache_type_v
     if not seen.release.mainline or not backends.needs_all_quants(*kinds):
         return []
-    found = []
+    cases = []
     for name in dict.fromkeys(device.host for device in seen.used if backends.RECORDS[device.backend].all_quants):
         options = [
             build["cmake_options"].get(option, "OFF")
@@ -270,17 +270,17 @@ def _cache_kernels(seen: Seen) -> Found:
             if option
         ]
         if not all(backends.is_on(value) for value in options):
-            found.append((name, {"type_k": kinds[0], "type_v": kinds[1]}))
-    return found
+            cases.append((name, {"type_k": kinds[0], "type_v": kinds[1]}))
+    return cases
 
 
-def _router(seen: Seen) -> Found:
+def _router(seen: Seen) -> Cases:
     given = [argument for argument in seen.server.extra_args if argument.split("=", 1)[0] in ROUTER_OPTIONS]
     endpoints = [device for device in seen.used if device.endpoint]
     return [(seen.plan["head"]["host"], {"option": given[0]})] if given and endpoints else []
 
 
-def _ollama(seen: Seen) -> Found:
+def _ollama(seen: Seen) -> Cases:
     architecture = seen.summary["architecture"]
     return (
         [(seen.plan["head"]["host"], {"path": seen.plan["model"]["path"], "architecture": architecture})]
@@ -293,17 +293,17 @@ def _by_thunderbolt(link: Mapping[str, Any]) -> bool:
     return str(link.get("interface") or "").startswith("thunderbolt")
 
 
-def _narrow_thunderbolt(seen: Seen) -> Found:
+def _narrow_thunderbolt(seen: Seen) -> Cases:
     return [
-        (name, {"device": found.device, "lanes": found.lanes, "gbit": f"{found.gbit_per_lane:g}"})
+        (name, {"device": connection.device, "lanes": connection.lanes, "gbit": f"{connection.gbit_per_lane:g}"})
         for name, host in seen.plan["hosts"].items()
         if any(map(_by_thunderbolt, host["links"]))
-        for found in seen.cluster.hosts[name].facts.thunderbolt
-        if found.lanes < THUNDERBOLT_LANES or found.gbit_per_lane < THUNDERBOLT_GBIT
+        for connection in seen.cluster.hosts[name].facts.thunderbolt
+        if connection.lanes < THUNDERBOLT_LANES or connection.gbit_per_lane < THUNDERBOLT_GBIT
     ]
 
 
-def _small_packets(seen: Seen) -> Found:
+def _small_packets(seen: Seen) -> Cases:
     return [
         (name, {"interface": link["interface"], "index": index})
         for name, host in seen.plan["hosts"].items()
@@ -312,7 +312,7 @@ def _small_packets(seen: Seen) -> Found:
     ]
 
 
-def _untuned(seen: Seen) -> Found:
+def _untuned(seen: Seen) -> Cases:
     if seen.plan["fits"]:
         return []
     return [
@@ -332,16 +332,16 @@ def _strix_halos(seen: Seen) -> list[tuple[str, Facts]]:
     return [(name, seen.cluster.hosts[name].facts) for name in names]
 
 
-def _old_kernel(seen: Seen) -> Found:
-    found = []
+def _old_kernel(seen: Seen) -> Cases:
+    cases = []
     for name, facts in _strix_halos(seen):
         version = tuple(map(int, re.findall(r"\d+", facts.kernel)[:3]))
         if version and version < STRIX_HALO_KERNEL:
-            found.append((name, {"kernel": facts.kernel, "first": ".".join(map(str, STRIX_HALO_KERNEL))}))
-    return found
+            cases.append((name, {"kernel": facts.kernel, "first": ".".join(map(str, STRIX_HALO_KERNEL))}))
+    return cases
 
 
-def _faulty_firmware(seen: Seen) -> Found:
+def _faulty_firmware(seen: Seen) -> Cases:
     return [
         (name, {"version": facts.firmware}) for name, facts in _strix_halos(seen) if FAULTY_FIRMWARE in facts.firmware
     ]
@@ -352,7 +352,7 @@ class Advisory(NamedTuple):
 
     id: str
     severity: str
-    condition: Callable[[Seen], Found]
+    condition: Callable[[Seen], Cases]
     message: str
     remedy: str
     reference: str
@@ -365,7 +365,7 @@ ADVISORIES = (
         "rpc-remote-code-execution",
         "error",
         _security_floor,
-        "{release} lets whoever reaches a worker's port run code on its host, without authentication.",
+        "{release} lets anyone who reaches a worker's port run code on the worker's host, without authentication.",
         "Set llama_release to {safe}.",
         "CVE-2026-34159",
         (("release", "Build 6110"), ("safe", f"build {capabilities.SECURITY_FLOOR} or newer")),
@@ -374,41 +374,41 @@ ADVISORIES = (
         "unprotected-worker",
         "error",
         _unprotected_workers,
-        "RPC has no authentication, and nothing on this host closes {endpoints} to others than the head.",
-        "Let a firewall of your own close the port and accept this advisory, or run the workers as system services of systemd.",
+        "RPC has no authentication, and on {host} nothing limits {endpoints} to the head.",
+        "Close the port with a firewall of your own and accept this advisory, or run the workers as systemd system services.",
         "https://github.com/ggml-org/llama.cpp/blob/master/tools/rpc/README.md",
     ),
     Advisory(
         "open-server",
         "error",
         _open_server,
-        "The server listens on {address} and answers everybody who reaches it.",
-        "Set llama_server_api_key_file, or let it listen on 127.0.0.1 behind a proxy of your own.",
+        "The server listens on {address} and answers anyone who reaches it.",
+        "Set llama_server_api_key_file, or set llama_server_host to 127.0.0.1 and use a proxy of your own.",
         "https://github.com/ggml-org/llama.cpp/pull/25655",
     ),
     Advisory(
         "hip-mmap-hang",
         "error",
         _mmap_hangs,
-        "{device} of {host} is to get {mib} MiB of the model from mapped pages by HIP into memory that it shares with the processor, and "
-        "loading hangs or aborts there from about {limit} MiB on.",
-        "Leave llama_server_load_mode out or set it to dio, or to none with a build before b7668.",
+        "{device} of {host} shares memory with the processor, and HIP loads {mib} MiB of the model into it with mmap. From about {limit} MiB "
+        "on, loading hangs or aborts.",
+        "Leave llama_server_load_mode out, or set it to dio (none with a build before b7668).",
         THREAD.format(19745),
     ),
     Advisory(
         "hip-mmap-slow",
         "warning",
         _mmap_is_slow,
-        "{device} of {host} is to get {mib} MiB of the model from mapped pages, more than half of the {memory} MiB that both share, and "
-        "loading by HIP becomes very slow there.",
-        "Set llama_server_load_mode to dio, or to none with a build before b7668.",
+        "HIP loads {mib} MiB of the model with mmap into {device} of {host}, more than half of the {memory} MiB that it shares with the "
+        "processor. This is very slow.",
+        "Set llama_server_load_mode to dio (none with a build before b7668).",
         "https://github.com/lhl/strix-halo-testing",
     ),
     Advisory(
         "vulkan-without-mmap",
         "warning",
         _vulkan_without_mmap,
-        "llama_server_load_mode is {mode}, and with Vulkan on memory that is the host's own the head then needs more of it than with mmap.",
+        "llama_server_load_mode is {mode}. The head {host} uses Vulkan on shared memory, and needs more of it than with mmap.",
         "Leave llama_server_load_mode out, or set it to mmap.",
         "https://github.com/lhl/strix-halo-testing",
     ),
@@ -416,85 +416,85 @@ ADVISORIES = (
         VULKAN_MEMORY,
         "error",
         _vulkan_memory,
-        "{device} of {host} {use}, and Mesa's Vulkan driver shows {limit} MiB, two thirds of the memory that it shares with the "
-        "processor, as the device's own: larger shares were seen to end with out of memory while loading.",
+        "{device} of {host} {use}, but Mesa's Vulkan driver reports {limit} MiB, two thirds of the memory that the device shares with the "
+        "processor. Larger shares were seen to fail with out of memory while loading.",
         "Serve with HIP (llama_backend: hip), use more workers (llama_placement: all), or set radv_enable_unified_heap_on_apu: 'true' in the "
         "environment of the endpoint in llama_worker_endpoints.",
         THREAD.format(28571),
-        (("use", "is to hold 90112 MiB"),),
+        (("use", "gets 90112 MiB"),),
     ),
     Advisory(
         "wide-tensor-send",
         "error",
         _wide_tensor,
-        "The model has a tensor of {mib} MiB, which build {build} sends at once: macOS refuses 2 GiB and more, and the head aborts while loading.",
-        "Set llama_release to build {first} or newer, or give the change of pull request 15188 in its patches.",
+        "The model has a tensor of {mib} MiB, which build {build} sends in one piece. macOS refuses 2 GiB and more, and the head aborts while loading.",
+        "Set llama_release to build {first} or newer, or add pull request 15188 to its patches.",
         THREAD.format(15055),
     ),
     Advisory(
         "wide-model-abort",
         "error",
         _wide_model,
-        "Builds like {build} were seen to abort over RPC with models like {model}: Qwen3 of 235 billion parameters and more.",
-        "Set llama_release to build {first} or newer, or give the change of pull request 15188 in its patches.",
+        "Build {build} is older than {first}. Such builds were seen to abort over RPC with models like {model} (Qwen3 with 235 billion parameters or more).",
+        "Set llama_release to build {first} or newer, or add pull request 15188 to its patches.",
         THREAD.format(15055),
     ),
     Advisory(
         "three-endpoints-hang",
         "error",
         _three_endpoints,
-        "The plan uses {count} workers, and builds {first} to {last}, of which {build} is one, were seen to hang with three or more.",
-        "Set llama_release to another build, or let llama_placement: fewest use two workers.",
+        "The plan uses {count} workers with build {build}. Builds {first} to {last} were seen to hang with three or more.",
+        "Set llama_release to another build, or set llama_placement to fewest if two workers are enough.",
         THREAD.format(28487),
     ),
     Advisory(
         "hip-garbage",
         "error",
         _garbage,
-        "Build {build} computes wrong results with HIP on {device} of {host} ({architecture}), and nothing but the text tells.",
-        "Set llama_release to a build before 10040 or to 0.3.36 of source pypi, or llama_backend of {host} to vulkan.",
+        "Build {build} computes wrong results with HIP on {device} of {host} ({architecture}), without any error message.",
+        "Set llama_release to a build before 10040 or to version 0.3.36 with source: pypi, or set llama_backend of {host} to vulkan.",
         THREAD.format(28211),
     ),
     Advisory(
         "cache-kernels",
         "error",
         _cache_kernels,
-        "llama_server_cache_type_k {type_k} with llama_server_cache_type_v {type_v} needs kernels that the programs of {host} may not have: then the "
-        "worker aborts at the first token.",
-        "Use q8_0 or q4_0 for both, or compile with GGML_CUDA_FA_ALL_QUANTS, which source git, pypi and archive do by themselves.",
+        "llama_server_cache_type_k is {type_k} and llama_server_cache_type_v is {type_v}. The programs of {host} may not have kernels for these "
+        "types, and then the worker aborts at the first token.",
+        "Use q8_0 or q4_0 for both, or compile with GGML_CUDA_FA_ALL_QUANTS. With source git, pypi and archive this is automatic.",
         THREAD.format(27905),
     ),
     Advisory(
         "router-with-workers",
         "error",
         _router,
-        "llama_server_extra_args has {option}: the server starts another one for each model, and the second waits for ever, since a worker "
-        "serves one at a time.",
-        "Leave {option} out, and give each model a cluster with workers of its own.",
+        "llama_server_extra_args has {option}. Then the server starts one more server for each model, and the second one waits forever, because "
+        "a worker serves one server at a time.",
+        "Remove {option}, and give each model a cluster with workers of its own.",
         THREAD.format(28908),
     ),
     Advisory(
         "ollama-architecture",
         "error",
         _ollama,
-        "{path} has the architecture {architecture}, by which only Ollama calls it: llama-server refuses the file.",
-        "Set llama_model_path to the GGUF file that Hugging Face has of this model.",
+        "llama_model_path is {path}, with the architecture {architecture}. Only Ollama uses this name, and llama-server refuses the file.",
+        "Set llama_model_path to the GGUF file of this model from Hugging Face.",
         "https://github.com/ollama/ollama",
     ),
     Advisory(
         "thunderbolt-mtu",
         "warning",
         _small_packets,
-        "llama_links[{index}] of {host} manages {interface} with packets of 1500 bytes, which is slow on Thunderbolt.",
-        "Set mtu of that link on both ends, up to 65522.",
+        "llama_links[{index}] of {host} manages {interface} with an MTU of 1500, which is slow on Thunderbolt.",
+        "Set mtu of this link on both ends, up to 65522.",
         "https://docs.kernel.org/admin-guide/thunderbolt.html",
     ),
     Advisory(
         "thunderbolt-lanes",
         "warning",
         _narrow_thunderbolt,
-        "{device} of {host}, its connection by Thunderbolt to another host, runs with {lanes} of 2 lanes, {gbit} of 20 Gbit/s each.",
-        "Use a cable for 40 Gbit/s and ports of {host} and its peer that have it, then look at {device} in /sys/bus/thunderbolt/devices.",
+        "{device} of {host}, a Thunderbolt connection to another host, uses {lanes} of 2 lanes, with {gbit} of 20 Gbit/s each.",
+        "Use a cable and ports for 40 Gbit/s on {host} and its peer, then check {device} in /sys/bus/thunderbolt/devices.",
         "https://docs.kernel.org/admin-guide/thunderbolt.html",
     ),
     Advisory(
@@ -502,14 +502,14 @@ ADVISORIES = (
         "warning",
         _untuned,
         "The model does not fit, and the kernel of {host} lends {device} only {mib} of {memory} MiB.",
-        "Set llama_host_tuning of {host}.",
+        "Set llama_host_tuning of {host} to true.",
         "docs/hardware.md",
     ),
     Advisory(
         "strix-halo-kernel",
         "warning",
         _old_kernel,
-        "{host} runs kernel {kernel}: on its graphics (gfx1151) compute is stable from {first} on.",
+        "{host} runs kernel {kernel}. Its graphics (gfx1151) compute reliably from kernel {first} on.",
         "Install kernel {first} or newer on {host}.",
         "https://github.com/kyuz0/amd-strix-halo-toolboxes",
     ),
@@ -517,7 +517,7 @@ ADVISORIES = (
         "strix-halo-firmware",
         "warning",
         _faulty_firmware,
-        "{host} has linux-firmware {version}, with which ROCm fails on its graphics (gfx1151).",
+        "{host} has linux-firmware {version}. ROCm fails with it on gfx1151 graphics.",
         "Install another version of linux-firmware on {host}.",
         "https://github.com/kyuz0/amd-strix-halo-toolboxes",
     ),
@@ -525,32 +525,32 @@ ADVISORIES = (
         "backend-unmaintained",
         "warning",
         _unmaintained_backends,
-        "{host} builds {fork} for {backend}, which its maintainers do not look after.",
-        "Set llama_backend to {maintained} there, or llama_release to llama.cpp.",
+        "{host} builds {fork} for {backend}, which its maintainers do not support.",
+        "Set llama_backend of {host} to {maintained}, or llama_release to llama.cpp.",
         "https://github.com/ikawrakow/ik_llama.cpp#readme",
     ),
     Advisory(
         "accelerator-unused",
         "warning",
         _unused_accelerators,
-        "{host} has {devices}, but llama.cpp is built there for the CPU: no toolchain for it was found.",
-        "Install ROCm with hipBLAS, CUDA with cuBLAS, or glslc and the Vulkan headers, or set llama_backend to cpu to say that this is meant.",
+        "{host} has {devices}, but builds llama.cpp for the CPU: it has no toolchain for these devices.",
+        "Install ROCm with hipBLAS, CUDA with cuBLAS, or glslc and the Vulkan headers, or set llama_backend to cpu to accept this.",
         "docs/variables.md",
     ),
     Advisory(
         "variable-unknown",
         "warning",
-        _mistyped,
+        _unknown_variables,
         "{variable} is set for {names}, but the collection has no such variable, so it does nothing. Similar name: {meant}.",
-        "Use the name that docs/variables.md gives. A variable of your own may stay.",
+        "Use a name from docs/variables.md. A variable of your own may stay.",
         "docs/variables.md",
     ),
     Advisory(
         "cmake-option-unknown",
         "warning",
         _unknown_options,
-        "{option} is set for {host}, and build {build} does not know it: only builds {known} do, so it does nothing.",
-        "Take it out of llama_build_cmake_options, or set llama_release to one of those builds.",
+        "{option} is set for {host}, but has no effect: build {build} does not know it, only builds {known} do.",
+        "Remove it from llama_build_cmake_options, or set llama_release to one of these builds.",
         "docs/variables.md",
     ),
 )

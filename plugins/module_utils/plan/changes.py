@@ -13,7 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases
 
 
-class Compared(NamedTuple):
+class Comparison(NamedTuple):
     """The hosts of a plan by whether they were compared with it."""
 
     drifts: dict[str, dict[str, Any]]
@@ -22,7 +22,7 @@ class Compared(NamedTuple):
     """Host that was not compared → why."""
 
 
-def compared(plan: dict[str, Any], answers: dict[str, dict[str, Any]]) -> Compared:
+def compare(plan: dict[str, Any], answers: dict[str, dict[str, Any]]) -> Comparison:
     """:param answers: host → what host_info returned, given the host's part of the plan; absent where the host did not answer."""
     drifts, without = {}, {}
     for name in plan["hosts"]:
@@ -33,7 +33,7 @@ def compared(plan: dict[str, Any], answers: dict[str, dict[str, Any]]) -> Compar
             without[name] = answer.get("msg") or "it could not be reached"
         else:
             drifts[name] = answer["drift"]
-    return Compared(drifts, without)
+    return Comparison(drifts, without)
 
 
 def decide(plan: dict[str, Any], drifts: dict[str, dict[str, Any] | None]) -> dict[str, Any]:
@@ -46,23 +46,25 @@ def decide(plan: dict[str, Any], drifts: dict[str, dict[str, Any] | None]) -> di
         ``unreached`` (hosts that did not answer).
     """
     reached = {name: drift for name, drift in drifts.items() if drift is not None}
-    anew = _restarts(plan, reached)
+    restarts = _restarts(plan, reached)
     building = _builders(plan, reached)
     senders = {building["builders"][identity] for identity in building["shared"]}
     return {
         "kinds": {
             name: sorted({difference["kind"] for difference in drift["differences"]}) for name, drift in reached.items()
         },
-        "restarts": anew,
+        "restarts": restarts,
         "behind": sorted(
-            name for name, drift in reached.items() if drift["differences"] or anew[name] or name in senders
+            name for name, drift in reached.items() if drift["differences"] or restarts[name] or name in senders
         ),
         "unreached": sorted(set(plan["hosts"]) - set(reached)),
         **building,
     }
 
 
-def lacking(plan: dict[str, Any], tools: dict[str, list[str]], builders: Collection[str]) -> dict[str, dict[str, Any]]:
+def missing_tools(
+    plan: dict[str, Any], tools: dict[str, list[str]], builders: Collection[str]
+) -> dict[str, dict[str, Any]]:
     """What each host lacks: ``required`` and ``optional``, tool → package. What only makes builds faster is for hosts that build now.
 
     :param tools: host that answered → tools that it has.
@@ -70,14 +72,14 @@ def lacking(plan: dict[str, Any], tools: dict[str, list[str]], builders: Collect
     """
     return {
         name: {
-            "required": _without(plan["hosts"][name]["tools"], present),
-            "optional": _without(plan["hosts"][name]["optional_tools"], present) if name in builders else {},
+            "required": _missing(plan["hosts"][name]["tools"], present),
+            "optional": _missing(plan["hosts"][name]["optional_tools"], present) if name in builders else {},
         }
         for name, present in tools.items()
     }
 
 
-def _without(packages: dict[str, str], present: Collection[str]) -> dict[str, str]:
+def _missing(packages: dict[str, str], present: Collection[str]) -> dict[str, str]:
     return {tool: package for tool, package in packages.items() if tool not in present}
 
 
@@ -92,27 +94,27 @@ def _builders(plan: dict[str, Any], drifts: dict[str, dict[str, Any]]) -> dict[s
     builders: dict[str, str] = {}
     shared, sources = [], set()
     for identity, hosts in hosts_of.items():
-        lacking = [name for name in hosts if identity in drifts[name]["missing_builds"]]
+        missing = [name for name in hosts if identity in drifts[name]["missing_builds"]]
         source = plan["releases"][release_of[identity]]["source"]
-        if not lacking or source == "package":
+        if not missing or source == "package":
             continue
         if source in releases.COMPILED:
-            builders[identity] = next((name for name in hosts if name not in lacking), lacking[0])
-            if set(lacking) != {builders[identity]}:
+            builders[identity] = next((name for name in hosts if name not in missing), missing[0])
+            if set(missing) != {builders[identity]}:
                 shared.append(identity)
-        if builders.get(identity) not in set(hosts) - set(lacking):
+        if builders.get(identity) not in set(hosts) - set(missing):
             sources.add(release_of[identity])
     return {"builders": builders, "shared": shared, "sources": sorted(sources)}
 
 
-def _served(services: list[str]) -> bool:
+def _any_serves(services: list[str]) -> bool:
     """Whether one of these services belonged to a cluster that serves."""
     return any(not name.startswith(names.STAGING_SERVICES) for name in services)
 
 
 def _restarts(plan: dict[str, Any], drifts: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
     """Services that do not run as planned, and the head with its model and any worker that it uses or used: it does not reconnect."""
-    found = {
+    restarts = {
         name: [
             service["name"]
             for service in host["services"]
@@ -130,10 +132,10 @@ def _restarts(plan: dict[str, Any], drifts: dict[str, dict[str, Any]]) -> dict[s
         if worker["used"]
     }
     name_of_head = plan["head"]["host"]
-    head = found.get(name_of_head, [])
-    touched = any((name, service) in used for name, services in found.items() for service in services) or (
+    head = restarts.get(name_of_head, [])
+    touched = any((name, service) in used for name, services in restarts.items() for service in services) or (
         name_of_head in drifts and plan["model"]["path"] in drifts[name_of_head]["changed_files"]
     )
-    if heads.SERVICE not in head and (touched or any(_served(drift["stale"]) for drift in drifts.values())):
+    if heads.SERVICE not in head and (touched or any(_any_serves(drift["stale"]) for drift in drifts.values())):
         head.append(heads.SERVICE)
-    return found
+    return restarts

@@ -53,7 +53,7 @@ def make(
 ) -> dict[str, Any]:
     """The plan, or the reasons why there is none.
 
-    :param model_found: what gguf_info found at llama_model_path: ``summary`` and ``closed``; empty when nothing is known.
+    :param model_found: what gguf_info reports of llama_model_path: ``summary`` and ``closed``; empty when nothing is known.
     :param runtime_id: identifies the runtime that is installed on hosts.
     :param staged: plan the instances that prove the release on the staging ports with the known-answer model, beside those that serve.
     :returns: the plan; when ``refused`` is true, ``reasons`` says why and nothing may be applied.
@@ -63,10 +63,10 @@ def make(
         plan = _plan(prepared, runtime_id, staged)
     except Refusal as refusal:
         return refused(cluster.name, refusal)
-    return _judged(plan, cluster.accepted)
+    return _judge(plan, cluster.accepted)
 
 
-def _judged(plan: dict[str, Any], accepted: frozenset[str]) -> dict[str, Any]:
+def _judge(plan: dict[str, Any], accepted: frozenset[str]) -> dict[str, Any]:
     """The plan with what its advisories mean for it."""
     met = [{**advisory, "accepted": advisory["id"] in accepted} for advisory in plan["advisories"]]
     refusing: dict[str, list[dict[str, Any]]] = {}
@@ -75,7 +75,7 @@ def _judged(plan: dict[str, Any], accepted: frozenset[str]) -> dict[str, Any]:
             refusing.setdefault(advisory["id"], []).append(advisory)
     reasons = [
         f"{' '.join(dict.fromkeys(advisory[part] for part in ('message', 'remedy') for advisory in alike))} "
-        f"To run it all the same, add {identifier} to llama_accept_advisories."
+        f"To run it anyway, add {identifier} to llama_accept_advisories."
         for identifier, alike in refusing.items()
     ]
     reasons = [*plan["reasons"], *reasons]
@@ -134,8 +134,8 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     heads.check(head.name, cluster.server, equipped[head.name].workers, release)
     if declared and not serving:
         raise Refusal(
-            f"the head serves with {serves}, and no worker has a build of the same release: give their backend in "
-            "llama_server_backend, or the same llama_release to both backends"
+            f"the head serves with {serves}, and no worker has a build of the same release: set "
+            "llama_server_backend to their backend, or llama_release to the same release for both"
         )
     lent = devices.of_workers(serving, cluster.hosts, release, bounded)
     placed = layout.lay_out(cluster.server, cluster.placement, model, release, [*lent, *own], head.name, head.facts)
@@ -194,13 +194,13 @@ def _backends(cluster: Cluster, catalogue: Catalogue) -> dict[str, tuple[str, ..
     }
 
 
-def _used(built: Mapping[str, Sequence[str]]) -> list[str]:
+def _backends_in_use(built: Mapping[str, Sequence[str]]) -> list[str]:
     return [backend for backend in backends.BACKENDS if any(backend in own for own in built.values())]
 
 
 def _releases(cluster: Cluster, built: Mapping[str, Sequence[str]]) -> dict[str, Release]:
     facts = {name: host.facts for name, host in cluster.hosts.items()}
-    return releases.of_backends(cluster.releases, facts, _used(built))
+    return releases.of_backends(cluster.releases, facts, _backends_in_use(built))
 
 
 def release_variables(cluster: Cluster, catalogue: Catalogue) -> list[str]:
@@ -209,7 +209,7 @@ def release_variables(cluster: Cluster, catalogue: Catalogue) -> list[str]:
     :raises Refusal: they cannot be told.
     """
     _check_same_release(cluster)
-    used = _used(_backends(cluster, catalogue))
+    used = _backends_in_use(_backends(cluster, catalogue))
     return list(dict.fromkeys(releases.variable_of(backend, cluster.releases) for backend in used))
 
 
@@ -219,7 +219,7 @@ def _check_same_release(cluster: Cluster) -> None:
         for variable, value in host.releases.items():
             if value != cluster.releases[variable]:
                 raise Refusal(
-                    f"{variable} of {name} differs from that of the head {cluster.head}, and head and workers must be of one release: set it "
+                    f"{variable} of {name} differs from that of the head {cluster.head}, and head and workers need the same release: set it "
                     "for the whole group, or llama_release_<backend> where backends differ"
                 )
 
@@ -232,12 +232,12 @@ def _equip(
     for account, home in facts.accounts.items():
         if facts.scope == "system" and account in (names.ACCOUNT, names.BUILD_ACCOUNT) and home != facts.prefix:
             raise Refusal(
-                f"{host.name} has an account {account} of somebody else's, with the home {home}: services run as {account}, so rename that account"
+                f"{host.name} already has an account {account}, with the home {home}: services run as {account}, so rename that account"
             )
     manager = service_managers.MANAGERS[facts.service_manager]
     if not manager.host_settings and any(link.manage for link in host.links):
         raise Refusal(
-            f"llama_links of {host.name} has manage: true, which needs a host with systemd and root: configure the interface by hand, and "
+            f"llama_links of {host.name} has manage: true, which needs systemd and root: configure the interface yourself, and "
             "set manage: false"
         )
     declared = workers.workers_of(host, built, head) if host.is_worker else []
@@ -247,7 +247,7 @@ def _equip(
         tools=equipment.tools_of(host, built, catalogue, wanted),
         optional_tools=equipment.optional_tools_of(host, catalogue, {wanted[backend].source for backend in built}),
         workers=tuple(
-            workers.seeing_one_device(worker, wanted[worker.build], len(facts.of_backend(worker.backend)))
+            workers.with_one_visible_device(worker, wanted[worker.build], len(facts.of_backend(worker.backend)))
             for worker in declared
         ),
     )
@@ -261,7 +261,7 @@ def _serving(equipped: Mapping[str, Equipped], backend: str, fitting: set[str], 
     serving = [
         worker
         for entry in equipped.values()
-        for worker in workers.serving(entry.workers, entry.backends, backend, fitting)
+        for worker in workers.usable(entry.workers, entry.backends, backend, fitting)
     ]
     return [workers.on_its_staging_port(worker) for worker in serving] if staged else serving
 
@@ -286,8 +286,8 @@ def _check_names_of_the_head(head: Host, equipped: Mapping[str, Equipped]) -> No
         address = workers.address_of(head, name)
         if entry.workers[0].address == address:
             raise Refusal(
-                f"{name} has the address {address}, which is that of the head {head.name}: put {head.name} itself into llama_workers where it "
-                f"is to lend its devices, and take {name} out"
+                f"{name} has the address {address}, which is that of the head {head.name}: remove {name} from the inventory, and add "
+                f"{head.name} itself to llama_workers if it lends its devices"
             )
 
 
@@ -308,7 +308,7 @@ def _head(prepared: Prepared, holders: Sequence[devices.Holder], runtime_id: str
         facts, prepared.head.workers, prepared.serves, bool(placed.own()), bool(placed.lent())
     )
     environment = {**backends.service_environment(build.backend, build.environment), **own}
-    return heads.planned(prepared.cluster.head, serving, environment)
+    return heads.plan_of(prepared.cluster.head, serving, environment)
 
 
 def _runtime(facts: Facts, runtime_id: str) -> str:
@@ -387,9 +387,7 @@ def _tuning(host: Host) -> dict[str, Any]:
     if not host.tuning.wanted:
         return {"parameters": {}, "profile": "", "reboot": False}
     if not service_managers.MANAGERS[host.facts.service_manager].host_settings:
-        raise Refusal(
-            f"llama_host_tuning of {host.name} is set, which needs a host with systemd and root: leave it out there"
-        )
+        raise Refusal(f"llama_host_tuning of {host.name} is set, which needs systemd and root: leave it out there")
     drivers = {
         backends.RECORDS[accelerator.backend].kernel_driver
         for accelerator in host.facts.accelerators
@@ -397,13 +395,13 @@ def _tuning(host: Host) -> dict[str, Any]:
     }
     if tuning.DRIVER not in drivers:
         raise Refusal(
-            f"llama_host_tuning of {host.name} is set, and no AMD graphics that uses the host's memory was found: leave it out, or declare it "
+            f"llama_host_tuning of {host.name} is set, but the host has no AMD graphics with shared memory: leave it out, or declare the device "
             "in llama_hardware"
         )
     try:
         parameters = tuning.parameters(host.facts.memory_mib, host.tuning.gtt_mib)
     except ValueError as error:
-        raise Refusal(f"llama_host_tuning_gtt_mib of {host.name} cannot be: {error}") from None
+        raise Refusal(f"llama_host_tuning_gtt_mib of {host.name} is not possible: {error}") from None
     return {"parameters": parameters, "profile": host.tuning.profile, "reboot": host.tuning.reboot}
 
 

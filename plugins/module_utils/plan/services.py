@@ -28,7 +28,7 @@ def _cache_keeper(plan: dict[str, Any], host: str, worker: dict[str, Any]) -> li
 def of_host(plan: dict[str, Any], host: str) -> list[dict[str, Any]]:
     """The services of one host, as its service manager needs them."""
     prefix = names.STAGING_SERVICES if plan["staging"] else names.SERVICES
-    found = [
+    services = [
         {
             "name": f"{prefix}worker-{worker['name']}",
             "kind": "worker",
@@ -55,7 +55,7 @@ def of_host(plan: dict[str, Any], host: str) -> list[dict[str, Any]]:
     ]
     if host == plan["head"]["host"]:
         head = plan["head"]
-        found.append(
+        services.append(
             {
                 "name": f"{prefix}server",
                 "kind": "head",
@@ -66,10 +66,10 @@ def of_host(plan: dict[str, Any], host: str) -> list[dict[str, Any]]:
                 "environment": head["environment"],
                 "listens": f"{head['address']}:{head['port']}",
                 "reads": [plan["model"]["path"], *([head["api_key_file"]] if head["api_key_file"] else [])],
-                "after": [service["name"] for service in found],
+                "after": [service["name"] for service in services],
                 "devices": sorted({path for backend in head["backends"] for path in backends.device_files(backend)}),
                 "credentials": {heads.KEYS: head["api_key_file"]} if head["api_key_file"] else {},
                 "allow": [],
             }
         )
-    return found
+    return services

@@ -43,30 +43,30 @@ def obstacles(plan: dict[str, Any], answers: dict[str, dict[str, Any]]) -> list[
     """
     if plan["refused"]:
         return list(plan["reasons"])
-    found = {name: answers.get(name) or {} for name in plan["hosts"]}
-    errors = [f"{name}: {host['msg']}" for name, host in found.items() if "msg" in host]
+    reports = {name: answers.get(name) or {} for name in plan["hosts"]}
+    errors = [f"{name}: {host['msg']}" for name, host in reports.items() if "msg" in host]
     silent = [
-        f"{name} could not be reached" for name, host in found.items() if "free_mib" not in host and "msg" not in host
+        f"{name} could not be reached" for name, host in reports.items() if "free_mib" not in host and "msg" not in host
     ]
     if errors or silent:
         return errors + silent
-    lacking = [
+    without_release = [
         name
-        for name, host in found.items()
+        for name, host in reports.items()
         if host["drift"]["missing_builds"]
         or any(path.startswith(f"{plan['hosts'][name]['runtime']}/") for path in host["drift"]["changed_files"])
     ]
-    if lacking:
-        return [f"{', '.join(lacking)} lacks the planned release: run site.yml"]
-    return _lacking_room(plan, {name: host["free_mib"] for name, host in found.items()})
+    if without_release:
+        return [f"the planned release is missing on {', '.join(without_release)}: run site.yml"]
+    return _shortages(plan, {name: host["free_mib"] for name, host in reports.items()})
 
 
-def _lacking_room(plan: dict[str, Any], free: dict[str, dict[str, int]]) -> list[str]:
+def _shortages(plan: dict[str, Any], free: dict[str, dict[str, int]]) -> list[str]:
     """Why a planned staging would disturb what serves: a sentence for each device that has too little free memory.
 
     :param free: host → device → MiB that are free now, of memory.free_mib; a device that is not there is not known.
     """
-    found = []
+    reasons = []
     lent = {entry["endpoint"]: entry["total_mib"] for entry in plan["placement"] if entry["endpoint"]}
     own = {entry["device"]: entry["total_mib"] for entry in plan["placement"] if not entry["endpoint"]}
     for name, host in plan["hosts"].items():
@@ -78,9 +78,9 @@ def _lacking_room(plan: dict[str, Any], free: dict[str, dict[str, int]]) -> list
             needed[device] = needed.get(device, 0) + own[device] + ROOM_MIB
         if name == plan["head"]["host"]:
             needed["CPU"] = needed.get("CPU", 0) + ROOM_MIB
-        found += [
-            f"{name} has {free[name][device]} MiB free on {device}, and {math.ceil(size)} MiB are needed: try it when there is more"
+        reasons += [
+            f"{name} has {free[name][device]} MiB free on {device}, but {math.ceil(size)} MiB are needed: try again when more is free"
             for device, size in needed.items()
             if device in free[name] and free[name][device] < size
         ]
-    return found
+    return reasons

@@ -24,7 +24,7 @@ MINIMUM_COMPILER = "9"
 """First GCC whose standard library holds std::filesystem, which llama.cpp uses."""
 
 
-def lacking(toolkit: Toolchain) -> list[str]:
+def missing_libraries(toolkit: Toolchain) -> list[str]:
     """Libraries of its backend that a toolkit does not have. Of one that was not looked at, none."""
     if "libraries" not in toolkit:
         return []
@@ -55,7 +55,7 @@ def _unfit(toolchain: Toolchain, architectures: list[str]) -> str | None:
     return None
 
 
-def _named(
+def _at_prefix(
     name: str, backend: str, wanted: str, facts: Facts, beside: Collection[str]
 ) -> tuple[Toolchain | None, Toolchain | None]:
     """Toolkit and compiler at the prefix that the operator names, which may be meant for another backend of the host. Of a host that
@@ -64,28 +64,28 @@ def _named(
     where = f"llama_build_toolchain of {name} is {wanted}"
     installed = facts.toolchains
     if installed is None:
-        return next(iter(_told(backend, facts, prefix)), None), None
-    there = [toolchain for toolchain in installed if prefix in (toolchain["prefix"], *toolchain["links"])]
-    if not there:
-        known = ", ".join(toolchain["prefix"] for toolchain in installed) or "none was found"
+        return next(iter(_declared_toolkit(backend, facts, prefix)), None), None
+    candidates = [toolchain for toolchain in installed if prefix in (toolchain["prefix"], *toolchain["links"])]
+    if not candidates:
+        known = ", ".join(toolchain["prefix"] for toolchain in installed) or "none"
         raise Refusal(
-            f"{where}, and neither {', '.join(toolkit.title for toolkit in backends.TOOLKITS.values())} nor a compiler was found there: use "
+            f"{where}, but there is neither {', '.join(toolkit.title for toolkit in backends.TOOLKITS.values())} nor a compiler: use "
             f"the prefix of one that is installed ({known}), "
             "or leave it out"
         )
-    by_backend = {toolchain["backend"]: toolchain for toolchain in there}
+    by_backend = {toolchain["backend"]: toolchain for toolchain in candidates}
     toolkit = by_backend.get(backend) if backend in backends.TOOLKITS else None
     if not toolkit and any(other in by_backend for other in beside):
         return None, None
     if not toolkit and "cpu" not in by_backend:
         raise Refusal(
-            f"{where}, which is {_title(there[0]['backend'])}, and llama.cpp is built there for {backend}: "
+            f"{where}, which is {_title(candidates[0]['backend'])}, but the host builds llama.cpp for {backend}: "
             f"name a toolchain for {backend}, or set llama_backend"
         )
     return toolkit, by_backend.get("cpu")
 
 
-def _told(backend: str, facts: Facts, prefix: str | None) -> list[Toolchain]:
+def _declared_toolkit(backend: str, facts: Facts, prefix: str | None) -> list[Toolchain]:
     """A toolkit of which the version alone is known, if that; its compiler is where it usually is."""
     version = facts.toolchain.get(backends.toolkit(backend))
     if backend not in backends.TOOLKITS or not version:
@@ -104,12 +104,12 @@ def _newest(name: str, offered: list[Toolchain], architectures: list[str], wante
             + (f" (llama_build_toolchain is {wanted})" if wanted else "")
             + ", or set llama_backend to another one"
         )
-    whole = [toolkit for toolkit in fitting if not lacking(toolkit)]
+    whole = [toolkit for toolkit in fitting if not missing_libraries(toolkit)]
     whole = whole or [toolkit for toolkit in fitting if toolkit["prefix"] == names.SYSTEM]
     if fitting and not whole:
         title = _title(fitting[-1]["backend"])
         raise Refusal(
-            f"{name} has {title} {fitting[-1]['version']} in {fitting[-1]['prefix']} without {', '.join(lacking(fitting[-1]))}"
+            f"{name} has {title} {fitting[-1]['version']} in {fitting[-1]['prefix']} without {', '.join(missing_libraries(fitting[-1]))}"
             + (f" (llama_build_toolchain is {wanted})" if wanted else "")
             + f": install their development packages for that {title}, name one that has them in llama_build_toolchain, or set llama_backend"
             " to another one"
@@ -117,7 +117,7 @@ def _newest(name: str, offered: list[Toolchain], architectures: list[str], wante
     return whole[-1] if whole else None
 
 
-def chosen(
+def choose(
     name: str, backend: str, facts: Facts, wanted: str | None, architectures: list[str], beside: Collection[str] = ()
 ) -> dict[str, Any]:
     """What a host builds with: the toolkit that the operator names, or else the newest that fits the devices and has its libraries.
@@ -130,15 +130,15 @@ def chosen(
         ``environment`` of the build.
     :raises Refusal: none of them fits.
     """
-    toolkit, compiler = _named(name, backend, wanted, facts, beside) if wanted else (None, None)
+    toolkit, compiler = _at_prefix(name, backend, wanted, facts, beside) if wanted else (None, None)
     if backend in backends.TOOLKITS:
-        found = [toolchain for toolchain in facts.toolchains or [] if toolchain["backend"] == backend]
-        offered = [toolkit] if toolkit else found or _told(backend, facts, None)
+        installed = [toolchain for toolchain in facts.toolchains or [] if toolchain["backend"] == backend]
+        offered = [toolkit] if toolkit else installed or _declared_toolkit(backend, facts, None)
         toolkit = _newest(name, offered, architectures, wanted if toolkit else None)
     own = _toolkit_environment(toolkit)
     if compiler and toolkit and "CXX" in own:
         raise Refusal(
-            f"llama_build_toolchain of {name} is {wanted}, a compiler, and llama.cpp is built there for {backend}, with the compiler of "
+            f"llama_build_toolchain of {name} is {wanted}, a compiler, but the host builds llama.cpp for {backend}, with the compiler of "
             f"{_title(backend)}: name a prefix of {_title(backend)}, or leave it out"
         )
     version = compiler["version"] if compiler else facts.toolchain.get("c++")
@@ -155,7 +155,7 @@ def _recent_enough(name: str, facts: Facts, version: str | None) -> None:
     if version and facts.system == "Linux" and numbers(version) < numbers(MINIMUM_COMPILER):
         raise Refusal(
             f"{name} has the C++ compiler {version}, too old for llama.cpp: install GCC {MINIMUM_COMPILER} or newer, and name its "
-            "prefix in llama_build_toolchain, or use a release that is compiled already, with source: binary or package"
+            "prefix in llama_build_toolchain, or use a compiled release, with source: binary or package"
         )
 
 
@@ -184,8 +184,8 @@ def _toolkit_environment(toolkit: Toolchain | None) -> dict[str, str]:
         "libraries": ":".join(f"{folder}/lib" for folder in installed),
     }
     left_out = known.not_of_system if prefix == names.SYSTEM else ()
-    found = {name: text.format(**values) for name, text in known.environment.items() if name not in left_out}
-    return {name: text for name, text in found.items() if text}
+    variables = {name: text.format(**values) for name, text in known.environment.items() if name not in left_out}
+    return {name: text for name, text in variables.items() if text}
 
 
 def _check_declared_rocwmma(where: str, toolkit: Toolchain | None, architectures: list[str]) -> None:
@@ -196,7 +196,7 @@ def _check_declared_rocwmma(where: str, toolkit: Toolchain | None, architectures
         since = ROCWMMA_SINCE.get(target.split(":", maxsplit=1)[0])
         if since and numbers(toolkit["version"]) < numbers(since):
             raise Refusal(
-                f"{where}, and rocWMMA supports {target} from ROCm {since} on, while ROCm {toolkit['version']} is declared there: install a "
+                f"{where}, but rocWMMA supports {target} from ROCm {since} on, and ROCm {toolkit['version']} is declared there: install a "
                 "newer ROCm with rocWMMA and give its version in llama_hardware.toolchain, or leave it out"
             )
 
@@ -207,24 +207,24 @@ def check_rocwmma(name: str, toolkit: Toolchain | None, generation: int, archite
     where = f"llama_build_cmake_options of {name} has {option}"
     first, last = backends.OPTION_BUILDS[option]
     if not first <= generation <= (last or generation):
-        raise Refusal(f"{where}, which build {generation} does not know (builds {first} to {last} do): leave it out")
+        raise Refusal(f"{where}, but build {generation} does not know it (builds {first} to {last} do): leave it out")
     if not toolkit or "links" not in toolkit:
         _check_declared_rocwmma(where, toolkit, architectures)
         return
     headers = toolkit["rocwmma"]
     if not headers:
         raise Refusal(
-            f"{where}, and there are no headers of rocWMMA in {toolkit['prefix']}/include: install rocWMMA's development package for "
+            f"{where}, but {toolkit['prefix']}/include has no rocWMMA headers: install rocWMMA's development package for "
             f"ROCm {toolkit['version']}, or leave it out"
         )
     if not headers["architectures"]:
         raise Refusal(
-            f"{where}, and the headers of rocWMMA {headers['version']} in {toolkit['prefix']}/include are not whole, rocwmma/internal/config.hpp "
-            "is missing or names no architecture: install them from AMD's packages, or leave it out"
+            f"{where}, but the rocWMMA {headers['version']} headers in {toolkit['prefix']}/include are incomplete: rocwmma/internal/config.hpp "
+            "is missing or names no architecture. Install them from AMD's packages, or leave it out"
         )
-    lacking = [target for target in architectures if target.split(":")[0] not in headers["architectures"]]
-    if lacking:
+    unsupported = [target for target in architectures if target.split(":")[0] not in headers["architectures"]]
+    if unsupported:
         raise Refusal(
-            f"{where}, and rocWMMA {headers['version']} in {toolkit['prefix']}/include does not support {', '.join(lacking)} (it supports "
+            f"{where}, but rocWMMA {headers['version']} in {toolkit['prefix']}/include does not support {', '.join(unsupported)} (it supports "
             f"{', '.join(headers['architectures'])}): install a newer ROCm with rocWMMA and name it in llama_build_toolchain, or leave it out"
         )

@@ -19,7 +19,7 @@ def parameters(memory_mib: int, gtt_mib: int | None = None) -> dict[str, str]:
     size = memory_mib - KEPT_MIB if gtt_mib is None else gtt_mib
     if not LEAST_GTT_MIB <= size <= memory_mib - LEAST_KEPT_MIB:
         raise ValueError(
-            f"{size} MiB of {memory_mib} MiB of memory cannot be lent to the graphics: give llama_host_tuning_gtt_mib from "
+            f"{size} MiB of {memory_mib} MiB of memory cannot be lent to the graphics: set llama_host_tuning_gtt_mib from "
             f"{LEAST_GTT_MIB} to {memory_mib - LEAST_KEPT_MIB}."
         )
     return {f"{DRIVER}.gttsize": str(size), "ttm.pages_limit": str(size * 1024 // PAGE_KIB)}

@@ -58,17 +58,17 @@ def address_of(host: Host, peer: str) -> str:
         parsed = ipaddress.IPv4Address(address.split("/", maxsplit=1)[0])
     except ValueError:
         raise Refusal(
-            f"{variable} of {host.name} is {address!r}: workers and the head need a numeric IPv4 address there; "
-            "give it in ansible_host, or in llama_links with the address of the network that joins them"
+            f"{variable} of {host.name} is {address!r}: workers and the head need a numeric IPv4 address; "
+            "set it in ansible_host, or in llama_links the address in the network that joins them"
         ) from None
     if parsed.is_loopback:
         raise Refusal(
-            f"{variable} of {host.name} is {address!r}, where only {host.name} itself answers: give its address in the network that joins it "
+            f"{variable} of {host.name} is {address!r}, which only {host.name} itself can reach: use its address in the network that joins it "
             f"with {peer}, in ansible_host or llama_links"
         )
     if parsed.is_unspecified:
         raise Refusal(
-            f"{variable} of {host.name} is {address!r}, which would open the worker to every network: give the address of one interface"
+            f"{variable} of {host.name} is {address!r}, which opens the worker to every network: use the address of one interface"
         )
     return str(parsed)
 
@@ -100,11 +100,11 @@ def _no_device(where: str, host: str, backend: str, built: Collection[str], offe
     lent = [device.device for device in offered if device.backend == backend]
     if lent:
         return Refusal(
-            f"{where} has the backend {backend!r}, and endpoints before it lend all devices of it ({', '.join(lent)}): take it out, or declare "
+            f"{where} has the backend {backend!r}, but earlier endpoints lend all its devices ({', '.join(lent)}): remove it, or declare "
             "further devices in llama_hardware"
         )
     return Refusal(
-        f"{where} has the backend {backend!r}, and llama.cpp is built there for {', '.join(built)}: use one of these, or name it in "
+        f"{where} has the backend {backend!r}, but the host builds llama.cpp for {', '.join(built)}: use one of these, or add it to "
         f"llama_backend of {host}"
     )
 
@@ -127,13 +127,13 @@ def _device_of(
         )
     if endpoint.backend not in (None, device.backend):
         raise Refusal(
-            f"{where} has the backend {endpoint.backend!r}, but its device {name} is one of {device.backend}: leave one of the two out"
+            f"{where} has the backend {endpoint.backend!r}, but its device {name} belongs to {device.backend}: leave one of the two out"
         )
     if device.backend != "cpu" and name in lent:
         raise Refusal(f"{where} lends {name} a second time: two workers cannot share an accelerator")
     if device.backend != "cpu" and not (device.memory_mib or endpoint.memory_mib):
         raise Refusal(
-            f"{where} lends {name}, {device.name}, whose memory is not known: give its size as memory_mib there, or declare the "
+            f"{where} lends {name}, {device.name}, whose memory size is unknown: set memory_mib there, or declare the "
             "device in llama_hardware"
         )
     return device
@@ -143,22 +143,22 @@ def _check_numbers(where: str, endpoint: Endpoint, port: int, staging_port: int,
     """:param taken: ports of the endpoints before it."""
     for variable, value in (("threads", endpoint.threads), ("memory_mib", endpoint.memory_mib)):
         if value is not None and value < 1:
-            raise Refusal(f"{where} has the {variable} {value}: give 1 or more, or leave it out")
+            raise Refusal(f"{where} has the {variable} {value}: use 1 or more, or leave it out")
     for variable, number in (("port", port), ("staging_port", staging_port)):
         if isinstance(number, bool) or not 0 < number < 65536:
             raise Refusal(f"{where} has the {variable} {number}: use 1 to 65535")
         if number in taken:
             raise Refusal(
-                f"{where} has the {variable} {number}, which another worker of this host has too: give each worker its own ports"
+                f"{where} has the {variable} {number}, which another worker of this host uses too: give each worker its own ports"
             )
 
 
 def _name_of(where: str, endpoint: Endpoint, default: str, taken: Collection[str]) -> str:
     name = endpoint.name or default
     if not re.fullmatch(WORKER_NAME, name):
-        raise Refusal(f"{where} has the name {name!r}: use up to 32 of a-z, 0-9, - and _, for it names a service")
+        raise Refusal(f"{where} has the name {name!r}: use up to 32 of a-z, 0-9, - and _, because it names a service")
     if name in taken:
-        raise Refusal(f"{where} has the name {name!r}, which another worker of this host has too")
+        raise Refusal(f"{where} has the name {name!r}, which another worker of this host has too: use another name")
     return name
 
 
@@ -172,7 +172,7 @@ class Declared(NamedTuple):
     staging_port: int
 
 
-def _declared(host: Host, built: Collection[str], offered: list[Lendable]) -> list[Declared]:
+def _declare(host: Host, built: Collection[str], offered: list[Lendable]) -> list[Declared]:
     lent = [device for device in offered if device.device != "CPU" or "cpu" in built]
     endpoints: Sequence[Endpoint] = host.endpoints or [Endpoint()] * len(lent)
     declared: list[Declared] = []
@@ -196,7 +196,7 @@ def workers_of(host: Host, built: Collection[str], head: str) -> list[Worker]:
     :param head: name of the head.
     """
     offered = lendable(host, built)
-    declared = _declared(host, built, offered)
+    declared = _declare(host, built, offered)
     address = "127.0.0.1" if host.name == head else address_of(host, head)
     cpu_workers = sum(entry.device.backend == "cpu" for entry in declared)
     workers = []
@@ -235,7 +235,7 @@ def workers_of(host: Host, built: Collection[str], head: str) -> list[Worker]:
     return workers
 
 
-def serving(workers: Sequence[Worker], built: Sequence[str], backend: str, fitting: Collection[str]) -> list[Worker]:
+def usable(workers: Sequence[Worker], built: Sequence[str], backend: str, fitting: Collection[str]) -> list[Worker]:
     """The workers of a host that a head may use: those of one build, since devices are lent once by each.
 
     :param built: the host's backends.
@@ -251,7 +251,7 @@ def on_its_staging_port(worker: Worker) -> Worker:
     return worker._replace(port=worker.staging_port, staging_port=worker.port)
 
 
-def seeing_one_device(worker: Worker, release: Release, devices: int) -> Worker:
+def with_one_visible_device(worker: Worker, release: Release, devices: int) -> Worker:
     """The worker, and where its program cannot be told which device to lend, an environment in which there is no other one.
 
     :param release: of its build.
@@ -274,13 +274,13 @@ def argv_of(worker: Worker, build: Build, release: Release, folder: str) -> list
     cache = options.render_worker("tensor-cache", "on", flags)
     if not device and worker.device != backends.device_name(build.backend, 0) and not worker.alone:
         raise Refusal(
-            f"the worker {worker.name} of {worker.host} lends {worker.device}, and rpc-server of {build.release} lends "
-            f"{backends.device_name(build.backend, 0)} only: declare that one alone in llama_worker_endpoints, or set llama_release to a newer build"
+            f"the worker {worker.name} of {worker.host} lends {worker.device}, but rpc-server of {build.release} can lend "
+            f"{backends.device_name(build.backend, 0)} only: declare only that one in llama_worker_endpoints, or set llama_release to a newer build"
         )
     if worker.cache and not cache:
         raise Refusal(
-            f"the worker {worker.name} of {worker.host} is to have a cache, which {program} of {build.release} does not know: leave cache out "
-            "of llama_worker_endpoints, or set llama_release to b4981 or newer"
+            f"the worker {worker.name} of {worker.host} has cache: true, but {program} of {build.release} has no cache: remove cache "
+            "from llama_worker_endpoints, or set llama_release to b4981 or newer"
         )
     return [
         f"{folder}/{build.id}/bin/{program}",
