@@ -204,8 +204,8 @@ def test_one_that_cannot_start_is_reported_with_its_last_lines(machine):
     with pytest.raises(services.ServiceError) as raised:
         machine.apply(WORKER)
     said = str(raised.value)
-    assert f"{WORKER} cannot start. Fix what it names on the host, and run it again." in said
-    assert f"{WORKER} wrote last:\n" in said
+    assert f"{WORKER} cannot start. Fix what it names on the host, and run the playbook again." in said
+    assert f"The log of {WORKER} ends in:\n" in said
     assert said.endswith("no such device")
     assert said.count("first line") < services.LOG_LINES
 
@@ -350,5 +350,5 @@ def test_the_module_shows_definitions_and_states(machine, call):
 def test_the_module_of_a_manager_that_is_not_known(tmp_path, call):
     result = call(host={"service_manager": "runit", "scope": "system", "prefix": "/p", "units": str(tmp_path)})
     assert result["failed"]
-    assert result["msg"].startswith("service_manager is runit: it is one of systemd, ")
+    assert result["msg"].startswith("service_manager is runit: use one of systemd, ")
     assert json.dumps(result)

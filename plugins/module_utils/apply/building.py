@@ -60,7 +60,7 @@ def sha256(path: Path) -> str:
 
 def _expect(path: Path, digest: str) -> None:
     if sha256(path) != digest:
-        raise BuildError(f"{path} does not have the sha256 {digest}: remove it and run it again")
+        raise BuildError(f"{path} does not have the sha256 {digest}: remove that file and run the playbook again")
 
 
 def installed(release: Path) -> dict | None:
@@ -183,7 +183,7 @@ class Installer:
         for path in self.build["packaged"].values():
             if not os.access(path, os.X_OK):
                 raise BuildError(
-                    f"the distribution's packages were installed, but {path} is not there: use source: pypi or archive"
+                    f"the distribution's packages were installed, but {path} is missing: use source: pypi or archive"
                 )
         partial = self._begin()
         for name, path in self.build["packaged"].items():
@@ -221,7 +221,7 @@ class Installer:
         received = installed(partial)
         if not received or received["id"] != self.build["id"]:
             raise BuildError(
-                f"{archive} does not hold the release {self.build['id']} as it was built: remove it from the controller's cache"
+                f"{archive} does not hold the release {self.build['id']} as it was built: remove it from the controller's cache and run the playbook again"
             )
         for target in self.build["targets"]:
             (partial / "bin" / target).chmod(0o755)
@@ -352,7 +352,8 @@ class Builder(Installer):
             or shutil.disk_usage(self.work).free < FULL_BYTES
         ):
             raise BuildError(
-                f"{step} failed: the disk of {self.cache} is full. Free some space and run it again; it goes on where it was. Log: {self.log}"
+                f"{step} failed: the disk of {self.cache} is full. Free some space and run the playbook again; the build continues where "
+                f"it stopped. Log: {self.log}"
             )
         return process.returncode, said
 
@@ -432,13 +433,13 @@ class Builder(Installer):
         leads_out = next((line for line in said if re.search(LINK_LEADS_OUT, line)), None)
         if leads_out:
             raise BuildError(
-                f"{archive} holds a hard link that leads out of {member or 'its first folder'}, which alone is unpacked: give an archive whose "
-                f"tree of llama.cpp is whole. tar says: {leads_out}"
+                f"{archive} has a hard link that leads out of {member or 'its first folder'}, the only folder that is unpacked: give an "
+                f"archive with the whole tree of llama.cpp. tar says: {leads_out}"
             )
         self._succeeded("unpack", status, said)
         if not (self.work / "source" / "CMakeLists.txt").exists():
             raise BuildError(
-                f"{archive} holds no llama.cpp tree: CMakeLists.txt is missing in {member or 'its first folder'}"
+                f"{archive} has no llama.cpp tree: CMakeLists.txt is missing in {member or 'its first folder'}"
             )
 
     def _patch(self, patch: dict) -> None:
@@ -448,7 +449,7 @@ class Builder(Installer):
         )
         if status:
             raise BuildError(
-                f"the patch {patch['name']} of llama_release does not apply: correct it for this tree, or take it out. Nothing that runs was "
+                f"the patch {patch['name']} of llama_release does not apply: correct it for this tree, or remove it. No running service was "
                 f"touched. Log: {self.log}; patch says:\n" + "\n".join(said[:PATCH_LINES_SHOWN])
             )
 
@@ -501,7 +502,7 @@ class Builder(Installer):
                 )
             if copied.returncode:
                 raise BuildError(
-                    f"{target} could not be copied to {partial}: {copied.stderr.strip()}. Make that possible (is its disk full?) and run it again"
+                    f"{target} could not be copied to {partial}: {copied.stderr.strip()}. Fix that (is the disk full?) and run the playbook again"
                 )
             (partial / "bin" / target).chmod(0o755)
         unknown = re.search(
@@ -558,7 +559,7 @@ def compare(installer: Installer, manifest: dict, services: list[dict], release:
         program = options.SERVER if name == options.SERVER else options.WORKER
         where = f"{name} of the release {installer.build['id']} on {host}"
         if not help_of.known:
-            compared.warnings.append(f"{where} lists no options in its help: what is planned was not held against it")
+            compared.warnings.append(f"{where} lists no options in its help: the planned options were not checked")
             continue
         for problem in capabilities.problems(program, argv[1:], help_of, release["generation"], fork):
             owned = options.owned(program, problem.word)
@@ -571,9 +572,7 @@ def _sentence(problem: capabilities.Problem, option: options.Option | None) -> s
     """What is wrong with an argument, who sets it, and what to do."""
     near = f" (the nearest option that it lists is {problem.near})" if problem.near else ""
     if option is None:
-        return (
-            f"{problem.why}, which llama_server_extra_args sets{near}: take it out, or give one that its --help lists"
-        )
+        return f"{problem.why}, which llama_server_extra_args sets{near}: remove it, or give one that its --help lists"
     out = f"leave {option.variable} out, or " if option.optional else ""
     return (
         f"{problem.why}, which {option.variable or 'the plan'} sets{near}: {out}set llama_release to a build that has it, "

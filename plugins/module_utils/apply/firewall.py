@@ -63,11 +63,11 @@ class System:
     def run(self, argv: list[str], text: str = "", may_fail: bool = False) -> str:
         """What a command prints, given ``text``."""
         if not self.program(argv[0]):
-            raise FirewallError(f"{argv[0]} is needed to set up the firewall and is not there: install it.")
+            raise FirewallError(f"{argv[0]} is needed to set up the firewall and is missing: install it.")
         try:
             return commands.run(argv, COMMAND_SECONDS, text, may_fail)
         except commands.CommandError as error:
-            raise FirewallError(f"{error}. Run it on the host as root, and mend what it names.") from error
+            raise FirewallError(f"{error}. Run it on the host as root, and fix what it names.") from error
 
     def active(self) -> set[str]:
         """Those of the managers, and of our unit, that systemd holds for active. Asked once, until ``forget``."""
@@ -272,14 +272,14 @@ class Firewalld:
         """Writes or removes the policy's file. firewalld does not start with a broken one: then the former is put back."""
         before, after = self.system.text(self.file), self._xml(rules)
         if not self.system.path(self.folder).is_dir() and after:
-            raise FirewallError(f"{self.folder} is not there, since this firewalld is older than 0.9: update it.")
+            raise FirewallError(f"{self.folder} is missing, since this firewalld is older than 0.9: update firewalld.")
         self._put(after)
         if after and after != before:
             try:
                 self.system.run(["firewall-cmd", "--check-config"])
             except FirewallError as error:
                 self._put(before)
-                raise FirewallError(f"firewalld did not take {self.file}, which is as it was: {error}") from error
+                raise FirewallError(f"firewalld refuses {self.file}, which is as before: {error}") from error
 
     def _put(self, text: str) -> None:
         self.system.path(self.former).unlink(missing_ok=True)
@@ -504,11 +504,13 @@ def checked(rules: list[dict]) -> list[dict]:
             except ValueError:
                 usable = False
             if not usable:
-                raise FirewallError(f"{address!r} in a firewall rule is no IPv4 address of a host: give a numeric one.")
+                raise FirewallError(
+                    f"{address!r} in a firewall rule is not the IPv4 address of a host: give a numeric one."
+                )
         if not 0 < rule["port"] < 65536:
-            raise FirewallError(f"{rule['port']} in a firewall rule is no port: give one from 1 to 65535.")
+            raise FirewallError(f"{rule['port']} in a firewall rule is not a port: give one from 1 to 65535.")
         if rule["protocol"] != "tcp":
-            raise FirewallError(f"{rule['protocol']!r} in a firewall rule is not tcp, which is what workers speak.")
+            raise FirewallError(f"{rule['protocol']!r} in a firewall rule is not supported: workers use tcp.")
         merged.setdefault((rule["address"], rule["port"], rule["protocol"]), set()).update(rule["sources"])
     return [
         {"address": address, "port": port, "protocol": protocol, "sources": sorted(sources)}
@@ -521,7 +523,7 @@ def _managers(manager: str | None, system: System) -> dict:
     if manager and manager != active_manager(system):
         raise FirewallError(
             f"{manager} is to open the workers' ports, but is not the active firewall manager of this host, which is "
-            f"{active_manager(system) or 'none'}: start it yourself, or name the right one."
+            f"{active_manager(system) or 'none'}: start it, or name the active one."
         )
     return {name: kind(system) for name, kind in MANAGERS.items() if system.program(kind.program)}
 
@@ -559,7 +561,7 @@ def apply(
             there, wanted = managers[name].state(own)
             if there != wanted:
                 raise FirewallError(
-                    f"{name} was told to hold {wanted or 'nothing of ours'}, but holds {there or 'nothing of ours'}: look at its log."
+                    f"{name} holds {there or 'no rule of ours'} after the change, planned {wanted or 'no rule of ours'}: look at its log."
                 )
     return (
         [line for before, _after in states.values() for line in before],

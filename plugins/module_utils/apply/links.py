@@ -309,7 +309,7 @@ def _syntax(links: list[dict]) -> list[str]:
     for link in links:
         name, address, mtu = link.get("interface"), link.get("address"), link.get("mtu")
         if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}", name):
-            found.append(f"llama_links: {name!r} is no name of an interface: give it as `ip link` shows it.")
+            found.append(f"llama_links: {name!r} is not an interface name: give it as `ip link` shows it.")
             continue
         try:
             parsed = ipaddress.IPv4Interface(address) if re.fullmatch(r"[0-9.]+/\d+", str(address)) else None
@@ -317,17 +317,17 @@ def _syntax(links: list[dict]) -> list[str]:
             parsed = None
         if parsed is None or str(parsed) != address or parsed.network.prefixlen not in PREFIX_RANGE:
             found.append(
-                f"llama_links: {address!r} of {name} is no IPv4 address with a prefix length from 8 to 31: give it like 10.99.0.12/24."
+                f"llama_links: {address!r} of {name} is not an IPv4 address with a prefix length from 8 to 31: give it like 10.99.0.12/24."
             )
         elif parsed.ip.is_multicast or parsed.ip.is_loopback or parsed.ip.is_unspecified or parsed.ip.is_reserved:
-            found.append(f"llama_links: {address} of {name} is no address of a host: give it like 10.99.0.12/24.")
+            found.append(f"llama_links: {address} of {name} is not the address of a host: give it like 10.99.0.12/24.")
         elif parsed.network.prefixlen < 31 and parsed.ip in (parsed.network[0], parsed.network.broadcast_address):
             found.append(
-                f"llama_links: {address} of {name} is the address of the network or its broadcast: give a host's."
+                f"llama_links: {address} of {name} is the address of the network or its broadcast address: give the address of a host."
             )
         if mtu is not None and (isinstance(mtu, bool) or not isinstance(mtu, int) or mtu not in MTU_RANGE):
             found.append(
-                f"llama_links: mtu {mtu!r} of {name} is no number from 1280 to 65535: correct it or leave it out."
+                f"llama_links: mtu {mtu!r} of {name} is not a number from 1280 to 65535: correct it or leave it out."
             )
     return found
 
@@ -347,13 +347,13 @@ def _overlaps(links: list[dict], found: dict, ssh: list[str]) -> list[str]:
         for name, address in [*others, *seen]:
             if network.overlaps(ipaddress.IPv4Interface(address).network):
                 told.append(
-                    f"llama_links: {link['address']} of {link['interface']} lies in the same network as {address} of {name}: "
+                    f"llama_links: {link['address']} of {link['interface']} is in the same network as {address} of {name}: "
                     "give each link a network of its own."
                 )
         for client in ssh[:1]:
             if _is_address(client) and ipaddress.ip_address(client) in network:
                 told.append(
-                    f"llama_links: the network of {link['address']} of {link['interface']} holds {client}, from where Ansible is "
+                    f"llama_links: the network of {link['address']} of {link['interface']} contains {client}, from which Ansible is "
                     "connected: give the link another network."
                 )
         seen.append((link["interface"], link["address"]))
@@ -442,7 +442,7 @@ def _problem(link: dict, found: dict, root: Path, runner: Run) -> str | None:
     folder = root / "sys/class/net" / name
     if name in found["management"]:
         return (
-            f"llama_links: {name} carries the connection that Ansible uses or this host's default route, and is not touched: "
+            f"llama_links: {name} carries the connection that Ansible uses or this host's default route, and is not changed: "
             f"name the interface of the direct cable, {instead}."
         )
     if name not in found["interfaces"]:
@@ -455,11 +455,9 @@ def _problem(link: dict, found: dict, root: Path, runner: Run) -> str | None:
     if _read(folder / "type") != ETHERNET or any(
         (folder / kind).exists() for kind in ("bridge", "bonding", "wireless")
     ):
-        return (
-            f"llama_links: {name} is no Ethernet or Thunderbolt interface: name the one of the direct cable, {instead}."
-        )
+        return f"llama_links: {name} is not an Ethernet or Thunderbolt interface: name the one of the direct cable, {instead}."
     if (folder / "master").exists():
-        return f"llama_links: {name} is part of {(folder / 'master').resolve().name}: take it out of it, {instead}."
+        return f"llama_links: {name} is part of {(folder / 'master').resolve().name}: remove it from there, {instead}."
     foreign = _foreign(link, found, root)
     if foreign:
         return f"llama_links: {name} is already configured by {foreign}: remove {name} from that file, {instead}."
@@ -470,11 +468,11 @@ def _problem(link: dict, found: dict, root: Path, runner: Run) -> str | None:
         if address != link["address"] and not address.startswith("169.254.")
     ]
     if strangers and not before:
-        return f"llama_links: {name} is already in use with address {strangers[0]}: take that away, {instead}."
+        return f"llama_links: {name} is already in use with address {strangers[0]}: remove that address, {instead}."
     if found["manager"] == "NetworkManager" and "unmanaged" in _output(
         runner, ["nmcli", "-g", "GENERAL.STATE", "device", "show", name]
     ):
-        return f"llama_links: NetworkManager is told not to manage {name}: take it out of unmanaged-devices in its configuration, {instead}."
+        return f"llama_links: NetworkManager does not manage {name}: remove it from unmanaged-devices in its configuration, {instead}."
     return None
 
 
@@ -484,7 +482,7 @@ def problems(links: list[dict], facts: dict, root: Path = ROOT, runner: Run = ru
     own = managed(links)
     names = [link.get("interface") for link in own]
     told += [
-        f"llama_links: {name} is named by two links: an interface has one address."
+        f"llama_links: {name} is named by two links, but an interface has one address: remove one of them."
         for name in sorted({name for name in names if names.count(name) > 1}, key=str)
     ]
     if told:
@@ -492,8 +490,8 @@ def problems(links: list[dict], facts: dict, root: Path = ROOT, runner: Run = ru
     if (own or ours(root)) and os.geteuid() != 0:
         return ["llama_links: configuring interfaces needs root: run with become, or set manage: false."]
     told = [
-        f"llama_links: {link['interface']} carries the connection that Ansible uses, and its address {link['address']} would be taken "
-        "away: connect through another network."
+        f"llama_links: {link['interface']} carries the connection that Ansible uses, and its address {link['address']} would be "
+        "removed: connect through another network."
         for link in _marked(ours(root))
         if link["interface"] not in names and link["interface"] in facts["management"]
     ]
@@ -505,7 +503,7 @@ def problems(links: list[dict], facts: dict, root: Path = ROOT, runner: Run = ru
             "this host: start one of them, or set manage: false."
         ]
     if not _addresses(runner):
-        return ["llama_links: `ip -json address` tells nothing on this host: install iproute2, or set manage: false."]
+        return ["llama_links: `ip -json address` prints nothing on this host: install iproute2, or set manage: false."]
     told = [sentence for link in own for sentence in [_problem(link, facts, root, runner)] if sentence]
     return told or _overlaps(own, facts, ssh_connection(root))
 
@@ -560,9 +558,9 @@ def _live(goals: dict[str, dict], found: dict, root: Path) -> tuple[dict[str, st
             continue
         then[name] = _line(name, [goal["address"]] if goal["address"] else [], goal["mtu"])
         if interface is None:
-            now[name] = f"{name}: not there\n"
+            now[name] = f"{name}: missing\n"
         elif goal["address"] and _waits(name, found, root):
-            now[name] = then[name] = f"{name}: {goal['address']} as soon as the other end is there\n"
+            now[name] = then[name] = f"{name}: {goal['address']} as soon as the other end is connected\n"
         else:
             held = [address for address in interface["addresses"] if address in goal["known"]]
             now[name] = _line(name, held, interface["mtu"] if goal["mtu"] else None)
@@ -684,7 +682,7 @@ def _configure(links: list[dict], found: dict, root: Path, runner: Run) -> None:
         now, then = _live(goals, facts(root, runner), root)
         wrong = [f"{now[name].strip()} (wanted: {then[name].strip()})" for name in then if now.get(name) != then[name]]
         raise LinkError(
-            f"llama_links: after {SETTLE_SECONDS} seconds {'; '.join(wrong)}. Look at `{_look(kind)}`, and whether the interface "
+            f"llama_links: after {SETTLE_SECONDS} seconds {'; '.join(wrong)}. Check `{_look(kind)}`, and whether the interface "
             "supports that MTU."
         )
 
@@ -749,9 +747,9 @@ def measure(address: str, port: int | None, seconds: int, lacking: list[str], ru
     """
     ipaddress.IPv4Address(address)
     if port is not None and port not in range(1, 65536):
-        raise LinkError(f"{port} is no TCP port: give one from 1 to 65535.")
+        raise LinkError(f"{port} is not a TCP port: give one from 1 to 65535.")
     if seconds not in range(1, 21):
-        raise LinkError(f"{seconds} seconds is no time to measure: give 1 to 20.")
+        raise LinkError(f"{seconds} seconds is not a valid duration: give 1 to 20.")
     sent = pinged = ""
     missing = [program for program in ("iperf3", "ping") if not installed(program) and (port or program == "ping")]
     details = [f"{program} is not installed on {os.uname().nodename}" for program in missing]
@@ -764,7 +762,7 @@ def measure(address: str, port: int | None, seconds: int, lacking: list[str], ru
         try:
             pinged = runner(["ping", "-n", "-c", "10", "-i", "0.2", "-W", "1", address])
         except LinkError:
-            details.append(f"{address} does not answer to ping")
+            details.append(f"{address} does not answer ping")
     detail = f"iperf3 is not installed on {' and '.join(lacking)}" if lacking else ""
     if details:
         detail = "not measured: " + ", ".join(details)

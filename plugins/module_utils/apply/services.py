@@ -354,7 +354,7 @@ def manager_of(host: Mapping[str, Any]) -> Manager:
     """
     name = host["service_manager"]
     if name not in CLASSES:
-        raise ServiceError(f"service_manager is {name}: it is one of {', '.join(CLASSES)}.")
+        raise ServiceError(f"service_manager is {name}: use one of {', '.join(CLASSES)}.")
     return CLASSES[name](service_managers.MANAGERS[name], Host(host["scope"], host["prefix"], host["units"]))
 
 
@@ -455,8 +455,8 @@ def _carry_out(manager: Manager, wanted: Wanted, steps: Steps) -> None:
 def _explained(manager: Manager, error: Exception, services: Iterable[str]) -> str:
     """An error with the last lines of each service that does not run."""
     logs = {name: _last_lines(manager.log(name)) for name in services}
-    said = "".join(f"\n{name} wrote last:\n{text}" for name, text in logs.items() if text)
-    return f"{error}. Fix what it names on the host, and run it again.{said}"
+    said = "".join(f"\nThe log of {name} ends in:\n{text}" for name, text in logs.items() if text)
+    return f"{error}. Fix what it names on the host, and run the playbook again.{said}"
 
 
 def apply(manager: Manager, wanted: Wanted, check: bool) -> list[Change]:

@@ -160,10 +160,10 @@ def service_state(service: dict, running: dict[int, list[str]]) -> dict:
 
 
 PORTS = {
-    ("worker", False): "as port in llama_worker_endpoints",
-    ("worker", True): "as staging_port in llama_worker_endpoints",
-    ("head", False): "in llama_server_port",
-    ("head", True): "in llama_server_staging_port",
+    ("worker", False): "port in llama_worker_endpoints",
+    ("worker", True): "staging_port in llama_worker_endpoints",
+    ("head", False): "llama_server_port",
+    ("head", True): "llama_server_staging_port",
 }
 """Kind of a service, and whether it is temporary → where its port is given."""
 
@@ -178,7 +178,7 @@ def taken_ports(planned: dict, services: dict) -> str | None:
         return None
     where = dict.fromkeys(PORTS[service["kind"], service["temporary"]] for service in lacking)
     taken = " and ".join(f"{service['listens']}, on which {service['name']} is to listen" for service in lacking)
-    return f"Something else already uses {taken}: stop it, or give another one {' and '.join(where)}."
+    return f"Something else already uses {taken}: stop it, or change {' and '.join(where)}."
 
 
 def _accounts(planned: list[dict]) -> Iterator[Difference]:
@@ -296,7 +296,7 @@ def _system(planned: dict) -> Iterator[Difference]:
             yield Difference("link", "links", "links are not as planned")
     tuned = tuning.apply(planned["tuning"]["parameters"], planned["tuning"]["profile"], check=True)
     if tuned["before"] != tuned["after"]:
-        yield Difference("tuning", "tuning", "kernel parameters or the profile of tuned are not as planned")
+        yield Difference("tuning", "tuning", "kernel parameters or the tuned profile are not as planned")
 
 
 def _named_releases(planned: dict, identities: set[str], applied: bool) -> set[str]:
@@ -413,7 +413,7 @@ def drift(planned: dict) -> dict:
                 *_accounts(planned["accounts"]),
                 *_folders(planned["folders"]),
                 *_all("release", missing, "release {} is not installed"),
-                *_all("file", changed_files, "{} is missing or has other content"),
+                *_all("file", changed_files, "{} is missing or has different content"),
                 *_all("definition", redefined, "{} is not defined as planned"),
                 *_all("boot", sorted(manager.not_at_boot(services)), "{} is not started at boot"),
                 *(Difference("manager", planned["service_manager"], text) for text in manager.lacking()),

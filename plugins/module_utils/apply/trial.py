@@ -41,11 +41,11 @@ HIDDEN = {
 }
 """Has programs see no accelerator."""
 ILLEGAL = (
-    "It has an instruction that this host's processor, or the hypervisor below it, does not let programs use. Set GGML_NATIVE: 'OFF' in "
+    "It contains an instruction that this host's processor, or the hypervisor below it, does not let programs use. Set GGML_NATIVE: 'OFF' in "
     "llama_build_cmake_options of this host; where the programs were compiled elsewhere (source: binary or package), have them compiled here with "
     "source: git"
 )
-OTHERWISE = "Set llama_release to another build, or correct what it names"
+OTHERWISE = "Set llama_release to another build, or fix what the program reports"
 
 
 class TrialError(Exception):
@@ -83,8 +83,8 @@ class _Running(NamedTuple):
         begin = max(os.fstat(descriptor).st_size - BYTES_SHOWN, 0)
         said = os.pread(descriptor, BYTES_SHOWN, begin).decode("utf-8", "replace").splitlines()[-LINES_SHOWN:]
         return TrialError(
-            f"{self.name} was tried on this host's processor and {how}. {remedy}. The release was not installed, and nothing that serves was "
-            "touched. It said last:\n" + "\n".join(said)
+            f"{self.name} was tried on this host's processor and {how}. {remedy}. The release was not installed, and no running service was "
+            "touched. Its last output:\n" + "\n".join(said)
         )
 
 
@@ -121,7 +121,7 @@ def _check_server(program: Path, place: Place) -> None:
         got = str(reply.get("content", "")).strip()
         if got != small_model.answer():
             raise server.failure(
-                f"computed wrong: it answered {got[:100]!r}, right is {small_model.answer()!r}", OTHERWISE
+                f"computed a wrong answer: {got[:100]!r}, expected {small_model.answer()!r}", OTHERWISE
             )
 
 

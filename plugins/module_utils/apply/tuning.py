@@ -69,7 +69,7 @@ class System:
         try:
             return commands.run(argv, COMMAND_SECONDS)
         except commands.CommandError as error:
-            advice = "Run it on the host as root" if error.status is None else "Mend that on the host"
+            advice = "Run it on the host as root" if error.status is None else "Fix that on the host"
             raise TuningError(f"{error}. {advice}.") from error
 
 
@@ -118,7 +118,7 @@ class Grubby(Mechanism):
         text = self.system.run(["grubby", "--info=ALL"])
         entries = re.findall(r'^index=(\d+)\nkernel="?([^"\n]*)"?\nargs="(.*)"$', text, re.MULTILINE)
         if not entries:
-            raise TuningError("«grubby --info=ALL» names no kernel: look at the entries of the boot loader.")
+            raise TuningError("«grubby --info=ALL» reports no kernel: check the entries of the boot loader.")
         return {f"{kernel} (entry {index})": line for index, kernel, line in entries}
 
     def apply(self, lines: dict[str, str], gone: list[str], new: list[str]) -> None:
@@ -191,7 +191,7 @@ class Grub(Mechanism):
         made = re.findall(r"^\s*linux\s.*$", self.system.read("boot/grub/grub.cfg"), re.MULTILINE)
         if made and not any(set(new) <= set(line.split()) for line in made):
             raise TuningError(
-                "A later file in /etc/default/grub.d sets GRUB_CMDLINE_LINUX anew: let it append instead."
+                "A later file in /etc/default/grub.d overwrites GRUB_CMDLINE_LINUX: make it append instead."
             )
 
 
@@ -261,7 +261,7 @@ def apply(wanted: dict[str, str], profile: str, check: bool, system: System | No
     """
     system = system or System()
     if profile and not re.fullmatch(r"\w[\w.-]*", profile, re.ASCII):
-        raise TuningError(f"«{profile}» is no name of a profile of tuned: see «tuned-adm list».")
+        raise TuningError(f"«{profile}» is not the name of a tuned profile: see «tuned-adm list».")
     done = _set(wanted, check, system)
     active = active_profile(system) if profile else None
     if active is not None and active != profile:
@@ -275,7 +275,7 @@ def apply(wanted: dict[str, str], profile: str, check: bool, system: System | No
 def _set(wanted: dict[str, str], check: bool, system: System) -> dict:
     for name, value in wanted.items():
         if not re.fullmatch(r"\w+(\.\w+)?", name, re.ASCII) or not re.fullmatch(r"[\w.:,/-]+", value, re.ASCII):
-            raise TuningError(f"«{name}={value}» is no parameter that can be set: use letters, digits and _ . : , / -")
+            raise TuningError(f"«{name}={value}» is not a valid kernel parameter: use letters, digits and _ . : , / -")
     pairs = [f"{name}={value}" for name, value in wanted.items()]
     running = set(system.read("proc/cmdline").split())
     taken_back = system.read(TAKEN_BACK).split()
@@ -283,9 +283,11 @@ def _set(wanted: dict[str, str], check: bool, system: System) -> dict:
     way = mechanism(system) if wanted or left else None
     if way is None:
         if left or not running.issuperset(pairs):
-            told = f"set «{' '.join(pairs)}»" if wanted else f"take back what /{left[0]} names, and the file,"
+            told = (
+                f"set «{' '.join(pairs)}»" if wanted else f"remove the parameters that /{left[0]} names, and the file,"
+            )
             raise TuningError(
-                f"The kernel command line of this host is made in a way not known here: {told} by hand, then restart it."
+                f"How this host makes its kernel command line is not known: {told} by hand, then reboot it."
             )
         return _told("", "", None, [pair for pair in taken_back if pair in running])
     record, lines = system.read(way.record), way.lines()

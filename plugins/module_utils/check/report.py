@@ -182,10 +182,11 @@ def _ports(plan: dict) -> list[str]:
         for rule in host["firewall"]:
             ports.setdefault((rule["address"], tuple(rule["sources"])), []).append(str(rule["port"]))
         unit = service_managers.MANAGERS[host["service_manager"]].closes_ports_by
-        closed_by = host["firewall_manager"] or unit or "nothing of ours"
+        closed_by = host["firewall_manager"] or unit
+        closed = f"closed to others by {closed_by}" if closed_by else "not closed to others by this collection"
         for (address, sources), numbers in ports.items():
-            told = f"{name}  {address}: {', '.join(numbers)} for {', '.join(sources)}; closed to others by {closed_by}"
-            lines += _wrapped("  ", told)
+            text = f"{name}  {address}: {', '.join(numbers)} for {', '.join(sources)}; {closed}"
+            lines += _wrapped("  ", text)
     return lines or ["  none: the workers listen on loopback only"]
 
 
@@ -213,7 +214,7 @@ def _network(plan: dict) -> list[str]:
     return _wrapped(
         "  ",
         f"{told['bound']} {told['network_ms_per_token']:g} ms for each token: it crosses the network {told['crossings']} times, one way "
-        f"{ways}. What drivers and devices take themselves is not in it.",
+        f"{ways}. The time that drivers and devices need is not included.",
     )
 
 
@@ -274,7 +275,7 @@ def plan_title(plan: dict) -> list[str]:
     release = plan["release"]
     return [
         *_wrapped("  ", f"{plan['cluster']} {'would serve' if plan['refused'] else 'serves'} {plan['model']['name']}"),
-        f"  with {release['ref']}, RPC protocol {release['protocol'] or 'of a version that is not known here'}",
+        f"  with {release['ref']}, RPC protocol {release['protocol'] or 'of an unknown version'}",
     ]
 
 

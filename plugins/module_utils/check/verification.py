@@ -55,12 +55,12 @@ def _request(url: str, path: str, key: str | None, body: dict | None = None, sec
 def read_untrusted(path: Path) -> str:
     """The beginning of a file in a folder of the services' account, which may have been replaced by whoever took that account over.
 
-    :raises OSError: it is not there, or is no regular file.
+    :raises OSError: it does not exist, or is not a regular file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as stream:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(f"{path} is no regular file")
+            raise OSError(f"{path} is not a regular file")
         return stream.read(runtime.START_LOG_BYTES).decode("utf-8", "replace")
 
 
@@ -104,7 +104,7 @@ def ends_at_each_start(evidence: dict, before: int) -> bool:
     told = evidence["ends"]
     if told["number"] - before < ENDS_BEFORE_GIVING_UP:
         return False
-    said = f"llama-server ended {told['number'] - before} times while it was waited for, the last time {told['how']}"
+    said = f"llama-server ended {told['number'] - before} times while verify waited for it, the last time {told['how']}"
     evidence.update(health={"healthy": False, "said": said}, waits_for=[], log=told["log"])
     return True
 
@@ -237,7 +237,7 @@ def _releases(plan: dict, drifts: dict) -> list[dict]:
         drift = drifts.get(name)
         if drift is None:
             checks.append(
-                _check("release", name, False, "it could not be reached: nothing was changed or looked at there")
+                _check("release", name, False, "the host does not answer: nothing was changed or compared there")
             )
             continue
         wrong = [
@@ -265,7 +265,10 @@ def _held_by_others(planned: dict, drift: dict) -> list[str]:
     for service in planned["services"]:
         if service["kind"] == "worker":
             strangers = set(drift["services"][service["name"]]["clients"]) - set(_heads_addresses(planned, service))
-            found += [f"{service['name']} is held by {address}, which is not the head" for address in sorted(strangers)]
+            found += [
+                f"{service['name']} has a connection from {address}, which is not the head"
+                for address in sorted(strangers)
+            ]
     return found
 
 
@@ -319,8 +322,8 @@ def _judged_knock(
     if source in {source for rule in planned["firewall"] for source in rule["sources"]}:
         return None, "the controller is the head, and no other host has tried to connect"
     if accepted:
-        return None, "it is open, which unprotected-worker in llama_accept_advisories accepts"
-    return False, f"the controller could connect from {source}"
+        return None, "the port is open: llama_accept_advisories accepts that (unprotected-worker)"
+    return False, f"the controller can connect from {source}: close the port to all hosts but the head"
 
 
 def _links(evidence: dict) -> list[dict]:
@@ -335,7 +338,9 @@ def _links(evidence: dict) -> list[dict]:
         if measured and measured["detail"]:
             told.append(measured["detail"])
         passed = None if not measured else measured["round_trip_ms"] is not None
-        checks.append(_check("link", name, passed, ", ".join(told) or "not measured yet: set llama_link_measure"))
+        checks.append(
+            _check("link", name, passed, ", ".join(told) or "not measured yet: set llama_link_measure to true")
+        )
     return checks
 
 
@@ -348,7 +353,14 @@ def _handshakes(plan: dict, evidence: dict) -> list[dict]:
             endpoint = worker["endpoint"]
             answer = answers.get(endpoint)
             if not answer:
-                checks.append(_check("handshake", endpoint, False, "the head did not record one before it started"))
+                checks.append(
+                    _check(
+                        "handshake",
+                        endpoint,
+                        False,
+                        "the launcher on the head recorded no handshake before llama-server started",
+                    )
+                )
             elif answer["state"] != "ok":
                 checks.append(_check("handshake", endpoint, False, f"{answer['state']}: {answer['detail']}"))
             else:
@@ -361,7 +373,7 @@ def _handshakes(plan: dict, evidence: dict) -> list[dict]:
                         "handshake",
                         endpoint,
                         right,
-                        told if right else f"{told}, planned were 1 device and {needed} MiB",
+                        told if right else f"{told}, planned: 1 device with {needed} MiB or more",
                     )
                 )
     return checks
@@ -376,7 +388,7 @@ def _buffers(plan: dict, evidence: dict) -> list[dict]:
             told = logged.get(kind, Logged())
             size, rounding = told.mib, told.rounding + LOGGED_ROUNDING_MIB
             if key not in entry["exact"]:
-                bounds += f", {kind} was planned as up to {entry[key]} MiB"
+                bounds += f", {kind} planned up to {entry[key]} MiB"
                 if kind == "model" and entry[key] and not size:
                     wrong.append(f"{kind} {size} MiB, planned up to {entry[key]}")
             elif abs(size - entry[key]) > rounding + entry[key] / 1000:
@@ -404,8 +416,8 @@ def _known_answer(plan: dict, evidence: dict) -> dict:
     wrong = next((index for index, pair in enumerate(pairs) if pair[0] != pair[1]), min(len(expected), len(got)))
     evidence_text = (
         f"word {wrong + 1} is {' '.join(got[wrong : wrong + 1]) or 'missing'!r}, "
-        f"expected {' '.join(expected[wrong : wrong + 1]) or 'the end'!r}: some layer was computed wrong. "
-        f"It answered: {evidence['completion']['text'][:300]!r}"
+        f"expected {' '.join(expected[wrong : wrong + 1]) or 'the end'!r}: at least one layer computes wrong. "
+        f"The answer is {evidence['completion']['text'][:300]!r}"
     )
     return _check("known answer", subject, False, evidence_text)
 
@@ -445,7 +457,7 @@ def _staging(plan: dict, staged: dict) -> dict:
     if staged["reasons"]:
         return _check("staging", subject, None, "; ".join(staged["reasons"]))
     if "checks" not in staged:
-        return _check("staging", subject, False, "its instances could not be started, see above")
+        return _check("staging", subject, False, "its instances did not start: see the errors above")
     checks = staged["checks"]
     failed = [check for check in checks if check["status"] == "failed"]
     if failed:
