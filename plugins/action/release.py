@@ -59,7 +59,7 @@ class ActionModule(ActionBase):
         return found
 
     def _bring(self, release: dict, cache: str, task_vars: dict) -> dict:
-        """Copies source and patches to the host; returns where they are there and what they must be."""
+        """Copies source and patches to the host; returns their paths there and their checksums."""
         fetched = sources.fetch(release)
         return {
             "archive": self._copy(fetched.path, f"{cache}/sources/{fetched.path.name}", task_vars),

@@ -88,6 +88,6 @@ class ActionModule(ActionBase):
             limit = min(patience, SECONDS_FOR_WORKERS) if waits_for else patience
             if verification.ends_at_each_start(found["evidence"], before) or elapsed >= limit:
                 return found
-            told = "; ".join(waits_for or [found["evidence"]["health"]["said"]])
-            display.display(f"  [{plan['head']['host']}] llama-server: {told}, {elapsed:.0f} s")
+            state = "; ".join(waits_for or [found["evidence"]["health"]["said"]])
+            display.display(f"  [{plan['head']['host']}] llama-server: {state}, {elapsed:.0f} s")
             wait = WAIT

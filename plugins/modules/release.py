@@ -167,18 +167,18 @@ def report(module, manifest, **result):
 
 
 def prune(module):
-    """The time of a release's folder is when it was last put to use: what served until now is kept before what was built later."""
+    """Removes what is not needed any more. The time of a release's folder is set to now, so that what served until now is kept before what was built later."""
     host = module.params["host"]
     unneeded = state.unneeded_releases(host, applied=module.check_mode)
     installed = {path.name for path in Path(host["prefix"], "releases").glob("*")}
-    abandoned = building.abandoned(host["cache"], installed | {build["id"] for build in host["builds"]})
+    abandoned = building.unfinished_builds(host["cache"], installed | {build["id"] for build in host["builds"]})
     try:
         if not module.check_mode:
             for build in host["builds"]:
                 os.utime(Path(host["prefix"]) / "releases" / build["id"])
             for identity in unneeded:
-                building.removed(host["prefix"], host["cache"], identity)
-            abandoned = [identity for identity in abandoned if building.cleared(host["cache"], identity)]
+                building.remove_release(host["prefix"], host["cache"], identity)
+            abandoned = [identity for identity in abandoned if building.clear_build(host["cache"], identity)]
     except OSError as error:
         module.fail_json(
             msg=f"{', '.join(unneeded) or 'Old releases'} could not be removed: {error}. Fix that on the host and run the playbook again."

@@ -101,10 +101,10 @@ def main():
         module.fail_json(
             msg=f"{params['address']}:{params['port']} is not the endpoint of a worker: {error}. Give a numeric IPv4 address and a port."
         )
-    told = f"The worker at {params['address']}:{params['port']} is {found['state']}"
+    text = f"The worker at {params['address']}:{params['port']} is {found['state']}"
     if found["detail"]:
-        told += f": {found['detail']}. Check its service and its log"
-    module.exit_json(changed=False, msg=told + ".", **found)
+        text += f": {found['detail']}. Check its service and its log"
+    module.exit_json(changed=False, msg=text + ".", **found)
 
 
 if __name__ == "__main__":

@@ -88,13 +88,13 @@ def main():
     waiting = done["waiting"]
     new = [pair for pair in waiting if wanted.get(pair.split("=")[0]) == pair.split("=", 1)[1]]
     gone = [pair for pair in waiting if pair not in new]
-    told = [f"for {' '.join(new)}"] * bool(new) + [f"to remove {' '.join(gone)}"] * bool(gone)
+    texts = [f"for {' '.join(new)}"] * bool(new) + [f"to remove {' '.join(gone)}"] * bool(gone)
     module.exit_json(
         changed=done["before"] != done["after"],
         diff={"before": done["before"], "after": done["after"]},
         mechanism=done["mechanism"],
         reboot_needed=bool(waiting),
-        msg=f"reboot needed {' and '.join(told)}" if told else "The kernel runs with what is set.",
+        msg=f"reboot needed {' and '.join(texts)}" if texts else "The kernel runs with what is set.",
     )
 
 

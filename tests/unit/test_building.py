@@ -228,12 +228,12 @@ def test_a_builder_whose_lock_was_removed_while_it_waited_takes_the_new_one(tmp_
     got = []
     with path.open("w") as first:
         fcntl.flock(first, fcntl.LOCK_EX)
-        thread = threading.Thread(target=lambda: got.append(building._locked(path, wait=True)))
+        thread = threading.Thread(target=lambda: got.append(building._lock(path, wait=True)))
         thread.start()
         path.unlink()
     thread.join()
     assert os.path.samestat(os.fstat(got[0].fileno()), path.stat())
-    assert building._locked(path, wait=False) is None
+    assert building._lock(path, wait=False) is None
     got[0].close()
 
 
@@ -673,10 +673,10 @@ def test_a_release_goes_with_what_its_build_left(tmp_path, tree):
     one.install()
     building.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), one.build)
     (tmp_path / "cache" / "builds" / "other.log").write_text("")
-    building.removed(str(tmp_path / "prefix"), str(tmp_path / "cache"), "tiny")
+    building.remove_release(str(tmp_path / "prefix"), str(tmp_path / "cache"), "tiny")
     assert list(one.release.parent.iterdir()) == []
     assert [path.name for path in one.log.parent.iterdir()] == ["other.log"]
-    building.removed(str(tmp_path / "prefix"), str(tmp_path / "cache"), "tiny")
+    building.remove_release(str(tmp_path / "prefix"), str(tmp_path / "cache"), "tiny")
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_a_host_without_systemd_has_no_manager(tmp_path):
 
 
 def test_rules_are_merged_and_in_order():
-    assert firewall.checked([rule(50152), rule(50060, "10.1.0.14"), rule(50060, "10.1.0.13", "10.1.0.14")]) == [
+    assert firewall.merge_rules([rule(50152), rule(50060, "10.1.0.14"), rule(50060, "10.1.0.13", "10.1.0.14")]) == [
         rule(50060, "10.1.0.13", "10.1.0.14"),
         rule(50152),
     ]

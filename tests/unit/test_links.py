@@ -748,13 +748,13 @@ def test_commands_that_are_not_there_or_fail():
 
 def test_what_was_recorded_of_a_measurement():
     sent, pinged = (DATA / "iperf3.json").read_text(), (DATA / "ping.txt").read_text()
-    assert links.measured(sent, pinged) == {"mbit_per_second": 14390, "round_trip_ms": 0.066}
-    assert links.measured((DATA / "iperf3_refused.json").read_text(), "") == {
+    assert links.parse_measurement(sent, pinged) == {"mbit_per_second": 14390, "round_trip_ms": 0.066}
+    assert links.parse_measurement((DATA / "iperf3_refused.json").read_text(), "") == {
         "mbit_per_second": None,
         "round_trip_ms": None,
     }
     for nonsense in ("", "[]", "null", "{", '{"end": {}}'):
-        assert links.measured(nonsense, "round-trip min/avg/max = 0.1/0.2/0.3 ms\n") == {
+        assert links.parse_measurement(nonsense, "round-trip min/avg/max = 0.1/0.2/0.3 ms\n") == {
             "mbit_per_second": None,
             "round_trip_ms": 0.2,
         }

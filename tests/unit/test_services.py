@@ -263,9 +263,9 @@ def test_systemd_of_a_user_is_called_as_such(tmp_path, monkeypatch):
     machine.apply(WORKER)
     assert all(line.startswith("systemctl --user ") for line in machine.lines("calls"))
     monkeypatch.setattr(services.host_facts, "lingers", lambda user: False)
-    assert [line.split(" of ")[0] for line in machine.manager.lacking()] == ["services"]
+    assert [line.split(" of ")[0] for line in machine.manager.problems()] == ["services"]
     monkeypatch.setattr(services.host_facts, "lingers", lambda user: True)
-    assert machine.manager.lacking() == []
+    assert machine.manager.problems() == []
 
 
 def test_the_bus_of_a_user_is_found_after_a_login_without_one(monkeypatch):
@@ -309,7 +309,7 @@ def test_supervisor_that_does_not_run(tmp_path, monkeypatch):
     machine = machine_with("supervisor", tmp_path, monkeypatch)
     machine.apply(WORKER)
     monkeypatch.setattr(services.host_facts, "supervisor_runs", lambda prefix: False)
-    assert machine.manager.lacking() == ["supervisor does not run"]
+    assert machine.manager.problems() == ["supervisor does not run"]
     assert machine.apply(WORKER, check=True) == {WORKER: (STOPPED, RUNNING)}
     with pytest.raises(services.ServiceError, match=r"supervisor.* does not run: run site.yml"):
         machine.apply(start=[WORKER])

@@ -459,7 +459,7 @@ def test_without_tuned_or_a_name_the_profile_stays(tmp_path):
     ],
 )
 def test_only_whole_pairs_are_edited(text, gone, new, result):
-    assert tuning.edited(text, gone, new) == result
+    assert tuning.edit(text, gone, new) == result
 
 
 def test_files_are_replaced_in_one_step_and_keep_mode_and_link(tmp_path):

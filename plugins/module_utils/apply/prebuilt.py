@@ -70,10 +70,10 @@ def _wanted(packed: tarfile.TarFile, programs: list[str]) -> dict[str, tarfile.T
             f"the archive of llama_release has no RPC worker: neither {' nor '.join(WORKERS)} is beside its {SERVER}. Give one that was "
             "built with RPC (upstream's for Ubuntu and macOS are), or compile it with source: git"
         )
-    lacking = [name for name in programs if name not in found]
-    if lacking:
+    missing = [name for name in programs if name not in found]
+    if missing:
         raise ArchiveError(
-            f"the archive of llama_release has {', '.join(workers)} and not {', '.join(lacking)}, the name in llama.cpp's build of that number: correct build"
+            f"the archive of llama_release has {', '.join(workers)} and not {', '.join(missing)}, the name in llama.cpp's build of that number: correct build"
         )
     for name, member in found.items():
         if member.islnk() and (name in programs or re.fullmatch(LIBRARY, name)):

@@ -197,23 +197,23 @@ def _advisories(plan: dict) -> list[str]:
             tuple(advisory[key] for key in ("severity", "accepted", "id", "remedy", "reference")), []
         ).append(advisory)
     lines = []
-    for (severity, accepted, identifier, remedy, reference), found in alike.items():
-        hosts = ", ".join(dict.fromkeys(advisory["host"] for advisory in found if advisory["host"]))
+    for (severity, accepted, identifier, remedy, reference), entries in alike.items():
+        hosts = ", ".join(dict.fromkeys(advisory["host"] for advisory in entries if advisory["host"]))
         lines.append(f"  {severity}{', accepted' if accepted else ''}: {identifier}{' on ' if hosts else ''}{hosts}")
-        for text in (*(advisory["message"] for advisory in found), f"Remedy: {remedy}", f"See {reference}"):
+        for text in (*(advisory["message"] for advisory in entries), f"Remedy: {remedy}", f"See {reference}"):
             lines += _wrapped("      ", text)
     return lines or ["  none"]
 
 
 def _network(plan: dict) -> list[str]:
-    told = plan["estimate"]
-    if not told["links"]:
+    estimate = plan["estimate"]
+    if not estimate["links"]:
         return ["  nothing: no worker is used"]
-    kinds = dict.fromkeys((link["kind"], link["one_way_ms"], link["measured"]) for link in told["links"])
+    kinds = dict.fromkeys((link["kind"], link["one_way_ms"], link["measured"]) for link in estimate["links"])
     ways = ", ".join(f"{time:g} ms by {kind} ({'measured' if known else 'assumed'})" for kind, time, known in kinds)
     return _wrapped(
         "  ",
-        f"{told['bound']} {told['network_ms_per_token']:g} ms for each token: it crosses the network {told['crossings']} times, one way "
+        f"{estimate['bound']} {estimate['network_ms_per_token']:g} ms for each token: it crosses the network {estimate['crossings']} times, one way "
         f"{ways}. The time that drivers and devices need is not included.",
     )
 
@@ -249,7 +249,7 @@ def changes_of(plan: dict, changes: dict, drifts: dict[str, dict], unasked: dict
 
 
 def plan_parts(plan: dict, changed: list[str] | None = None) -> dict[str, list[str]]:
-    """Title → lines of each part of the page that has something to tell.
+    """Title → lines of each part of the page that is not empty.
 
     :param changed: of changes_of; None leaves that part out.
     """
