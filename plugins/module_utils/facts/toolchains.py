@@ -28,9 +28,6 @@ COMPILERS = (
 )
 """Where compilers are installed beside the distribution's default."""
 
-HEADERS = {library.name: library.header for library in backends.LIBRARIES.values() if library.header}
-"""Library → one of its headers, below a folder for headers: the system's or a toolkit's."""
-OTHER_LIBRARIES = {library.name: library.files for library in backends.LIBRARIES.values() if library.files}
 PRESENT = "present"
 """Stands for the version of a library that was found."""
 
