@@ -49,7 +49,7 @@ class ActionModule(ActionBase):
                 found = self._execute_module(module_args=arguments, task_vars=task_vars)
             elif arguments.get("built_by"):
                 raise AnsibleActionFail(
-                    f"{arguments['built_by']} was to build {identity} for this host too, and has not: see what is said of it"
+                    f"{arguments['built_by']} should build {identity} for this host too, and did not: see the error of that host"
                 )
             else:
                 arguments["brought"] = self._bring(release, cache, task_vars)
@@ -59,7 +59,7 @@ class ActionModule(ActionBase):
         return found
 
     def _bring(self, release: dict, cache: str, task_vars: dict) -> dict:
-        """Copies source and patches to the host; returns where they are there and what they must be."""
+        """Copies source and patches to the host; returns their paths there and their checksums."""
         fetched = sources.fetch(release)
         return {
             "archive": self._copy(fetched.path, f"{cache}/sources/{fetched.path.name}", task_vars),
@@ -117,7 +117,8 @@ class ActionModule(ActionBase):
                 break
             if status.get("failed"):
                 raise AnsibleActionFail(
-                    f"The build was lost: {status.get('msg')}. Run it again; it goes on where it was. Log on the host: {log}"
+                    f"The connection to the build was lost: {status.get('msg')}. Run the playbook again; the build continues where it stopped. "
+                    f"Log on the host: {log}"
                 )
             last = self._low_level_execute_command(
                 f"grep -E '{building.STEP_LINES}' {shlex.quote(log)} | tail -n 1 | cut -c 1-60", sudoable=True

@@ -65,11 +65,11 @@ class ActionModule(ActionBase):
         )
         if found["evidence"].get("waits_for"):
             message += (
-                " The worker's process runs, so something between the hosts closes its port, or another head holds it: look at the firewalls"
+                " The worker's process runs, so something between the hosts closes its port, or another head uses it: check the firewalls"
                 " and the routes between head and worker."
             )
         elif not found["evidence"]["health"]["healthy"]:
-            message += " The server's log ends in:\n" + "\n".join(found["evidence"]["log"])
+            message += " The log of the server ends in:\n" + "\n".join(found["evidence"]["log"])
         return {"failed": True, "msg": message}
 
     def _collect(self, arguments: dict, plan: dict, patience: float, task_vars: dict) -> dict:
@@ -88,6 +88,6 @@ class ActionModule(ActionBase):
             limit = min(patience, SECONDS_FOR_WORKERS) if waits_for else patience
             if verification.ends_at_each_start(found["evidence"], before) or elapsed >= limit:
                 return found
-            told = "; ".join(waits_for or [found["evidence"]["health"]["said"]])
-            display.display(f"  [{plan['head']['host']}] llama-server: {told}, {elapsed:.0f} s")
+            state = "; ".join(waits_for or [found["evidence"]["health"]["said"]])
+            display.display(f"  [{plan['head']['host']}] llama-server: {state}, {elapsed:.0f} s")
             wait = WAIT

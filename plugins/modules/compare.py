@@ -12,10 +12,10 @@ version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Takes the plan and what P(llamacpp.cluster.host_info#module) returned on each host for its part of the plan, and changes nothing.
-  - An action plugin carries it out on the controller, once for all hosts. It reads no variables apart from its options.
+  - It runs as an action plugin on the controller, once for all hosts. It reads no variables apart from its options.
   - A service that does not run as planned is restarted. llama-server does not reconnect, so the head is restarted with any worker that it uses.
-  - Of several hosts of one kind that lack a release, one builds it.
-  - Of a plan for the staging ports it says instead why the instances cannot be started.
+  - Where several hosts of one kind lack a release, one of them builds it.
+  - For a plan for the staging ports it reports instead why the instances cannot be started.
 attributes:
   check_mode:
     support: full
@@ -38,11 +38,11 @@ options:
     type: dict
     default: {}
   page:
-    description: Whether a person is shown the plan as a page, with what an apply would change on each host.
+    description: Whether to show the plan as a page, with what an apply would change on each host.
     type: bool
     default: false
   html:
-    description: File on the controller for the page as HTML. It needs nothing else to be read.
+    description: File on the controller for the page as HTML. It needs no other file.
     type: path
 """
 
@@ -74,7 +74,7 @@ restarts:
   type: dict
   sample: {"localhost": ["llamacpp-worker-two", "llamacpp-server"]}
 behind:
-  description: Hosts on which an apply has anything to do.
+  description: Hosts on which an apply has something to do.
   returned: when O(plan) is not for the staging ports
   type: list
   elements: str
@@ -99,7 +99,7 @@ sources:
   type: list
   elements: str
 lacking:
-  description: Host of O(facts) and the tools that it lacks, with their packages. C(required), and C(optional) where it builds.
+  description: Host of O(facts) and the tools that are missing there, with their packages. C(required), and C(optional) where it builds.
   returned: when O(plan) is not for the staging ports
   type: dict
   sample: {"localhost": {"required": {"cmake": "cmake"}, "optional": {}}}

@@ -11,19 +11,19 @@ short_description: Opens the ports of RPC workers to their head only
 version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
-  - Lets the given sources connect to the given ports and nobody else, by means of the firewall manager that is active on the host.
+  - Lets the given sources connect to the given ports and nobody else, with the firewall manager that is active on the host.
   - Rules of others stay as they are, whether they are permanent or belong to the running firewall only.
     A manager that is not active is never enabled or started.
-  - What this module has once made and is not wanted any more is removed, from the active manager and from every other that is installed.
-    Without O(manager) or without O(rules) that is all this module does.
+  - It removes rules that it made before and that are not wanted any more, from the active manager and from every other installed one.
+    Without O(manager) or without O(rules) it does nothing else.
 notes:
-  - With ufw, the rules carry a comment and stand before all others. A rule that is there already, made by somebody else, is left as it is.
-    The port is then not closed to others by this module.
+  - With ufw, the rules carry a comment and stand before all others. A rule that somebody else made before is left as it is.
+    Then this module does not close the port to others.
   - With firewalld, the rules stand in the policy C(llamacpp), which takes effect when firewalld is next reloaded or started.
     Until then rich rules in the running zones do the same, because a reload would drop the run-time rules of others.
     When the rules are removed, the running policy is emptied and has no effect. Its name is listed until the next reload.
   - With nftables, the rules stand in the table C(inet llamacpp). Chains of others that could drop the connection get a rule that accepts it.
-    C(firewall-llamacpp.service) sets all of them anew when C(nftables.service) is started or reloaded.
+    C(firewall-llamacpp.service) restores all of them when C(nftables.service) is started or reloaded.
 attributes:
   check_mode:
     support: full
@@ -33,7 +33,7 @@ attributes:
     description: Shows the rules of this module before and after, one in a line.
 options:
   manager:
-    description: The host's active firewall manager. Without it nothing is opened or closed, and what is there of this module is removed.
+    description: The host's active firewall manager. Without it nothing is opened or closed, and the rules of this module are removed.
     type: str
     choices: [firewalld, ufw, nftables]
   rules:
@@ -78,7 +78,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 rules:
-  description: What is there of this module afterwards, or would be in check mode, as the host's manager names it.
+  description: Rules of this module afterwards, or as they would be in check mode, as the host's manager names them.
   returned: success
   type: list
   elements: str
@@ -115,7 +115,7 @@ def main():
         module.fail_json(msg=str(error))
     except OSError as error:
         module.fail_json(
-            msg=f"The firewall's files cannot be written: {error}. Run as root, on a file system that takes changes."
+            msg=f"The firewall's files cannot be written: {error}. Run as root, on a file system that is writable."
         )
     shown = {side: "".join(f"{line}\n" for line in lines) for side, lines in (("before", before), ("after", after))}
     module.exit_json(changed=before != after, diff=shown, rules=after)

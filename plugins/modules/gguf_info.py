@@ -14,7 +14,7 @@ description:
   - Reads architecture, parameters, layers, heads, quantisation and the size of each layer from a model's header and checks that
     the file is complete.
   - Reads the header alone of a model that is still on a web server, by HTTP range requests. Proxies are those of the environment.
-  - Fails when the file is missing, truncated or no GGUF file.
+  - Fails when the file is missing, truncated or not a GGUF file.
 attributes:
   check_mode:
     support: full
@@ -62,7 +62,7 @@ RETURN = r"""
 summary:
   description:
     - What planning needs of the model. Sizes are in bytes.
-    - C(quantisation) is what the file says of itself, else the type that most of its bytes have. C(parameters) is the number of elements
+    - C(quantisation) is what the file names, else the type of most of its bytes. C(parameters) is the number of elements
       of all tensors. C(files) has C(name) and C(bytes) of each file, C(bytes) is their sum.
   returned: success
   type: dict
@@ -77,7 +77,7 @@ summary:
     files: [{"name": "some-model.gguf", "bytes": 4920734272}]
     bytes: 4920734272
 tensors:
-  description: The tensors, in one row for those that differ in the layer alone. C(bytes) is the size of one of them.
+  description: The tensors, in one row for those that differ only in the layer. C(bytes) is the size of one of them.
   returned: when O(tensors) is true
   type: list
   elements: dict
@@ -133,14 +133,14 @@ def from_url(module):
 
 def from_path(module):
     path = module.params["path"]
-    remedy = "Name a complete GGUF file on the head."
+    remedy = "Give the path of a complete GGUF file on the head."
     try:
         found = result(gguf.read_path(path), module.params["tensors"])
         module.exit_json(changed=False, closed=host.closed_to(module.params["account"], path), **found)
     except gguf.GGUFError as error:
         module.fail_json(msg=f"llama_model_path is {path}, which {error}. {remedy}")
     except FileNotFoundError:
-        module.fail_json(msg=f"llama_model_path is {path}, which is not there. {remedy}")
+        module.fail_json(msg=f"llama_model_path is {path}, which does not exist. {remedy}")
     except OSError as error:
         module.fail_json(msg=f"llama_model_path is {path}, which cannot be read: {error.strerror}. {remedy}")
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: host_info
-short_description: Tells what a host has and how it differs from the plan
+short_description: Reports what a host has and how it differs from the plan
 version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Probes system, processor, memory, accelerators, toolchain and service manager in one call.
-  - Given the host's part of the plan, it also tells how the running services differ from it.
+  - Given the host's part of the plan, it reports how the host differs from it.
 attributes:
   check_mode:
     support: full
@@ -24,14 +24,14 @@ options:
     choices: [auto, system, user]
     default: auto
   packages:
-    description: Distribution family and what its packages of llama.cpp are called, to find out which are there.
+    description: Distribution family and what its packages of llama.cpp are called, to find out which are installed.
     type: dict
     default: {}
   plan:
     description: The host's part of the plan. Then only the difference from it is returned.
     type: dict
   free:
-    description: Whether to tell the memory that is free now, too.
+    description: Whether to report also the memory that is free now.
     type: bool
     default: false
 """

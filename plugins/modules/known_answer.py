@@ -7,19 +7,19 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: known_answer
-short_description: Puts a model on the host whose right answer is known
+short_description: Writes a model whose right answer is known to the host
 version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Writes the known-answer model on the controller and copies it to the host, with its sha256 in a file beside it.
-  - An action plugin carries it out. The controller needs the Python package C(gguf).
+  - It runs as an action plugin. The controller needs the Python package C(gguf).
 attributes:
   check_mode:
     support: full
-    description: Tells whether the file would be written.
+    description: Reports whether the file would be written.
   diff_mode:
     support: full
-    description: Tells which file would be written.
+    description: Reports which file would be written.
 options:
   path:
     description: The model's path on the host.

@@ -12,22 +12,22 @@ version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Configures a static address and the MTU of interfaces that are cabled directly to another host, through whichever of netplan,
-    NetworkManager and systemd-networkd the host runs. The address is there again after a restart of the host.
+    NetworkManager and systemd-networkd the host runs. The interface has the address again after a restart of the host.
   - Such an interface gets no gateway, no name server and no address from others, and nothing at boot waits for it.
-  - What the module has configured before and no link names any more is taken back, so an empty list leaves nothing behind.
-  - Authorises connected Thunderbolt devices where a managed link goes through Thunderbolt. With C(boltctl) that lasts; without it, it lasts
-    until the next restart of the host.
-  - Changes nothing and fails if an interface carries the connection that Ansible uses or the default route, is not there, is configured or used by
-    something else, or if the address lies in the network of another interface.
+  - It removes what it has configured before and no link names any more, so an empty list leaves nothing behind.
+  - Authorises connected Thunderbolt devices where a managed link goes through Thunderbolt. With C(boltctl) that is permanent. Without it, it
+    lasts until the next restart of the host.
+  - Changes nothing and fails if an interface carries the connection that Ansible uses or the default route, is missing, is configured or used by
+    something else, or if the address is in the network of another interface.
 notes:
   - Needs root on the host as soon as a link is to be managed.
-  - On a host with netplan, C(netplan generate) writes the files of all interfaces anew, with the same content. systemd-networkd then goes over
-    those interfaces too, without taking their addresses away.
-  - NetworkManager gives the address as soon as the other end is there. systemd-networkd does not wait for it.
+  - On a host with netplan, C(netplan generate) rewrites the files of all interfaces with the same content. systemd-networkd then reconfigures
+    those interfaces too, without removing their addresses.
+  - NetworkManager gives the address as soon as the other end is connected. systemd-networkd does not wait for it.
 attributes:
   check_mode:
     support: full
-    description: Tells what would be changed.
+    description: Reports what would be changed.
   diff_mode:
     support: full
     description: Shows address and MTU of the interfaces, and the files.
@@ -75,7 +75,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 msg:
-  description: What was done, or why nothing was.
+  description: The address of each configured link.
   returned: always
   type: str
   sample: thunderbolt0 has 10.99.0.12/24.
@@ -108,11 +108,11 @@ def main():
         before, after = links.apply(wanted, module.check_mode)
     except (links.LinkError, OSError) as error:
         module.fail_json(msg=str(error))
-    told = [f"{link['interface']} has {link['address']}." for link in links.managed(wanted)]
+    texts = [f"{link['interface']} has {link['address']}." for link in links.managed(wanted)]
     module.exit_json(
         changed=before != after,
         diff={"before": before, "after": after},
-        msg=" ".join(told) or "No link is to be configured.",
+        msg=" ".join(texts) or "There is no link to configure.",
     )
 
 

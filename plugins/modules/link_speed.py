@@ -13,7 +13,7 @@ author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Sends for a few seconds to an C(iperf3) server on the other host and pings it. The tasks C(measure) of the role P(llamacpp.cluster.llama_link#role)
     start that server.
-  - A link that cannot be measured does not make the module fail. RV(detail) says why.
+  - The module does not fail where a link cannot be measured. RV(detail) says why.
 attributes:
   check_mode:
     support: full

@@ -12,9 +12,9 @@ version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - From the inventory, the hosts' facts and the model's summary it computes builds, workers, placement and command lines, and changes nothing.
-  - An action plugin carries it out on the controller. It takes the cluster and the variables of its hosts from the inventory, by
+  - It runs as an action plugin on the controller. It takes the cluster and the variables of its hosts from the inventory, by
     C(llama_cluster_group).
-  - It fails when the plan is refused. The plan is written in either case.
+  - It fails when the plan is refused. It writes the plan in either case.
 attributes:
   check_mode:
     support: full
@@ -23,7 +23,7 @@ options:
   facts:
     description:
       - Host, and what P(llamacpp.cluster.host_info#module) returned there.
-      - Of a host that is not in it, the facts that the last run left on the head are used, beside what C(llama_hardware) declares.
+      - For a host that is not in it, it uses the facts that the last run left on the head, beside what C(llama_hardware) declares.
     type: dict
     default: {}
   model:
@@ -40,12 +40,12 @@ options:
     default: false
   page:
     description:
-      - Whether a person is shown the whole plan as a page in place of a table with the memory of each device.
-      - A plan that is not refused is left to P(llamacpp.cluster.compare#module), when the hosts have been compared with it.
+      - Whether to show the whole plan as a page in place of a table with the memory of each device.
+      - P(llamacpp.cluster.compare#module) shows a plan that is not refused, after the comparison of the hosts with it.
     type: bool
     default: false
   html:
-    description: File on the controller for the page as HTML. It needs nothing else to be read.
+    description: File on the controller for the page as HTML. It needs no other file.
     type: path
 """
 

@@ -13,15 +13,15 @@ author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Fetches the source to the controller, checks it, and on the host unpacks, configures, compiles and installs it.
   - What one host has built is packed, kept on the controller, and installed on the other hosts of its kind.
-  - Of a distribution's package that is installed already, only links and the manifest are made. Programs that were compiled elsewhere
+  - For a distribution's package that is installed already, it makes only links and the manifest. Programs that were compiled elsewhere
     are unpacked with their libraries.
-  - Before a release is installed, its programs are tried on the host's processor. Nothing that serves is touched where one does not work.
+  - Before a release is installed, its programs are tried on the host's processor. Where one does not work, no running service is touched.
   - An installed release whose files are intact is left alone.
   - An action plugin of the same name shows the progress of a build every few seconds.
 attributes:
   check_mode:
     support: full
-    description: Tells whether the release would be built, and which ones would be removed once the planned services run.
+    description: Reports whether the release would be built, and which ones would be removed once the planned services run.
   diff_mode:
     support: full
     description: Shows the release that would be added, or those that would be removed.
@@ -52,7 +52,7 @@ options:
     description: This host's part of the plan. Needed for O(state=pruned).
     type: dict
   brought:
-    description: What the action plugin has fetched and copied to the host, C(archive), its C(sha256), C(commit) and C(patches).
+    description: What the action plugin has fetched and copied to the host. That is C(archive), its C(sha256), C(commit) and C(patches).
     type: dict
   received:
     description: A release on the host that another host of its kind has packed. The action plugin copies it there.
@@ -69,13 +69,13 @@ options:
     type: str
   services:
     description:
-      - The host's services as planned. With O(state=present) their command lines are held against what the installed programs list in their
-        help. An option that one does not know ends the run, before anything that runs is touched.
+      - The host's services as planned. With O(state=present) their command lines are compared with what the installed programs list in their
+        help. An option that a program does not know ends the run, before any running service is touched.
     type: list
     elements: dict
     default: []
   host_name:
-    description: What messages call the host.
+    description: Name of the host in messages.
     type: str
     default: this host
 """
@@ -132,7 +132,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import buil
 
 
 def install(params):
-    """The manifest of what was installed, or None where the controller has yet to bring what is needed."""
+    """The manifest of what was installed, or None where the controller still has to copy what is needed."""
     build, release = params["build"], params["release"]
     installer = building.Installer(params["prefix"], build, params["account"])
     if release["source"] == "package":
@@ -149,7 +149,7 @@ def install(params):
 
 
 def report(module, manifest, **result):
-    """Ends with the manifest, or with what the programs do not know of the planned command lines."""
+    """Ends the module with the manifest, or with the planned options that the programs do not know."""
     params, build = module.params, module.params["build"]
     installer = building.Installer(params["prefix"], build, params["account"])
     compared = building.compare(installer, manifest, params["services"], params["release"], params["host_name"])
@@ -157,31 +157,31 @@ def report(module, manifest, **result):
         module.warn(warning)
     if manifest["options_ignored"]:
         module.warn(
-            f"cmake ignored {', '.join(manifest['options_ignored'])} when {build['id']} was built, for its tree has no such option: take it out of "
+            f"cmake ignored {', '.join(manifest['options_ignored'])} when {build['id']} was built, since its tree has no such option: remove it from "
             "llama_build_cmake_options, or set llama_release to a build that has it"
         )
     if compared.errors:
-        module.fail_json(msg=f"{'. '.join(compared.errors)}. Nothing that runs was touched.", **result)
+        module.fail_json(msg=f"{'. '.join(compared.errors)}. No running service was touched.", **result)
     shown = {key: value for key, value in manifest.items() if key != "options"}
     module.exit_json(manifest=shown, **result)
 
 
 def prune(module):
-    """The time of a release's folder is when it was last put to use: what served until now is kept before what was built later."""
+    """Removes what is not needed any more. The time of a release's folder is set to now, so that what served until now is kept before what was built later."""
     host = module.params["host"]
     unneeded = state.unneeded_releases(host, applied=module.check_mode)
     installed = {path.name for path in Path(host["prefix"], "releases").glob("*")}
-    abandoned = building.abandoned(host["cache"], installed | {build["id"] for build in host["builds"]})
+    abandoned = building.unfinished_builds(host["cache"], installed | {build["id"] for build in host["builds"]})
     try:
         if not module.check_mode:
             for build in host["builds"]:
                 os.utime(Path(host["prefix"]) / "releases" / build["id"])
             for identity in unneeded:
-                building.removed(host["prefix"], host["cache"], identity)
-            abandoned = [identity for identity in abandoned if building.cleared(host["cache"], identity)]
+                building.remove_release(host["prefix"], host["cache"], identity)
+            abandoned = [identity for identity in abandoned if building.clear_build(host["cache"], identity)]
     except OSError as error:
         module.fail_json(
-            msg=f"Removing {', '.join(unneeded) or 'old releases'}: {error}. Mend that on the host and run it again."
+            msg=f"{', '.join(unneeded) or 'Old releases'} could not be removed: {error}. Fix that on the host and run the playbook again."
         )
     gone = [*unneeded, *(f"builds/{identity}" for identity in abandoned)]
     diff = {"before": "".join(name + "\n" for name in gone), "after": ""}
@@ -217,9 +217,7 @@ def main():
     build = params["build"]
     os.umask(0o022)
     if params["state"] == "fetched":
-        module.fail_json(
-            msg="state: fetched is carried out on the controller, by the action plugin llamacpp.cluster.release."
-        )
+        module.fail_json(msg="state: fetched runs on the controller, in the action plugin llamacpp.cluster.release.")
     if params["state"] == "pruned":
         prune(module)
     manifest = building.installed(Path(params["prefix"]) / "releases" / build["id"])
@@ -235,7 +233,10 @@ def main():
             report(module, manifest, changed=True, diff=diff)
     except (building.BuildError, OSError, KeyError, tarfile.TarError, subprocess.SubprocessError) as error:
         if getattr(error, "errno", None) == errno.ENOSPC:
-            error = f"the disk of {params['prefix']} or {params['cache']} is full. Free some space and run it again; it goes on where it was."
+            error = (
+                f"the disk of {params['prefix']} or {params['cache']} is full. Free some space and run the playbook again; the build continues "
+                "where it stopped."
+            )
         module.fail_json(msg=f"Installing {build['id']}: {error}")
     module.exit_json(changed=True, diff=diff)
 

@@ -12,10 +12,10 @@ version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Shakes hands with a llama.cpp RPC worker, asks for its devices, and closes the connection.
-  - Any other state than V(ok) is information too and does not make the module fail.
+  - The module does not fail where the state is not V(ok).
 notes:
-  - A worker serves one client at a time. Do not probe one that a head holds. It does not answer, and a worker that does not ignore the signal
-    C(SIGPIPE) ends when it comes to the connection that was given up.
+  - A worker serves one client at a time. Do not probe one that a head uses. It does not answer, and a worker that does not ignore the signal
+    C(SIGPIPE) ends when it comes to the connection that was closed meanwhile.
 attributes:
   check_mode:
     support: full
@@ -53,9 +53,9 @@ EXAMPLES = r"""
 RETURN = r"""
 state:
   description:
-    - V(ok), a worker that a head can use; V(protocol_mismatch), a worker of another generation; V(refused), nothing listens there;
-      V(unreachable), there is no way there; V(not_rpc), something else answers.
-    - V(silent), accepted but not answered, held by a client, hung, or no worker at all. From outside these three look alike.
+    - V(ok), a worker that a head can use; V(protocol_mismatch), a worker of another generation; V(refused), nothing listens on the port;
+      V(unreachable), no route or a closed port; V(not_rpc), something else answers.
+    - V(silent), the connection is accepted but not answered. The worker serves another client, hangs, or is no worker. From outside these look alike.
   returned: always
   type: str
   sample: ok
@@ -99,12 +99,12 @@ def main():
         found = rpc.probe(params["address"], params["port"], params["timeout"], params["protocol"])
     except ValueError as error:
         module.fail_json(
-            msg=f"{params['address']}:{params['port']} is no endpoint of a worker: {error}. Give a numeric IPv4 address and a port."
+            msg=f"{params['address']}:{params['port']} is not the endpoint of a worker: {error}. Give a numeric IPv4 address and a port."
         )
-    told = f"The worker at {params['address']}:{params['port']} is {found['state']}"
+    text = f"The worker at {params['address']}:{params['port']} is {found['state']}"
     if found["detail"]:
-        told += f": {found['detail']}. Look at its service and its log"
-    module.exit_json(changed=False, msg=told + ".", **found)
+        text += f": {found['detail']}. Check its service and its log"
+    module.exit_json(changed=False, msg=text + ".", **found)
 
 
 if __name__ == "__main__":

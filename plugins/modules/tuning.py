@@ -15,7 +15,7 @@ description:
     C(reinstall-kernels), C(mkinitcpio) or C(kernel-install), or a file in C(/etc/default/grub.d) with C(update-grub).
   - What was set before and is no longer asked for is taken back, so no parameters leave nothing behind. What others have set stays as it is.
   - Never restarts the host.
-  - Changes nothing and fails if the mechanism is not known, or if a parameter has another value in a file of the operator, be it for the command
+  - Changes nothing and fails if the mechanism is not known, or if a file of the operator gives a parameter another value, for the command
     line or for modprobe.
 notes:
   - Needs root on the host.
@@ -23,7 +23,7 @@ notes:
 attributes:
   check_mode:
     support: full
-    description: Tells what would be changed.
+    description: Reports what would be changed.
   diff_mode:
     support: full
     description: Shows the record, the command lines that are edited, and the profile if it changes.
@@ -62,7 +62,7 @@ reboot_needed:
   returned: success
   type: bool
 msg:
-  description: What the host waits for, in a sentence, or why nothing was changed.
+  description: Whether a reboot is needed, and for what.
   returned: always
   type: str
   sample: reboot needed for amdgpu.gttsize=126976 ttm.pages_limit=32505856
@@ -88,13 +88,13 @@ def main():
     waiting = done["waiting"]
     new = [pair for pair in waiting if wanted.get(pair.split("=")[0]) == pair.split("=", 1)[1]]
     gone = [pair for pair in waiting if pair not in new]
-    told = [f"for {' '.join(new)}"] * bool(new) + [f"to be rid of {' '.join(gone)}"] * bool(gone)
+    texts = [f"for {' '.join(new)}"] * bool(new) + [f"to remove {' '.join(gone)}"] * bool(gone)
     module.exit_json(
         changed=done["before"] != done["after"],
         diff={"before": done["before"], "after": done["after"]},
         mechanism=done["mechanism"],
         reboot_needed=bool(waiting),
-        msg=f"reboot needed {' and '.join(told)}" if told else "The kernel runs with what is set.",
+        msg=f"reboot needed {' and '.join(texts)}" if texts else "The kernel runs with what is set.",
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: verify
-short_description: Holds a running cluster against its plan
+short_description: Compares a running cluster with its plan
 version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
@@ -27,7 +27,7 @@ options:
   answers:
     description:
       - Host, and what P(llamacpp.cluster.host_info#module) returned there last, given the host's part of the plan.
-      - A host that is not in it did not answer, and the check V(release) fails for it. The action plugin keeps this to itself.
+      - A host that is not in it did not answer, and the check V(release) fails for it. The action plugin does not pass it on.
     type: dict
     default: {}
   path:
@@ -89,7 +89,9 @@ def main():
     try:
         evidence = verification.collect(module.params["plan"], module.params["wait"])
     except (OSError, firewall.FirewallError, links.LinkError, tuning.TuningError) as error:
-        module.fail_json(msg=f"The head could not be looked at: {error}")
+        module.fail_json(
+            msg=f"The state of the head could not be read: {error}. Fix that on the head and run the playbook again."
+        )
     module.exit_json(changed=False, evidence=evidence)
 
 

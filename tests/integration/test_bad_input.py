@@ -78,7 +78,7 @@ def test_a_port_that_something_else_uses(bare):
         refuses(
             bare,
             f"127.0.0.1:{PORTS[1]}, on which llamacpp-worker-two is to listen",
-            "give another one as port in llama_worker_endpoints",
+            "change port in llama_worker_endpoints",
         )
 
 
@@ -89,7 +89,7 @@ def test_a_host_name_where_an_address_is_needed(bare):
 @pytest.mark.parametrize(
     "content, said",
     [
-        (None, "which is not there"),
+        (None, "which does not exist"),
         (b"", "which is not a GGUF file"),
         (b"GGUF\x03\x00\x00\x00" + (5).to_bytes(8, "little") * 2, "which is truncated"),
         (b"PK\x03\x04" * 100, "which is not a GGUF file"),
@@ -103,7 +103,7 @@ def test_a_model_that_is_missing_truncated_or_something_else(tmp_path, content, 
     cluster.inventory.write_text(
         cluster.inventory.read_text().replace("llama_model_known_answer: {}\n", "llama_unused: 1\n")
     )
-    refuses(cluster, f"llama_model_path is {model}, {said}", "Name a complete GGUF file on the head")
+    refuses(cluster, f"llama_model_path is {model}, {said}", "Give the path of a complete GGUF file on the head")
 
 
 def test_a_model_that_is_not_there_is_planned_from_its_summary_and_not_served(tmp_path):
@@ -129,7 +129,7 @@ def test_a_model_that_is_not_there_is_planned_from_its_summary_and_not_served(tm
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert sum(entry["layers"] for entry in plan["placement"]) == 16
     refuses(
-        cluster, "llama_model_path is /srv/no-such-model.gguf, which is not there", llama_model_gguf_summary=summary
+        cluster, "llama_model_path is /srv/no-such-model.gguf, which does not exist", llama_model_gguf_summary=summary
     )
 
 

@@ -228,12 +228,12 @@ def test_a_builder_whose_lock_was_removed_while_it_waited_takes_the_new_one(tmp_
     got = []
     with path.open("w") as first:
         fcntl.flock(first, fcntl.LOCK_EX)
-        thread = threading.Thread(target=lambda: got.append(building._locked(path, wait=True)))
+        thread = threading.Thread(target=lambda: got.append(building._lock(path, wait=True)))
         thread.start()
         path.unlink()
     thread.join()
     assert os.path.samestat(os.fstat(got[0].fileno()), path.stat())
-    assert building._locked(path, wait=False) is None
+    assert building._lock(path, wait=False) is None
     got[0].close()
 
 
@@ -330,7 +330,7 @@ def test_a_package_that_lacks_a_program(tmp_path):
         "targets": ["llama-server"],
         "packaged": {"llama-server": "/no/such"},
     }
-    with pytest.raises(building.BuildError, match="/no/such is not there"):
+    with pytest.raises(building.BuildError, match="/no/such is missing"):
         building.Installer(str(tmp_path), build, None).link({})
 
 
@@ -508,8 +508,8 @@ def test_compiled_programs_are_installed_with_their_libraries(tmp_path, compiled
 @pytest.mark.parametrize(
     "names, reason",
     [
-        (["ggml-rpc-server"], "has no RPC: neither ggml-rpc-server nor rpc-server lies beside its llama-server"),
-        (["llama-server"], "holds no llama-server"),
+        (["ggml-rpc-server"], "has no RPC worker: neither ggml-rpc-server nor rpc-server is beside its llama-server"),
+        (["llama-server"], "has no llama-server"),
         (["libggml.so.0.9.4"], "llama-server does not run on this host|ggml-rpc-server does not run on this host"),
     ],
 )
@@ -520,7 +520,7 @@ def test_an_archive_that_lacks_something(tmp_path, compiled, names, reason):
 
 
 def test_an_archive_of_another_build_than_was_said(tmp_path, compiled):
-    with pytest.raises(building.BuildError, match=r"has ggml-rpc-server, not rpc-server.*correct build"):
+    with pytest.raises(building.BuildError, match=r"has ggml-rpc-server and not rpc-server.*correct build"):
         binary(tmp_path, archived(tmp_path, compiled), targets=["rpc-server"])
 
 
@@ -581,7 +581,7 @@ def test_an_archive_reaches_nothing_outside_its_folder(tmp_path, compiled):
         member = tarfile.TarInfo("llama-b9900/llama-server")
         member.type, member.linkname = tarfile.SYMTYPE, "/bin/sh"
         packed.addfile(member)
-    with pytest.raises(building.BuildError, match="links where its programs should be"):
+    with pytest.raises(building.BuildError, match="links in place of its programs"):
         binary(tmp_path, archive)
 
 
@@ -625,7 +625,7 @@ def test_a_hard_link_out_of_an_archive_is_refused(tmp_path, compiled, name, targ
         packed.add(compiled, "llama-b9900", filter=without(name))
         packed.addfile(hard_link(f"llama-b9900/{name}", target))
     with pytest.raises(
-        building.BuildError, match=f"holds {name} as a hard link to {target}, which is no file before it"
+        building.BuildError, match=f"has {name} as a hard link to {target}, which is not a file before it"
     ):
         binary(tmp_path, archive)
 
@@ -657,7 +657,7 @@ def test_a_hard_link_out_of_a_tree_is_named(tmp_path, tree):
         for path in ("a.c", "vendor"):
             packed.add(tree.parents[1] / path, f"package-1/{path}")
     with pytest.raises(
-        building.BuildError, match=r"holds a hard link that leads out of package-1/vendor/llama.cpp.*tar says"
+        building.BuildError, match=r"has a hard link that leads out of package-1/vendor/llama.cpp.*tar says"
     ):
         builder(tmp_path, archive).install()
 
@@ -673,10 +673,10 @@ def test_a_release_goes_with_what_its_build_left(tmp_path, tree):
     one.install()
     building.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), one.build)
     (tmp_path / "cache" / "builds" / "other.log").write_text("")
-    building.removed(str(tmp_path / "prefix"), str(tmp_path / "cache"), "tiny")
+    building.remove_release(str(tmp_path / "prefix"), str(tmp_path / "cache"), "tiny")
     assert list(one.release.parent.iterdir()) == []
     assert [path.name for path in one.log.parent.iterdir()] == ["other.log"]
-    building.removed(str(tmp_path / "prefix"), str(tmp_path / "cache"), "tiny")
+    building.remove_release(str(tmp_path / "prefix"), str(tmp_path / "cache"), "tiny")
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,15 @@
 """The cache of each layer; tests/integration/test_placement.py holds it against the log of the real server."""
 
+import ast
+import re
+from collections import Counter
+from pathlib import Path
+
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, gguf, known_answer
 
 MIB = 1024 * 1024
+INTEGRATION = Path(__file__).parents[1] / "integration"
 
 
 def model(architecture, layers=6, **keys):
@@ -73,6 +79,14 @@ def test_layers_with_a_sliding_window_hold_the_window_and_one_batch():
     [
         ("gemma2", {}, "xoxoxo"),
         ("gpt-oss", WINDOW, "xoxoxo"),
+        ("afmoe", WINDOW, "xxxoxx"),
+        ("mellum", WINDOW, "xxxoxx"),
+        ("muse-glimmer", WINDOW, "xxxoxx"),
+        ("plamo3", WINDOW, "xxxxxx"),
+        ("granite_swa", {**WINDOW, "attention__sliding_window_pattern": [1, 1, 0, 1, 1, 0]}, "xxoxxo"),
+        ("maple", {**WINDOW, "attention__sliding_window_pattern": [0, 1, 0, 1, 0, 1]}, "oxoxox"),
+        ("spark2_5", {**WINDOW, "attention__sliding_window_pattern": [1, 0, 0, 1, 0, 0]}, "xooxoo"),
+        ("step35", {**WINDOW, "attention__sliding_window_pattern": [0, 1, 1, 1, 0, 1]}, "oxxxox"),
         ("cohere2", WINDOW, "xxxoxx"),
         ("laguna", WINDOW, "oxxxox"),
         ("laguna", {}, "oooooo"),
@@ -187,3 +201,29 @@ def test_layers_that_predict_further_tokens_have_none():
     assert cells(model("glm4moe", nextn_predict_layers=1)) == [4096] * 5 + [0]
     assert cells(model("exaone-moe", nextn_predict_layers=1, **WINDOW), caches.MIDDLE)[-1] == 4096
     assert cells(model("exaone-moe", nextn_predict_layers=1, **WINDOW))[-1] == 0
+
+
+def test_an_architecture_stands_in_one_table():
+    kinds = (caches.PLAIN, caches.WINDOWS, caches.RECURRENT, caches.NO_HEADS, caches.INTERVAL, caches.BOTH)
+    counts = Counter(architecture for kind in kinds for architecture in kind)
+    assert not [architecture for architecture, count in counts.items() if count > 1]
+
+
+def test_every_architecture_with_a_window_has_a_test_here():
+    text = Path(__file__).read_text()
+    assert not [architecture for architecture in caches.WINDOWS if f'"{architecture}"' not in text]
+
+
+def test_every_key_that_tells_a_cache_is_kept_of_the_header():
+    """A key that summarize drops is never there, and its default would be planned with without a word."""
+    text = Path(caches.__file__).read_text()
+    read = set(re.findall(r'(?:\bget\(|keys\[)"([a-z0-9_.]+)"', text)) - {"keys"}
+    assert read > {"attention.sliding_window", "wkv.head_size"}
+    assert not read - set(gguf.CACHE_KEYS)
+
+
+def test_every_model_of_the_integration_tests_is_loaded():
+    tree = ast.parse((INTEGRATION / "models.py").read_text())
+    names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")}
+    text = (INTEGRATION / "test_placement.py").read_text()
+    assert not [name for name in names - {"write"} if f"models.{name}(" not in text]

@@ -92,7 +92,7 @@ def test_a_host_without_systemd_has_no_manager(tmp_path):
 
 
 def test_rules_are_merged_and_in_order():
-    assert firewall.checked([rule(50152), rule(50060, "10.1.0.14"), rule(50060, "10.1.0.13", "10.1.0.14")]) == [
+    assert firewall.merge_rules([rule(50152), rule(50060, "10.1.0.14"), rule(50060, "10.1.0.13", "10.1.0.14")]) == [
         rule(50060, "10.1.0.13", "10.1.0.14"),
         rule(50152),
     ]
@@ -101,13 +101,13 @@ def test_rules_are_merged_and_in_order():
 @pytest.mark.parametrize(
     "change, named",
     [
-        ({"port": 0}, "0 in a firewall rule is no port"),
-        ({"port": 65536}, "65536 in a firewall rule is no port"),
-        ({"address": "0.0.0.0"}, "'0.0.0.0' in a firewall rule is no IPv4 address"),
-        ({"address": "fd00::1"}, "'fd00::1' in a firewall rule is no IPv4 address"),
-        ({"sources": ["10.1.0.11; reboot"]}, "'10.1.0.11; reboot' in a firewall rule is no IPv4 address"),
-        ({"sources": ["head"]}, "'head' in a firewall rule is no IPv4 address"),
-        ({"protocol": "udp"}, "'udp' in a firewall rule is not tcp"),
+        ({"port": 0}, "0 in a firewall rule is not a port"),
+        ({"port": 65536}, "65536 in a firewall rule is not a port"),
+        ({"address": "0.0.0.0"}, "'0.0.0.0' in a firewall rule is not the IPv4 address"),
+        ({"address": "fd00::1"}, "'fd00::1' in a firewall rule is not the IPv4 address"),
+        ({"sources": ["10.1.0.11; reboot"]}, "'10.1.0.11; reboot' in a firewall rule is not the IPv4 address"),
+        ({"sources": ["head"]}, "'head' in a firewall rule is not the IPv4 address"),
+        ({"protocol": "udp"}, "'udp' in a firewall rule is not supported: workers use tcp"),
     ],
 )
 def test_what_no_manager_should_see(tmp_path, change, named):
@@ -119,7 +119,7 @@ def test_what_no_manager_should_see(tmp_path, change, named):
 
 def test_a_manager_that_does_not_filter_is_refused(tmp_path):
     host = Host(tmp_path, "ufw", programs=["ufw"]).file("/etc/ufw/ufw.conf", "ENABLED=no\n")
-    with pytest.raises(FirewallError, match=r"ufw is to open .* is not the active .* which is none: start it yourself"):
+    with pytest.raises(FirewallError, match=r"ufw is to open .* is not the active .* which is none: start it, or name"):
         firewall.apply("ufw", [rule()], check=False, system=host)
     assert host.changes == []
 
@@ -283,7 +283,7 @@ def test_firewalld_finds_what_was_made_permanent_with_the_zones(tmp_path):
 
 def test_firewalld_puts_back_a_policy_that_is_not_taken(tmp_path):
     host = firewalld_host(tmp_path, zones=NO_RULES, broken=True)
-    with pytest.raises(FirewallError, match=r"did not take /etc/.*llamacpp.xml, which is as it was: INVALID_ZONE"):
+    with pytest.raises(FirewallError, match=r"refuses /etc/.*llamacpp.xml, which is as before: INVALID_ZONE"):
         firewall.apply("firewalld", [rule()], check=False, system=host)
     assert not host.path(POLICY).exists()
     host.file(POLICY, "former")
@@ -295,7 +295,7 @@ def test_firewalld_puts_back_a_policy_that_is_not_taken(tmp_path):
 def test_firewalld_without_policies_is_too_old(tmp_path):
     host = firewalld_host(tmp_path)
     host.path("/etc/firewalld/policies").rmdir()
-    with pytest.raises(FirewallError, match=r"older than 0\.9: update it"):
+    with pytest.raises(FirewallError, match=r"older than 0\.9: update firewalld"):
         firewall.apply("firewalld", [rule()], check=False, system=host)
 
 
@@ -435,13 +435,13 @@ def test_check_mode_shows_and_changes_nothing(tmp_path, manager):
 
 def test_a_manager_that_did_not_do_as_told(tmp_path):
     host = nft_host(tmp_path, OTHERS)
-    with pytest.raises(FirewallError, match=r"nftables was told to hold .*50060.*: look at its log"):
+    with pytest.raises(FirewallError, match=r"nftables holds .* after the change, planned .*50060.*: look at its log"):
         firewall.apply("nftables", [rule()], check=False, system=host)
 
 
 def test_commands_that_are_missing_fail_or_hang(monkeypatch):
     system = firewall.System()
-    with pytest.raises(FirewallError, match=r"no-such-program is needed .* is not there: install it"):
+    with pytest.raises(FirewallError, match=r"no-such-program is needed .* is missing: install it"):
         system.run(["no-such-program"])
     with pytest.raises(FirewallError, match=r"«ls /no/such/place» failed: .*No such file.* Run it on the host as root"):
         system.run(["ls", "/no/such/place"])

@@ -616,14 +616,14 @@ def test_the_module_on_a_path(call, model):
     ]
 
 
-@pytest.mark.parametrize("content, said", [(None, "which is not there"), (b"GG", "which is not a GGUF file")])
+@pytest.mark.parametrize("content, said", [(None, "which does not exist"), (b"GG", "which is not a GGUF file")])
 def test_the_module_names_path_and_remedy(call, tmp_path, content, said):
     path = tmp_path / "model.gguf"
     if content is not None:
         path.write_bytes(content)
     message = call(path=str(path))["msg"]
     assert message.startswith(f"llama_model_path is {path}, {said}")
-    assert message.endswith(". Name a complete GGUF file on the head.")
+    assert message.endswith(". Give the path of a complete GGUF file on the head.")
 
 
 def test_the_module_says_why_a_file_cannot_be_read(call, monkeypatch, model):

@@ -416,7 +416,7 @@ def test_an_interface_that_is_no_cable_is_refused(machine):
     (machine.root / "sys/class/net/br0/bridge").mkdir()
     (machine.root / "sys/class/net/eth5/master").symlink_to("../br0")
     for name in ("wlan0", "tun0", "br0"):
-        assert f"{name} is no Ethernet or Thunderbolt interface" in refuse(machine, link(interface=name))
+        assert f"{name} is not an Ethernet or Thunderbolt interface" in refuse(machine, link(interface=name))
     assert "eth5 is part of br0" in refuse(machine, link(interface="eth5"))
 
 
@@ -433,13 +433,13 @@ def test_a_host_without_manager_or_ip_or_root_is_refused(machine, monkeypatch):
 
 def test_networks_that_overlap_are_refused(machine, monkeypatch):
     machine.add("eth2")
-    assert "lies in the same network as 10.1.0.2/24 of eth0" in refuse(machine, link(address="10.1.0.200/25"))
-    assert "lies in the same network as 10.99.0.12/24 of eth1" in refuse(
+    assert "is in the same network as 10.1.0.2/24 of eth0" in refuse(machine, link(address="10.1.0.200/25"))
+    assert "is in the same network as 10.99.0.12/24 of eth1" in refuse(
         machine, link(), link(interface="eth2", address="10.99.0.13/16")
     )
     assert "eth1 is named by two links" in refuse(machine, link(), link(address="10.98.0.1/24"))
     monkeypatch.setenv("SSH_CONNECTION", "10.99.0.77 40000 10.1.0.2 22")
-    assert "holds 10.99.0.77, from where Ansible is connected" in refuse(machine, link())
+    assert "contains 10.99.0.77, from which Ansible is connected" in refuse(machine, link())
 
 
 def test_an_interface_in_use_is_refused(any_manager):
@@ -516,7 +516,7 @@ def test_foreign_profiles_of_network_manager(machine, text, refused):
 
 def test_an_interface_that_network_manager_leaves_alone_is_refused(machine):
     machine.manager, machine.unmanaged = "NetworkManager", True
-    assert "NetworkManager is told not to manage eth1" in refuse(machine, link())
+    assert "NetworkManager does not manage eth1" in refuse(machine, link())
 
 
 @pytest.mark.parametrize("file", ["interfaces", "interfaces.d/cable"])
@@ -644,7 +644,7 @@ def test_network_manager_waits_for_the_other_end(machine):
     machine.manager = "NetworkManager"
     machine.write("sys/class/net/eth1/carrier", "0\n")
     _before, after = machine.apply(link())
-    assert after.startswith("eth1: 10.99.0.12/24 as soon as the other end is there\n")
+    assert after.startswith("eth1: 10.99.0.12/24 as soon as the other end is connected\n")
     assert machine.commands == ["nmcli connection reload"]
     before, after = machine.apply(link())
     assert before == after
@@ -710,7 +710,7 @@ def test_thunderbolt_devices_are_authorised(machine, boltctl, monkeypatch):
     if boltctl:
         machine.programs.add("boltctl")
     before, after = machine.apply(wanted, check=True)
-    assert before.startswith("thunderbolt 0-1: authorized 0\nthunderbolt0: not there\n")
+    assert before.startswith("thunderbolt 0-1: authorized 0\nthunderbolt0: missing\n")
     assert after.startswith("thunderbolt 0-1: authorized 1\nthunderbolt0: 10.99.0.12/24, mtu 65520\n")
     assert authorized.read_text() == "0\n"
     machine.apply(wanted)
@@ -748,13 +748,13 @@ def test_commands_that_are_not_there_or_fail():
 
 def test_what_was_recorded_of_a_measurement():
     sent, pinged = (DATA / "iperf3.json").read_text(), (DATA / "ping.txt").read_text()
-    assert links.measured(sent, pinged) == {"mbit_per_second": 14390, "round_trip_ms": 0.066}
-    assert links.measured((DATA / "iperf3_refused.json").read_text(), "") == {
+    assert links.parse_measurement(sent, pinged) == {"mbit_per_second": 14390, "round_trip_ms": 0.066}
+    assert links.parse_measurement((DATA / "iperf3_refused.json").read_text(), "") == {
         "mbit_per_second": None,
         "round_trip_ms": None,
     }
     for nonsense in ("", "[]", "null", "{", '{"end": {}}'):
-        assert links.measured(nonsense, "round-trip min/avg/max = 0.1/0.2/0.3 ms\n") == {
+        assert links.parse_measurement(nonsense, "round-trip min/avg/max = 0.1/0.2/0.3 ms\n") == {
             "mbit_per_second": None,
             "round_trip_ms": 0.2,
         }
@@ -797,7 +797,7 @@ def test_measure_says_what_was_not_measured(tools, monkeypatch):
     found = links.measure("10.99.0.12", 50152, 3, [], Recorded(refusals=99, silent=True))
     assert (found["mbit_per_second"], found["round_trip_ms"]) == (None, None)
     assert found["detail"].startswith("not measured: iperf3 to 10.99.0.12:50152 says: unable to connect to server")
-    assert found["detail"].endswith("Connection refused, 10.99.0.12 does not answer to ping")
+    assert found["detail"].endswith("Connection refused, 10.99.0.12 does not answer ping")
     assert links.measure("10.99.0.12", None, 3, [], Recorded())["detail"] == ""
     tools.discard("iperf3")
     found = links.measure("10.99.0.12", 50152, 3, [], Recorded())
@@ -816,7 +816,7 @@ def test_measure_says_where_iperf3_is_not_installed_unless_there_is_worse_to_say
         "detail": "iperf3 is not installed on worker1 and head",
     }
     found = links.measure("10.99.0.12", None, 3, lacking, Recorded(silent=True))
-    assert found["detail"] == "not measured: 10.99.0.12 does not answer to ping"
+    assert found["detail"] == "not measured: 10.99.0.12 does not answer ping"
 
 
 @pytest.mark.parametrize("values", [("-c", 50152, 3), ("worker", 50152, 3), ("10.0.0.1", 0, 3), ("10.0.0.1", 5, 999)])

@@ -177,13 +177,16 @@ def test_a_release_that_cannot_be_removed(call, programs, tmp_path):
     (tmp_path / "prefix" / "releases").mkdir(parents=True)
     told = call(state="pruned", host=host(programs))
     assert told["failed"]
-    assert "Removing old releases" in told["msg"]
+    assert "Old releases could not be removed" in told["msg"]
 
 
 def test_a_full_disk_is_named(call, programs, small_disk):
     told = call(**{**programs, "prefix": str(small_disk)})
     assert told["failed"]
-    assert f"the disk of {small_disk} or {programs['cache']} is full. Free some space and run it again" in told["msg"]
+    assert (
+        f"the disk of {small_disk} or {programs['cache']} is full. Free some space and run the playbook again"
+        in told["msg"]
+    )
     assert not (small_disk / "releases" / "new").exists()
 
 
@@ -269,7 +272,7 @@ def test_a_renamed_option_ends_the_run_before_anything_is_stopped(call, printing
         assert told["msg"] == (
             "llama-server of the release new on strix1 does not know --ctx-size, which llama_server_context sets (the nearest option that it "
             "lists is --context-size): set llama_release to a build that has it, or use a version of this collection that knows this build. "
-            "Nothing that runs was touched."
+            "No running service was touched."
         )
 
 
@@ -279,7 +282,7 @@ def test_a_renamed_option_ends_the_run_before_anything_is_stopped(call, printing
         (
             "llama-server",
             ["--no-such-option"],
-            "--no-such-option, which llama_server_extra_args sets: take it out, or give one that its --help lists",
+            "--no-such-option, which llama_server_extra_args sets: remove it, or give one that its --help lists",
         ),
         (
             "llama-server",
@@ -339,7 +342,9 @@ def test_a_release_that_is_not_installed_yet_is_not_compared_in_check_mode(call,
 def test_a_help_that_cannot_be_read_whole_is_no_reason_to_refuse(call, printing, warnings, server, end):
     told = call(**printing(server, end=end))
     assert "failed" not in told
-    warning = "llama-server of the release new on strix1 lists no options in its help: what is planned was not held against it"
+    warning = (
+        "llama-server of the release new on strix1 lists no options in its help: the planned options were not checked"
+    )
     assert warning in warnings
 
 
@@ -359,7 +364,7 @@ def test_options_that_cmake_ignored_are_reported(call, printing, warnings):
     call(**arguments)
     path = Path(arguments["prefix"], "releases", "new", "manifest.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), "options_ignored": ["GGML_NO_SUCH"]}))
-    said = "cmake ignored GGML_NO_SUCH when new was built, for its tree has no such option: take it out of llama_build_cmake_options"
+    said = "cmake ignored GGML_NO_SUCH when new was built, since its tree has no such option: remove it from llama_build_cmake_options"
     assert call(**arguments)["changed"] is False
     (warning,) = warnings
     assert said in warning

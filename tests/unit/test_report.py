@@ -165,7 +165,7 @@ def test_the_page_tells_advisories_with_their_remedy_and_what_is_not_used(pair):
     "facts, said",
     [
         ({"firewall": "nftables"}, "closed to others by nftables"),
-        ({"service_manager": "supervisor"}, "closed to others by nothing of ours"),
+        ({"service_manager": "supervisor"}, "not closed to others by this collection"),
     ],
 )
 def test_who_closes_a_port(pair, facts, said):

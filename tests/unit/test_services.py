@@ -204,8 +204,8 @@ def test_one_that_cannot_start_is_reported_with_its_last_lines(machine):
     with pytest.raises(services.ServiceError) as raised:
         machine.apply(WORKER)
     said = str(raised.value)
-    assert f"{WORKER} cannot start. Fix what it names on the host, and run it again." in said
-    assert f"{WORKER} wrote last:\n" in said
+    assert f"{WORKER} cannot start. Fix what it names on the host, and run the playbook again." in said
+    assert f"The log of {WORKER} ends in:\n" in said
     assert said.endswith("no such device")
     assert said.count("first line") < services.LOG_LINES
 
@@ -263,9 +263,9 @@ def test_systemd_of_a_user_is_called_as_such(tmp_path, monkeypatch):
     machine.apply(WORKER)
     assert all(line.startswith("systemctl --user ") for line in machine.lines("calls"))
     monkeypatch.setattr(services.host_facts, "lingers", lambda user: False)
-    assert [line.split(" of ")[0] for line in machine.manager.lacking()] == ["services"]
+    assert [line.split(" of ")[0] for line in machine.manager.problems()] == ["services"]
     monkeypatch.setattr(services.host_facts, "lingers", lambda user: True)
-    assert machine.manager.lacking() == []
+    assert machine.manager.problems() == []
 
 
 def test_the_bus_of_a_user_is_found_after_a_login_without_one(monkeypatch):
@@ -309,7 +309,7 @@ def test_supervisor_that_does_not_run(tmp_path, monkeypatch):
     machine = machine_with("supervisor", tmp_path, monkeypatch)
     machine.apply(WORKER)
     monkeypatch.setattr(services.host_facts, "supervisor_runs", lambda prefix: False)
-    assert machine.manager.lacking() == ["supervisor does not run"]
+    assert machine.manager.problems() == ["supervisor does not run"]
     assert machine.apply(WORKER, check=True) == {WORKER: (STOPPED, RUNNING)}
     with pytest.raises(services.ServiceError, match=r"supervisor.* does not run: run site.yml"):
         machine.apply(start=[WORKER])
@@ -350,5 +350,5 @@ def test_the_module_shows_definitions_and_states(machine, call):
 def test_the_module_of_a_manager_that_is_not_known(tmp_path, call):
     result = call(host={"service_manager": "runit", "scope": "system", "prefix": "/p", "units": str(tmp_path)})
     assert result["failed"]
-    assert result["msg"].startswith("service_manager is runit: it is one of systemd, ")
+    assert result["msg"].startswith("service_manager is runit: use one of systemd, ")
     assert json.dumps(result)

@@ -142,17 +142,16 @@ def test_a_port_that_something_else_has(installation):
 @pytest.mark.parametrize(
     "kind, temporary, variable",
     [
-        ("worker", False, "as port in llama_worker_endpoints"),
-        ("worker", True, "as staging_port in llama_worker_endpoints"),
-        ("head", False, "in llama_server_port"),
-        ("head", True, "in llama_server_staging_port"),
+        ("worker", False, "port in llama_worker_endpoints"),
+        ("worker", True, "staging_port in llama_worker_endpoints"),
+        ("head", False, "llama_server_port"),
+        ("head", True, "llama_server_staging_port"),
     ],
 )
 def test_a_port_that_something_else_has_is_told_with_its_variable(kind, temporary, variable):
     one = {"name": "llamacpp-x", "kind": kind, "temporary": temporary, "listens": "127.0.0.1:1"}
     assert state.taken_ports({"services": [one]}, {"llamacpp-x": {"state": "foreign"}}) == (
-        "Something else already uses 127.0.0.1:1, on which llamacpp-x is to listen: "
-        f"stop it, or give another one {variable}."
+        f"Something else already uses 127.0.0.1:1, on which llamacpp-x is to listen: stop it, or change {variable}."
     )
     assert state.taken_ports({"services": [one]}, {"llamacpp-x": {"state": "stopped"}}) is None
 
@@ -272,8 +271,8 @@ SPOILED = [
         lambda h, p, m: (p / "releases/here/bin/worker").write_text("other"),
     ),
     ("release", "release gone is not installed", lambda h, p, m: h["builds"].append({"id": "gone"})),
-    ("file", "model is missing or has other content", lambda h, p, m: (p / "model").write_text("other")),
-    ("file", "model is missing or has other content", lambda h, p, m: (p / "model").unlink()),
+    ("file", "model is missing or has different content", lambda h, p, m: (p / "model").write_text("other")),
+    ("file", "model is missing or has different content", lambda h, p, m: (p / "model").unlink()),
     ("definition", "llamacpp-x is not defined as planned", lambda h, p, m: h["services"][0].update(definition="y")),
     ("boot", "llamacpp-x is not started at boot", lambda h, p, m: under_systemd(m, h)),
     ("manager", "supervisor does not run", lambda h, p, m: None),
@@ -286,7 +285,7 @@ SPOILED = [
     ("link", "links are not as planned", lambda h, p, m: under_systemd(m, h, links=True)),
     (
         "tuning",
-        "kernel parameters or the profile of tuned are not as planned",
+        "kernel parameters or the tuned profile are not as planned",
         lambda h, p, m: under_systemd(m, h, tuned="x=1"),
     ),
     ("service", "llamacpp-x is stopped", lambda h, p, m: None),

@@ -83,10 +83,10 @@ WRONG = {
         "old runs, but is not planned",
         lambda p, d, e: d["here"]["stale"].append("llamacpp-worker-old"),
     ),
-    "a host does not answer": ("release", "could not be reached", lambda p, d, e: d.clear()),
+    "a host does not answer": ("release", "the host does not answer", lambda p, d, e: d.clear()),
     "another head holds a worker": (
         "release",
-        "llamacpp-worker-one is held by 192.0.2.99, which is not the head",
+        "llamacpp-worker-one has a connection from 192.0.2.99, which is not the head",
         lambda p, d, e: d["here"]["services"]["llamacpp-worker-one"]["clients"].append("192.0.2.99"),
     ),
     "a worker listens everywhere": (
@@ -94,7 +94,11 @@ WRONG = {
         "0.0.0.0",
         lambda p, d, e: d["here"]["services"]["llamacpp-worker-one"].update(addresses=["0.0.0.0"]),
     ),
-    "no handshake": ("handshake", "did not record", lambda p, d, e: e["handshakes"]["workers"].pop(ENDPOINTS[1])),
+    "no handshake": (
+        "handshake",
+        "recorded no handshake",
+        lambda p, d, e: e["handshakes"]["workers"].pop(ENDPOINTS[1]),
+    ),
     "an unused worker is silent": (
         "handshake",
         "silent: held",
@@ -102,7 +106,7 @@ WRONG = {
     ),
     "too little memory": (
         "handshake",
-        "planned were 1 device",
+        "planned: 1 device",
         lambda p, d, e: e["handshakes"]["workers"][ENDPOINTS[0]].update(devices=[{"free_mib": 1, "total_mib": 9}]),
     ),
     "one device too many": (
@@ -196,7 +200,7 @@ def test_another_model_has_no_known_answer(plan, drifts, evidence):
         ({"192.0.2.11:50052": None}, "passed", "reaches the host, but not this port"),
         ({}, "not tested", "reaches the host at another address"),
         ({"192.0.2.11:50052": "192.0.2.10"}, "not tested", "the controller is the head"),
-        ({"192.0.2.11:50052": "192.0.2.99"}, "failed", "could connect from 192.0.2.99"),
+        ({"192.0.2.11:50052": "192.0.2.99"}, "failed", "can connect from 192.0.2.99"),
     ],
 )
 def test_a_worker_on_a_network_is_closed_where_somebody_else_could_not_connect(pair, knocks, status, said):
@@ -216,7 +220,7 @@ def test_a_worker_on_a_network_is_closed_where_somebody_else_could_not_connect(p
             "passed",
             "round trip 0.20 ms, iperf3 is not installed on head",
         ),
-        (None, "not tested", "not measured yet: set llama_link_measure"),
+        (None, "not tested", "not measured yet: set llama_link_measure to true"),
     ],
 )
 def test_what_is_said_of_a_link(evidence, measured, status, said):
@@ -242,7 +246,7 @@ def test_files_of_the_services_account_are_not_followed(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     assert verification.read_untrusted(secret) == "root's"
     for name in ("link", "pipe"):
-        with pytest.raises(OSError, match=r"Too many levels|no regular file"):
+        with pytest.raises(OSError, match=r"Too many levels|not a regular file"):
             verification.read_untrusted(tmp_path / name)
 
 
@@ -283,7 +287,7 @@ def test_a_server_that_ends_at_each_start_is_not_waited_for(local, monkeypatch):
     evidence = action._collect({}, plan, 600, {})["evidence"]
     assert len(calls) == 4
     assert evidence["health"]["said"] == (
-        "llama-server ended 3 times while it was waited for, the last time with status 1"
+        "llama-server ended 3 times while verify waited for it, the last time with status 1"
     )
     assert (evidence["log"], evidence["waits_for"]) == (["error: invalid argument: --colour"], [])
 
@@ -297,7 +301,7 @@ def test_other_hosts_are_judged_by_their_answers(plan, drifts, evidence, monkeyp
     monkeypatch.setattr(action, "_collect", lambda *_arguments: {"evidence": evidence})
     result = action.run(task_vars={"hostvars": {"here": {}}})
     assert bool(result.get("failed")) != answered
-    assert answered or "release of here: it could not be reached" in result["msg"]
+    assert answered or "release of here: the host does not answer" in result["msg"]
 
 
 def test_knocking():
@@ -321,7 +325,7 @@ def test_sizes_that_are_not_known_exactly_are_told_and_do_not_fail(plan, drifts,
     judged = verification.judge(plan, drifts, evidence, {})
     check = next(check for check in judged["checks"] if check["name"] == "buffers")
     assert check["status"] == "passed"
-    assert "KV 2.0 MiB, model was planned as up to" in check["evidence"]
+    assert "KV 2.0 MiB, model planned up to" in check["evidence"]
     del evidence["buffers"]["RPC0[127.0.0.1:50052]"]
     judged = verification.judge(plan, drifts, evidence, {})
     check = next(check for check in judged["checks"] if check["name"] == "buffers")
@@ -513,7 +517,7 @@ def test_instances_on_the_staging_ports_are_judged_by_what_they_computed(local, 
     "staged, status, said",
     [
         ({"reasons": ["here has 5 MiB free on CPU"]}, "not tested", "here has 5 MiB free on CPU"),
-        ({"reasons": []}, "failed", "could not be started"),
+        ({"reasons": []}, "failed", "did not start"),
         (
             {"reasons": [], "checks": [{"name": "health", "subject": "x", "status": "failed", "evidence": "refused"}]},
             "failed",

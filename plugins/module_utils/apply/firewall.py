@@ -5,7 +5,7 @@
 
 A *rule* is ``{"address", "port", "protocol", "sources"}``: on ``address``, which is the host's own, ``port`` takes new
 connections from ``sources`` only. A *state* is a list of lines for a person, one for each thing of ours that a manager holds;
-what is there and what is wanted are compared as such lists. What belongs to others is never in them and never touched.
+the present and the wanted state are compared as such lists. They never contain what belongs to others.
 """
 
 from __future__ import annotations
@@ -63,30 +63,30 @@ class System:
     def run(self, argv: list[str], text: str = "", may_fail: bool = False) -> str:
         """What a command prints, given ``text``."""
         if not self.program(argv[0]):
-            raise FirewallError(f"{argv[0]} is needed to set up the firewall and is not there: install it.")
+            raise FirewallError(f"{argv[0]} is needed to set up the firewall and is missing: install it.")
         try:
             return commands.run(argv, COMMAND_SECONDS, text, may_fail)
         except commands.CommandError as error:
-            raise FirewallError(f"{error}. Run it on the host as root, and mend what it names.") from error
+            raise FirewallError(f"{error}. Run it on the host as root, and fix what it names.") from error
 
     def active(self) -> set[str]:
-        """Those of the managers, and of our unit, that systemd holds for active. Asked once, until ``forget``."""
+        """Those of the managers, and of our unit, that systemd reports as active. Read once, until ``forget``."""
         if self._active is None:
             names = [*MANAGERS, UNIT]
             # Its status says whether all of them are active.
-            told = self.run(["systemctl", "is-active", *names], may_fail=True) if self.program("systemctl") else ""
-            self._active = firewall.active_units(names, told)
+            printed = self.run(["systemctl", "is-active", *names], may_fail=True) if self.program("systemctl") else ""
+            self._active = firewall.active_units(names, printed)
         return self._active
 
     def forget(self) -> None:
         self._active = None
 
 
-def _holds(name: str, there: str, planned: str) -> tuple[list[str], list[str]]:
-    """A file before and after, as it is shown: whether it is there, and whether what it holds is what is planned."""
+def _holds(name: str, present: str, planned: str) -> tuple[list[str], list[str]]:
+    """A file before and after, as it is shown: whether it exists, and whether it has the planned rules."""
     same = f"{name}: holds these rules"
-    other = f"{name}: holds other rules" if planned and there != planned else same
-    return [other] if there else [], [same] if planned else []
+    other = f"{name}: holds other rules" if planned and present != planned else same
+    return [other] if present else [], [same] if planned else []
 
 
 # -------------------------------------------------------------------------------------------------------------- managers
@@ -146,9 +146,9 @@ class Ufw:
     def change(self, rules: list[dict]) -> None:
         present, wanted = self._groups(self._ours()), self._wanted(rules)
         for key in [*present, *(key for key in wanted if key not in present)]:
-            there, planned = present.get(key, []), wanted.get(key, [])
-            if there != planned:
-                for rule in there:
+            current, planned = present.get(key, []), wanted.get(key, [])
+            if current != planned:
+                for rule in current:
                     self.system.run(["ufw", "delete", *shlex.split(rule)])
                 for rule in reversed(planned):
                     self.system.run(["ufw", "prepend", *shlex.split(rule), "comment", MARK])
@@ -158,7 +158,7 @@ class Firewalld:
     """Permanently a policy of our own, before the zones; it takes effect when firewalld is next reloaded or started.
 
     Until then the same rich rules stand in the running zones: reloading it here would drop what others have set at run time
-    only. Our rich rules are told from others' by their priority. A policy cannot be taken out of a running firewalld: it is
+    only. Our rich rules are recognised by their priority. A policy cannot be removed from a running firewalld: it is
     emptied, and leaves neither chain nor rule behind.
     """
 
@@ -272,14 +272,14 @@ class Firewalld:
         """Writes or removes the policy's file. firewalld does not start with a broken one: then the former is put back."""
         before, after = self.system.text(self.file), self._xml(rules)
         if not self.system.path(self.folder).is_dir() and after:
-            raise FirewallError(f"{self.folder} is not there, since this firewalld is older than 0.9: update it.")
+            raise FirewallError(f"{self.folder} is missing, since this firewalld is older than 0.9: update firewalld.")
         self._put(after)
         if after and after != before:
             try:
                 self.system.run(["firewall-cmd", "--check-config"])
             except FirewallError as error:
                 self._put(before)
-                raise FirewallError(f"firewalld did not take {self.file}, which is as it was: {error}") from error
+                raise FirewallError(f"firewalld refuses {self.file}, which is as before: {error}") from error
 
     def _put(self, text: str) -> None:
         self.system.path(self.former).unlink(missing_ok=True)
@@ -307,7 +307,7 @@ class Nftables:
 
     An accept ends only the chain in which it stands, so that a drop in another one still counts. /etc/nftables.conf stays as
     it is: our unit sets the rules anew after each start and reload of nftables.service, which flushes all of them. They lie
-    in /etc, which is mounted before the network is there, as /opt need not be.
+    in /etc, which is mounted before the network starts, unlike /opt perhaps.
     """
 
     program = "nft"
@@ -335,7 +335,7 @@ class Nftables:
         return lines
 
     def _table(self, rules: list[dict]) -> str:
-        """Text that makes our table anew, whether it is there or not."""
+        """Text that replaces our table, whether it exists or not."""
         if not rules:
             return ""
         inner = "\n".join(f"\t\t{line}" for rule in rules for line in self._rules(rule, closed=True))
@@ -409,7 +409,7 @@ class Nftables:
         return ours, sorted(needing)
 
     def _left(self) -> bool:
-        """Whether there is anything of ours, found without reading a ruleset that may be large."""
+        """Whether anything of ours is on the host, without reading a ruleset that may be large."""
         if any(os.path.lexists(self.system.path(name)) for name in (self.file, self.unit, self.link)):
             return True
         try:
@@ -434,11 +434,11 @@ class Nftables:
     def state(self, rules: list[dict]) -> tuple[list[str], list[str]]:
         present, chains = self._read() if rules or self._left() else ({}, [])
         planned = self._planned(rules, chains)
-        before = self._lines({chain: [rule["comment"] for rule in there] for chain, there in present.items()})
+        before = self._lines({chain: [rule["comment"] for rule in entries] for chain, entries in present.items()})
         after = self._lines({chain: [line.split()[-1] for line in lines] for chain, lines in planned.items()})
         for name, text in ((self.file, self._table(rules)), (self.unit, self._unit(rules, chains))):
-            there, wanted = _holds(name, self.system.text(name), text)
-            before += there
+            current, wanted = _holds(name, self.system.text(name), text)
+            before += current
             after += wanted
         is_so = {"enabled": os.path.lexists(self.system.path(self.link)), "active": UNIT in self.system.active()}
         before += [f"{UNIT}: {word}" for word, holds in is_so.items() if holds]
@@ -450,9 +450,9 @@ class Nftables:
         own = f"inet {self.table} input"
         deleted = [
             f"delete rule {chain} handle {rule['handle']}"
-            for chain, there in present.items()
+            for chain, entries in present.items()
             if chain != own
-            for rule in there
+            for rule in entries
         ]
         inserted = [
             f"insert rule {chain} {line}"
@@ -492,8 +492,8 @@ def active_manager(system: System | None = None) -> str | None:
     return firewall.manager(system.active(), system.text(firewall.UFW_SETTINGS))
 
 
-def checked(rules: list[dict]) -> list[dict]:
-    """Rules by address and port, each of these once, with sources in order; FirewallError for what no manager should see."""
+def merge_rules(rules: list[dict]) -> list[dict]:
+    """Rules by address and port, each of these once, with sources in order; FirewallError for a rule that no manager accepts."""
     merged: dict[tuple[str, int, str], set[str]] = {}
     for rule in rules:
         for address in [rule["address"], *rule["sources"]]:
@@ -504,11 +504,13 @@ def checked(rules: list[dict]) -> list[dict]:
             except ValueError:
                 usable = False
             if not usable:
-                raise FirewallError(f"{address!r} in a firewall rule is no IPv4 address of a host: give a numeric one.")
+                raise FirewallError(
+                    f"{address!r} in a firewall rule is not the IPv4 address of a host: give a numeric one."
+                )
         if not 0 < rule["port"] < 65536:
-            raise FirewallError(f"{rule['port']} in a firewall rule is no port: give one from 1 to 65535.")
+            raise FirewallError(f"{rule['port']} in a firewall rule is not a port: give one from 1 to 65535.")
         if rule["protocol"] != "tcp":
-            raise FirewallError(f"{rule['protocol']!r} in a firewall rule is not tcp, which is what workers speak.")
+            raise FirewallError(f"{rule['protocol']!r} in a firewall rule is not supported: workers use tcp.")
         merged.setdefault((rule["address"], rule["port"], rule["protocol"]), set()).update(rule["sources"])
     return [
         {"address": address, "port": port, "protocol": protocol, "sources": sorted(sources)}
@@ -521,20 +523,20 @@ def _managers(manager: str | None, system: System) -> dict:
     if manager and manager != active_manager(system):
         raise FirewallError(
             f"{manager} is to open the workers' ports, but is not the active firewall manager of this host, which is "
-            f"{active_manager(system) or 'none'}: start it yourself, or name the right one."
+            f"{active_manager(system) or 'none'}: start it, or name the active one."
         )
     return {name: kind(system) for name, kind in MANAGERS.items() if system.program(kind.program)}
 
 
 def _states(managers: dict, manager: str | None, rules: list[dict]) -> dict[str, tuple[list[str], list[str]]]:
-    """Name of a manager → what is there of ours, what is to be there."""
+    """Name of a manager → our rules as they are, and as they should be."""
     return {name: firewall.state(rules if name == manager else []) for name, firewall in managers.items()}
 
 
 def differs(manager: str | None, rules: list[dict], system: System | None = None) -> bool:
     """Whether anything of ours is missing, stale, or left in a manager that is not the active one."""
     system = system or System()
-    states = _states(_managers(manager, system), manager, checked(rules))
+    states = _states(_managers(manager, system), manager, merge_rules(rules))
     return any(before != after for before, after in states.values())
 
 
@@ -545,10 +547,10 @@ def apply(
 
     :param manager: ``active_manager()``; without one, all is removed.
     :param check: Changes nothing.
-    :returns: What of ours is there before and after, one line for each thing.
+    :returns: Our rules before and after, one line for each.
     """
     system = system or System()
-    rules = checked(rules)
+    rules = merge_rules(rules)
     managers = _managers(manager, system)
     states = _states(managers, manager, rules)
     for name in sorted(managers, key=lambda name: name != manager):
@@ -556,10 +558,10 @@ def apply(
         if not check and states[name][0] != states[name][1]:
             managers[name].change(own)
             system.forget()
-            there, wanted = managers[name].state(own)
-            if there != wanted:
+            current, wanted = managers[name].state(own)
+            if current != wanted:
                 raise FirewallError(
-                    f"{name} was told to hold {wanted or 'nothing of ours'}, but holds {there or 'nothing of ours'}: look at its log."
+                    f"{name} holds {current or 'no rule of ours'} after the change, planned {wanted or 'no rule of ours'}: look at its log."
                 )
     return (
         [line for before, _after in states.values() for line in before],

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Direct links between hosts: what is there, what is to be there, and how an interface gets its address.
+"""Direct links between hosts: how they are, how they should be, and how an interface gets its address.
 
 A link is ``{"interface": "eth1", "address": "10.99.0.12/24", "mtu": 9000, "peer": "head", "manage": True}``; ``mtu`` (bytes),
 ``peer`` and ``manage`` may be absent. Only interfaces of links with ``manage`` are configured. Files of ours are known by their names.
@@ -45,17 +45,17 @@ OURS = {
 NETPLAN_FOLDERS = ("lib/netplan", "etc/netplan", "run/netplan")
 KEYFILE_FOLDERS = tuple(f"{top}/NetworkManager/system-connections" for top in ("etc", "run", "usr/lib"))
 MARK = re.compile(r"^# link (\S+) (\S+) (\d+|-)$", re.MULTILINE)
-"""A line in each of our files, so that a link can be taken back that is in no variable any more."""
+"""A line in each of our files, so that a link can be removed that is in no variable any more."""
 
 Run = Callable[[list[str]], str]
 
 
 class LinkError(ValueError):
-    """One sentence for each thing that keeps the links from being configured."""
+    """One sentence for each reason why the links cannot be configured."""
 
 
 def run(argv: list[str]) -> str:
-    """What a command prints; LinkError where it is not there or fails."""
+    """What a command prints; LinkError where it is not installed or fails."""
     if not installed(argv[0]):
         raise LinkError(f"The program {argv[0]} is not installed on this host.")
     try:
@@ -101,7 +101,7 @@ def manager(root: Path = ROOT, runner: Run = run) -> str | None:
 
 
 def _addresses(runner: Run) -> dict[str, list[str]]:
-    """Interface → its IPv4 and IPv6 addresses with prefix length; empty where ``ip`` cannot tell."""
+    """Interface → its IPv4 and IPv6 addresses with prefix length; empty where ``ip`` fails."""
     try:
         entries = json.loads(runner(["ip", "-json", "address"]))
     except (LinkError, ValueError):
@@ -279,7 +279,7 @@ def wanted(links: list[dict], manager: str | None) -> dict[str, str]:
 
 
 def ours(root: Path = ROOT) -> dict[str, str]:
-    """Path → text of the files of ours that are there, whichever manager they are for."""
+    """Path → text of our files on this host, whichever manager they are for."""
     return {
         "/" + str(path.relative_to(root)): path.read_text(errors="replace")
         for pattern in OURS.values()
@@ -309,7 +309,7 @@ def _syntax(links: list[dict]) -> list[str]:
     for link in links:
         name, address, mtu = link.get("interface"), link.get("address"), link.get("mtu")
         if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}", name):
-            found.append(f"llama_links: {name!r} is no name of an interface: give it as `ip link` shows it.")
+            found.append(f"llama_links: {name!r} is not an interface name: give it as `ip link` shows it.")
             continue
         try:
             parsed = ipaddress.IPv4Interface(address) if re.fullmatch(r"[0-9.]+/\d+", str(address)) else None
@@ -317,24 +317,24 @@ def _syntax(links: list[dict]) -> list[str]:
             parsed = None
         if parsed is None or str(parsed) != address or parsed.network.prefixlen not in PREFIX_RANGE:
             found.append(
-                f"llama_links: {address!r} of {name} is no IPv4 address with a prefix length from 8 to 31: give it like 10.99.0.12/24."
+                f"llama_links: {address!r} of {name} is not an IPv4 address with a prefix length from 8 to 31: give it like 10.99.0.12/24."
             )
         elif parsed.ip.is_multicast or parsed.ip.is_loopback or parsed.ip.is_unspecified or parsed.ip.is_reserved:
-            found.append(f"llama_links: {address} of {name} is no address of a host: give it like 10.99.0.12/24.")
+            found.append(f"llama_links: {address} of {name} is not the address of a host: give it like 10.99.0.12/24.")
         elif parsed.network.prefixlen < 31 and parsed.ip in (parsed.network[0], parsed.network.broadcast_address):
             found.append(
-                f"llama_links: {address} of {name} is the address of the network or its broadcast: give a host's."
+                f"llama_links: {address} of {name} is the address of the network or its broadcast address: give the address of a host."
             )
         if mtu is not None and (isinstance(mtu, bool) or not isinstance(mtu, int) or mtu not in MTU_RANGE):
             found.append(
-                f"llama_links: mtu {mtu!r} of {name} is no number from 1280 to 65535: correct it or leave it out."
+                f"llama_links: mtu {mtu!r} of {name} is not a number from 1280 to 65535: correct it or leave it out."
             )
     return found
 
 
 def _overlaps(links: list[dict], found: dict, ssh: list[str]) -> list[str]:
     """Networks of links that would draw traffic away from other interfaces."""
-    told: list[str] = []
+    problems: list[str] = []
     seen: list[tuple[str, str]] = []
     for link in links:
         network = ipaddress.IPv4Interface(link["address"]).network
@@ -346,18 +346,18 @@ def _overlaps(links: list[dict], found: dict, ssh: list[str]) -> list[str]:
         ]
         for name, address in [*others, *seen]:
             if network.overlaps(ipaddress.IPv4Interface(address).network):
-                told.append(
-                    f"llama_links: {link['address']} of {link['interface']} lies in the same network as {address} of {name}: "
+                problems.append(
+                    f"llama_links: {link['address']} of {link['interface']} is in the same network as {address} of {name}: "
                     "give each link a network of its own."
                 )
         for client in ssh[:1]:
             if _is_address(client) and ipaddress.ip_address(client) in network:
-                told.append(
-                    f"llama_links: the network of {link['address']} of {link['interface']} holds {client}, from where Ansible is "
+                problems.append(
+                    f"llama_links: the network of {link['address']} of {link['interface']} contains {client}, from which Ansible is "
                     "connected: give the link another network."
                 )
         seen.append((link["interface"], link["address"]))
-    return told
+    return problems
 
 
 def _keyfile(path: Path) -> dict[str, dict[str, str]]:
@@ -437,29 +437,25 @@ def _foreign(link: dict, found: dict, root: Path) -> str | None:
 
 
 def _problem(link: dict, found: dict, root: Path, runner: Run) -> str | None:
-    """What speaks against configuring the interface of a link, in one sentence."""
+    """Why the interface of a link must not be configured, in one sentence."""
     name, instead = link["interface"], "or set manage: false for this link"
     folder = root / "sys/class/net" / name
     if name in found["management"]:
         return (
-            f"llama_links: {name} carries the connection that Ansible uses or this host's default route, and is not touched: "
+            f"llama_links: {name} carries the connection that Ansible uses or this host's default route, and is not changed: "
             f"name the interface of the direct cable, {instead}."
         )
     if name not in found["interfaces"]:
         if _unauthorised([link], found):
             return None
-        there = ", ".join(found["interfaces"]) or "none"
-        return (
-            f"llama_links: this host has no interface {name} (it has {there}): correct the name, or plug in its cable."
-        )
+        present = ", ".join(found["interfaces"]) or "none"
+        return f"llama_links: this host has no interface {name} (it has {present}): correct the name, or plug in its cable."
     if _read(folder / "type") != ETHERNET or any(
         (folder / kind).exists() for kind in ("bridge", "bonding", "wireless")
     ):
-        return (
-            f"llama_links: {name} is no Ethernet or Thunderbolt interface: name the one of the direct cable, {instead}."
-        )
+        return f"llama_links: {name} is not an Ethernet or Thunderbolt interface: name the one of the direct cable, {instead}."
     if (folder / "master").exists():
-        return f"llama_links: {name} is part of {(folder / 'master').resolve().name}: take it out of it, {instead}."
+        return f"llama_links: {name} is part of {(folder / 'master').resolve().name}: remove it from there, {instead}."
     foreign = _foreign(link, found, root)
     if foreign:
         return f"llama_links: {name} is already configured by {foreign}: remove {name} from that file, {instead}."
@@ -470,44 +466,44 @@ def _problem(link: dict, found: dict, root: Path, runner: Run) -> str | None:
         if address != link["address"] and not address.startswith("169.254.")
     ]
     if strangers and not before:
-        return f"llama_links: {name} is already in use with address {strangers[0]}: take that away, {instead}."
+        return f"llama_links: {name} is already in use with address {strangers[0]}: remove that address, {instead}."
     if found["manager"] == "NetworkManager" and "unmanaged" in _output(
         runner, ["nmcli", "-g", "GENERAL.STATE", "device", "show", name]
     ):
-        return f"llama_links: NetworkManager is told not to manage {name}: take it out of unmanaged-devices in its configuration, {instead}."
+        return f"llama_links: NetworkManager does not manage {name}: remove it from unmanaged-devices in its configuration, {instead}."
     return None
 
 
 def problems(links: list[dict], facts: dict, root: Path = ROOT, runner: Run = run) -> list[str]:
     """Why the links must not be configured, one sentence each; empty when nothing speaks against it."""
-    told = _syntax(links)
+    sentences = _syntax(links)
     own = managed(links)
     names = [link.get("interface") for link in own]
-    told += [
-        f"llama_links: {name} is named by two links: an interface has one address."
+    sentences += [
+        f"llama_links: {name} is named by two links, but an interface has one address: remove one of them."
         for name in sorted({name for name in names if names.count(name) > 1}, key=str)
     ]
-    if told:
-        return told
+    if sentences:
+        return sentences
     if (own or ours(root)) and os.geteuid() != 0:
         return ["llama_links: configuring interfaces needs root: run with become, or set manage: false."]
-    told = [
-        f"llama_links: {link['interface']} carries the connection that Ansible uses, and its address {link['address']} would be taken "
-        "away: connect through another network."
+    sentences = [
+        f"llama_links: {link['interface']} carries the connection that Ansible uses, and its address {link['address']} would be "
+        "removed: connect through another network."
         for link in _marked(ours(root))
         if link["interface"] not in names and link["interface"] in facts["management"]
     ]
-    if told or not own:
-        return told
+    if sentences or not own:
+        return sentences
     if facts["manager"] is None:
         return [
             f"llama_links: {', '.join(map(str, names))} cannot be configured, since neither netplan, NetworkManager nor systemd-networkd runs on "
             "this host: start one of them, or set manage: false."
         ]
     if not _addresses(runner):
-        return ["llama_links: `ip -json address` tells nothing on this host: install iproute2, or set manage: false."]
-    told = [sentence for link in own for sentence in [_problem(link, facts, root, runner)] if sentence]
-    return told or _overlaps(own, facts, ssh_connection(root))
+        return ["llama_links: `ip -json address` prints nothing on this host: install iproute2, or set manage: false."]
+    sentences = [sentence for link in own for sentence in [_problem(link, facts, root, runner)] if sentence]
+    return sentences or _overlaps(own, facts, ssh_connection(root))
 
 
 # -------------------------------------------------------------------------------------------------------------- state
@@ -560,9 +556,9 @@ def _live(goals: dict[str, dict], found: dict, root: Path) -> tuple[dict[str, st
             continue
         then[name] = _line(name, [goal["address"]] if goal["address"] else [], goal["mtu"])
         if interface is None:
-            now[name] = f"{name}: not there\n"
+            now[name] = f"{name}: missing\n"
         elif goal["address"] and _waits(name, found, root):
-            now[name] = then[name] = f"{name}: {goal['address']} as soon as the other end is there\n"
+            now[name] = then[name] = f"{name}: {goal['address']} as soon as the other end is connected\n"
         else:
             held = [address for address in interface["addresses"] if address in goal["known"]]
             now[name] = _line(name, held, interface["mtu"] if goal["mtu"] else None)
@@ -589,7 +585,7 @@ def states(links: list[dict], facts: dict, root: Path = ROOT) -> tuple[str, str]
 
 
 def differs(links: list[dict], facts: dict, root: Path = ROOT) -> bool:
-    """Whether files, addresses or MTU are not as wanted, or a file of ours is there that no link wants any more."""
+    """Whether files, addresses or MTU are not as wanted, or one of our files belongs to no link any more."""
     before, after = states(links, facts, root)
     return before != after
 
@@ -620,7 +616,7 @@ def _profile(interface: str, kind: str | None) -> str:
 
 
 def _reload_network_manager(profiles: dict[str, str], root: Path, runner: Run) -> None:
-    """Lets NetworkManager read its files and bring up these interfaces, as far as the other end is there."""
+    """Lets NetworkManager read its files and bring up these interfaces, as far as the other end is connected."""
     runner(["nmcli", "connection", "reload"])
     for name, profile in profiles.items():
         if _read(root / "sys/class/net" / name / "carrier") != "0":
@@ -684,7 +680,7 @@ def _configure(links: list[dict], found: dict, root: Path, runner: Run) -> None:
         now, then = _live(goals, facts(root, runner), root)
         wrong = [f"{now[name].strip()} (wanted: {then[name].strip()})" for name in then if now.get(name) != then[name]]
         raise LinkError(
-            f"llama_links: after {SETTLE_SECONDS} seconds {'; '.join(wrong)}. Look at `{_look(kind)}`, and whether the interface "
+            f"llama_links: after {SETTLE_SECONDS} seconds {'; '.join(wrong)}. Check `{_look(kind)}`, and whether the interface "
             "supports that MTU."
         )
 
@@ -696,9 +692,9 @@ def _look(kind: str | None) -> str:
 def apply(links: list[dict], check: bool, root: Path = ROOT, runner: Run = run) -> tuple[str, str]:
     """Gives the managed links their addresses and takes back what no link wants any more.
 
-    :param check: change nothing, tell only.
+    :param check: change nothing.
     :returns: how the links stood and how they stand then, as text; the same twice if there was nothing to do.
-    :raises LinkError: when something speaks against it, before anything is changed, or when the interface did not take it.
+    :raises LinkError: before any change when the links must not be configured, or when an interface does not get its settings.
     """
     found = facts(root, runner)
     _refuse(problems(links, found, root, runner))
@@ -716,17 +712,17 @@ def apply(links: list[dict], check: bool, root: Path = ROOT, runner: Run = run) 
     return before, after
 
 
-def _refuse(told: list[str]) -> None:
-    if told:
-        raise LinkError(" ".join(told))
+def _refuse(sentences: list[str]) -> None:
+    if sentences:
+        raise LinkError(" ".join(sentences))
 
 
 # -------------------------------------------------------------------------------------------------------- measurement
 
 
-def measured(iperf_json: str, ping_text: str) -> dict:
+def parse_measurement(iperf_json: str, ping_text: str) -> dict:
     """From ``iperf3 --client … --json`` and the text of ``ping``: ``mbit_per_second`` as received by the other end, and the mean
-    ``round_trip_ms``; each None where it could not be told."""
+    ``round_trip_ms``; each None where it is missing."""
     try:
         end = json.loads(iperf_json).get("end", {})
         bits = end.get("sum_received", {}).get("bits_per_second")
@@ -745,13 +741,13 @@ def measure(address: str, port: int | None, seconds: int, lacking: list[str], ru
     :param address: numeric IPv4 address of the other host.
     :param port: where iperf3 listens there, or None to measure the round trip only.
     :param lacking: hosts without iperf3, which is why there is no port.
-    :returns: what ``measured`` returns, and ``detail``: what was not measured and why, or nothing.
+    :returns: what ``parse_measurement`` returns, and ``detail``: what was not measured and why, or nothing.
     """
     ipaddress.IPv4Address(address)
     if port is not None and port not in range(1, 65536):
-        raise LinkError(f"{port} is no TCP port: give one from 1 to 65535.")
+        raise LinkError(f"{port} is not a TCP port: give one from 1 to 65535.")
     if seconds not in range(1, 21):
-        raise LinkError(f"{seconds} seconds is no time to measure: give 1 to 20.")
+        raise LinkError(f"{seconds} seconds is not a valid duration: give 1 to 20.")
     sent = pinged = ""
     missing = [program for program in ("iperf3", "ping") if not installed(program) and (port or program == "ping")]
     details = [f"{program} is not installed on {os.uname().nodename}" for program in missing]
@@ -764,11 +760,11 @@ def measure(address: str, port: int | None, seconds: int, lacking: list[str], ru
         try:
             pinged = runner(["ping", "-n", "-c", "10", "-i", "0.2", "-W", "1", address])
         except LinkError:
-            details.append(f"{address} does not answer to ping")
+            details.append(f"{address} does not answer ping")
     detail = f"iperf3 is not installed on {' and '.join(lacking)}" if lacking else ""
     if details:
         detail = "not measured: " + ", ".join(details)
-    return {**measured(sent, pinged), "detail": detail}
+    return {**parse_measurement(sent, pinged), "detail": detail}
 
 
 def _send(address: str, port: int, seconds: int, runner: Run) -> str:
@@ -781,6 +777,6 @@ def _send(address: str, port: int, seconds: int, runner: Run) -> str:
         except LinkError as error:
             reason = re.search(r'"error":\s*"([^"]*)"', str(error))
             if "refused" not in str(error) or time.monotonic() > end:
-                told = reason.group(1) if reason else str(error)
-                raise LinkError(f"iperf3 to {address}:{port} says: {told}") from error
+                said = reason.group(1) if reason else str(error)
+                raise LinkError(f"iperf3 to {address}:{port} says: {said}") from error
         time.sleep(0.5)

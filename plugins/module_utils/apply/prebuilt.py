@@ -30,7 +30,7 @@ class ArchiveError(Exception):
 def extract(archive: Path, programs: list[str], target: Path) -> None:
     """Writes programs and the libraries beside them into a folder of the caller's own.
 
-    :raises ArchiveError: it is no archive of llama.cpp with RPC, or lacks one of the programs.
+    :raises ArchiveError: it is not an archive of llama.cpp with RPC, or one of the programs is missing.
     """
     try:
         with tarfile.open(archive, "r:*") as packed:
@@ -45,7 +45,7 @@ def extract(archive: Path, programs: list[str], target: Path) -> None:
                     (target / name).symlink_to(member.linkname)
     except (tarfile.TarError, zlib.error, EOFError, KeyError) as error:
         raise ArchiveError(
-            f"the archive of llama_release cannot be read ({_first_line(error)}): give a tar archive as upstream's releases are, not a zip"
+            f"the archive of llama_release cannot be read ({_first_line(error)}): give a tar archive, as upstream's releases are, not a zip file"
         ) from error
 
 
@@ -61,23 +61,25 @@ def _wanted(packed: tarfile.TarFile, programs: list[str]) -> dict[str, tarfile.T
             folders.setdefault(path.parent, {})[path.name] = member
     found = next((files for files in folders.values() if SERVER in files), {})
     if not found:
-        raise ArchiveError(f"the archive of llama_release holds no {SERVER}: give one of llama.cpp's compiled programs")
+        raise ArchiveError(
+            f"the archive of llama_release has no {SERVER}: give an archive of llama.cpp's compiled programs"
+        )
     workers = [name for name in WORKERS if name in found]
     if not workers:
         raise ArchiveError(
-            f"the archive of llama_release has no RPC: neither {' nor '.join(WORKERS)} lies beside its {SERVER}. Give one that was built "
-            "with it (upstream's for Ubuntu and macOS are), or compile it with source: git"
+            f"the archive of llama_release has no RPC worker: neither {' nor '.join(WORKERS)} is beside its {SERVER}. Give one that was "
+            "built with RPC (upstream's for Ubuntu and macOS are), or compile it with source: git"
         )
-    lacking = [name for name in programs if name not in found]
-    if lacking:
+    missing = [name for name in programs if name not in found]
+    if missing:
         raise ArchiveError(
-            f"the archive of llama_release has {', '.join(workers)}, not {', '.join(lacking)}, as llama.cpp's build of that number calls it: correct build"
+            f"the archive of llama_release has {', '.join(workers)} and not {', '.join(missing)}, the name in llama.cpp's build of that number: correct build"
         )
     for name, member in found.items():
         if member.islnk() and (name in programs or re.fullmatch(LIBRARY, name)):
             raise ArchiveError(
-                f"the archive of llama_release holds {name} as a hard link to {member.linkname}, which is no file before it in the archive: "
-                "give one that holds all that its links lead to"
+                f"the archive of llama_release has {name} as a hard link to {member.linkname}, which is not a file before it in the archive: "
+                "give one that has the targets of all its links"
             )
     kept = {
         name: member
@@ -89,11 +91,11 @@ def _wanted(packed: tarfile.TarFile, programs: list[str]) -> dict[str, tarfile.T
             kept[name] = member
     if not all(name in kept for name in programs):
         raise ArchiveError(
-            "the archive of llama_release holds links where its programs should be: give one with the programs"
+            "the archive of llama_release has links in place of its programs: give one with the programs themselves"
         )
     if sum(member.size for member in kept.values()) > LIMIT_BYTES:
         raise ArchiveError(
-            f"the archive of llama_release holds more than {LIMIT_BYTES >> 30} GiB of programs and libraries: give one of llama.cpp alone"
+            f"the archive of llama_release has more than {LIMIT_BYTES >> 30} GiB of programs and libraries: give one of llama.cpp alone"
         )
     return kept
 

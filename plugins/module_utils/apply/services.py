@@ -25,7 +25,7 @@ COMMAND_SECONDS = 120
 """Definitions give a service 30 seconds to end before it is killed."""
 LOG_LINES = 10
 RUNNING, FAILED, STOPPED = "running", "failed", "stopped"
-"""States of a service. What failed does not run, and the manager has to be told to stop it before it starts again."""
+"""States of a service. What failed does not run, and the manager has to stop it before it starts again."""
 
 
 class ServiceError(Exception):
@@ -108,12 +108,12 @@ class Manager:
         """Those that do not start at boot though the manager could start them."""
         return set()
 
-    def lacking(self) -> list[str]:
-        """What the manager itself lacks to run services, a sentence each."""
+    def problems(self) -> list[str]:
+        """Why the manager itself cannot run services, a sentence each."""
         return []
 
     def is_defined(self, service: Service) -> bool:
-        """Whether the definition is there, word for word and with its mode."""
+        """Whether the definition exists, word for word and with its mode."""
         path = self.path(service.name)
         try:
             mode = stat.S_IMODE(path.stat().st_mode)
@@ -190,7 +190,7 @@ class Systemd(Manager):
 class SystemdUser(Systemd):
     """systemd of a user, whose services end at logout unless they linger."""
 
-    def lacking(self) -> list[str]:
+    def problems(self) -> list[str]:
         user = pwd.getpwuid(os.geteuid()).pw_name
         return [] if host_facts.lingers(user) else [f"services of {user} end at logout"]
 
@@ -331,7 +331,7 @@ class Supervisor(Manager):
         if self._runs():
             self._control("update")
 
-    def lacking(self) -> list[str]:
+    def problems(self) -> list[str]:
         return [] if self._runs() else ["supervisor does not run"]
 
 
@@ -354,7 +354,7 @@ def manager_of(host: Mapping[str, Any]) -> Manager:
     """
     name = host["service_manager"]
     if name not in CLASSES:
-        raise ServiceError(f"service_manager is {name}: it is one of {', '.join(CLASSES)}.")
+        raise ServiceError(f"service_manager is {name}: use one of {', '.join(CLASSES)}.")
     return CLASSES[name](service_managers.MANAGERS[name], Host(host["scope"], host["prefix"], host["units"]))
 
 
@@ -408,7 +408,7 @@ def _steps(manager: Manager, wanted: Wanted, states: dict[str, str]) -> Steps:
     anew = [service.name for service in wanted.run if not manager.is_defined(service)]
     restart = [name for name in planned if name in anew or name in wanted.restart]
     at_boot = [service.name for service in wanted.run if service.at_boot]
-    # Of what starts anew the manager may still hold an older definition than the one that is there.
+    # Of a service that is restarted, the manager may still have an older definition than the file.
     unsettled = {*restart, *manager.not_at_boot(at_boot), *manager.unread(planned)}
     start = [name for name in dict.fromkeys([*planned, *wanted.start]) if name in restart or states[name] != RUNNING]
     ended = [*wanted.stop, *wanted.remove, *restart, *start]
@@ -422,19 +422,19 @@ def _steps(manager: Manager, wanted: Wanted, states: dict[str, str]) -> Steps:
 
 def _changes(manager: Manager, wanted: Wanted, states: dict[str, str], steps: Steps) -> list[Change]:
     texts = {service.name: service.definition for service in wanted.run}
-    found = []
+    changes = []
     for name in states:
-        there = text_of(manager.path(name))
+        current = text_of(manager.path(name))
         after = states[name]
         if name in steps.start:
             after = f"{RUNNING}, started anew" if states[name] == RUNNING else RUNNING
         elif name in steps.stop or name in steps.remove:
             after = STOPPED
         touched = any(name in step for step in steps)
-        text = "" if name in steps.remove else texts.get(name, there)
+        text = "" if name in steps.remove else texts.get(name, current)
         if touched:
-            found.append(Change(name, states[name], after, there, text))
-    return found
+            changes.append(Change(name, states[name], after, current, text))
+    return changes
 
 
 def _carry_out(manager: Manager, wanted: Wanted, steps: Steps) -> None:
@@ -452,11 +452,11 @@ def _carry_out(manager: Manager, wanted: Wanted, steps: Steps) -> None:
             manager.start(starting)
 
 
-def _explained(manager: Manager, error: Exception, services: Iterable[str]) -> str:
-    """An error with the last lines of each service that does not run."""
+def _explain(manager: Manager, error: Exception, services: Iterable[str]) -> str:
+    """The error, with the last lines of the log of each service that does not run."""
     logs = {name: _last_lines(manager.log(name)) for name in services}
-    said = "".join(f"\n{name} wrote last:\n{text}" for name, text in logs.items() if text)
-    return f"{error}. Fix what it names on the host, and run it again.{said}"
+    said = "".join(f"\nThe log of {name} ends in:\n{text}" for name, text in logs.items() if text)
+    return f"{error}. Fix what it names on the host, and run the playbook again.{said}"
 
 
 def apply(manager: Manager, wanted: Wanted, check: bool) -> list[Change]:
@@ -474,5 +474,5 @@ def apply(manager: Manager, wanted: Wanted, check: bool) -> list[Change]:
         if not check:
             _carry_out(manager, wanted, steps)
     except (commands.CommandError, OSError) as error:
-        raise ServiceError(_explained(manager, error, steps.start if steps else [])) from error
+        raise ServiceError(_explain(manager, error, steps.start if steps else [])) from error
     return changes

@@ -42,7 +42,7 @@ def _in_container(process: Path) -> bool:
 def processes(prefix: str) -> dict[int, list[str]]:
     """Process → argv, of all whose program or script lies below the prefix.
 
-    macOS tells a command only as one line: there an argument that holds a space comes as two.
+    macOS reports a command only as one line, so an argument with a space comes as two.
     """
     found = {}
     if sys.platform == "darwin":
@@ -71,8 +71,8 @@ def environment_of(process: int) -> dict[str, str] | None:
     return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
 
 
-def occupied(address: str, port: int) -> bool:
-    """Whether something listens there already."""
+def is_occupied(address: str, port: int) -> bool:
+    """Whether something listens on the port already."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as candidate:
         candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -150,7 +150,7 @@ def service_state(service: dict, running: dict[int, list[str]]) -> dict:
         same = actual is None or all(actual.get(name) == value for name, value in service["environment"].items())
         state = ("running" if programs else "waiting") if same else "different"
     else:
-        state = "different" if own else "foreign" if occupied(address, int(port)) else "stopped"
+        state = "different" if own else "foreign" if is_occupied(address, int(port)) else "stopped"
     return {
         "state": state,
         "pid": own[0] if own else None,
@@ -160,25 +160,25 @@ def service_state(service: dict, running: dict[int, list[str]]) -> dict:
 
 
 PORTS = {
-    ("worker", False): "as port in llama_worker_endpoints",
-    ("worker", True): "as staging_port in llama_worker_endpoints",
-    ("head", False): "in llama_server_port",
-    ("head", True): "in llama_server_staging_port",
+    ("worker", False): "port in llama_worker_endpoints",
+    ("worker", True): "staging_port in llama_worker_endpoints",
+    ("head", False): "llama_server_port",
+    ("head", True): "llama_server_staging_port",
 }
 """Kind of a service, and whether it is temporary → where its port is given."""
 
 
 def taken_ports(planned: dict, services: dict) -> str | None:
-    """What is in the way where something else has the port of a planned service, as a sentence, or None.
+    """A sentence where something else has the port of a planned service, or None.
 
     :param services: name → state, of service_state.
     """
-    lacking = [service for service in planned["services"] if services[service["name"]]["state"] == "foreign"]
-    if not lacking:
+    blocked = [service for service in planned["services"] if services[service["name"]]["state"] == "foreign"]
+    if not blocked:
         return None
-    where = dict.fromkeys(PORTS[service["kind"], service["temporary"]] for service in lacking)
-    taken = " and ".join(f"{service['listens']}, on which {service['name']} is to listen" for service in lacking)
-    return f"Something else already uses {taken}: stop it, or give another one {' and '.join(where)}."
+    where = dict.fromkeys(PORTS[service["kind"], service["temporary"]] for service in blocked)
+    taken = " and ".join(f"{service['listens']}, on which {service['name']} is to listen" for service in blocked)
+    return f"Something else already uses {taken}: stop it, or change {' and '.join(where)}."
 
 
 def _accounts(planned: list[dict]) -> Iterator[Difference]:
@@ -189,9 +189,9 @@ def _accounts(planned: list[dict]) -> Iterator[Difference]:
         except KeyError:
             yield Difference("account", name, f"account {name} is missing")
             continue
-        lacking = [group for group in account["groups"] if name not in grp.getgrnam(group).gr_mem]
-        if lacking:
-            yield Difference("account", name, f"account {name} is not in {', '.join(lacking)}")
+        missing = [group for group in account["groups"] if name not in grp.getgrnam(group).gr_mem]
+        if missing:
+            yield Difference("account", name, f"account {name} is not in {', '.join(missing)}")
 
 
 def _folders(planned: list[dict]) -> Iterator[Difference]:
@@ -217,7 +217,7 @@ def _name_of(uid: int) -> str:
 
 
 def _changed_files(planned: list[dict]) -> list[str]:
-    """Paths of files that are not there or have other content. Of a very large one only the size is compared."""
+    """Paths of files that are missing or have different content. Of a very large one only the size is compared."""
     found = []
     for file in planned:
         path, digest = Path(file["path"]), _digest(file)
@@ -241,8 +241,8 @@ def _digest(file: dict) -> str | None:
 
 
 def _redefined(planned: dict, services: dict) -> list[str]:
-    """Names of services whose definition is not there or is another, or is newer than what runs by it, or that read another file
-    when they started than the one that is there now.
+    """Names of services whose definition is missing or different, or newer than the process that runs by it, or that read a file
+    when they started which has changed since.
 
     :param services: name → state and pid, of service_state.
     """
@@ -289,18 +289,18 @@ def _system(planned: dict) -> Iterator[Difference]:
         yield Difference("firewall", manager, f"rules of {manager} are not as planned")
     if links.managed(planned["links"]) or links.ours():
         known = links.facts()
-        told = links.problems(planned["links"], known)
-        if told:
-            raise links.LinkError(" ".join(told))
+        problems = links.problems(planned["links"], known)
+        if problems:
+            raise links.LinkError(" ".join(problems))
         if links.differs(planned["links"], known):
             yield Difference("link", "links", "links are not as planned")
     tuned = tuning.apply(planned["tuning"]["parameters"], planned["tuning"]["profile"], check=True)
     if tuned["before"] != tuned["after"]:
-        yield Difference("tuning", "tuning", "kernel parameters or the profile of tuned are not as planned")
+        yield Difference("tuning", "tuning", "kernel parameters or the tuned profile are not as planned")
 
 
 def _named_releases(planned: dict, identities: set[str], applied: bool) -> set[str]:
-    """Those releases that a process runs or a definition of a service identities, ours or not.
+    """Those releases that a process runs or the definition of a service names, ours or not.
 
     :param applied: leave out our own definitions, which an apply replaces or removes, and the processes that run by them.
     """
@@ -338,7 +338,7 @@ def unneeded_releases(planned: dict, applied: bool = False) -> list[str]:
     What is planned counts as one of the last, even before it is installed, and so does the place of a backend that is not planned any
     more. The last ones are those that were put to use last.
 
-    :param applied: tell it as it will be once the planned services run in place of those that run now.
+    :param applied: as it will be once the planned services run in place of those that run now.
     """
     folder = Path(planned["prefix"]) / "releases"
     found = (
@@ -413,10 +413,10 @@ def drift(planned: dict) -> dict:
                 *_accounts(planned["accounts"]),
                 *_folders(planned["folders"]),
                 *_all("release", missing, "release {} is not installed"),
-                *_all("file", changed_files, "{} is missing or has other content"),
+                *_all("file", changed_files, "{} is missing or has different content"),
                 *_all("definition", redefined, "{} is not defined as planned"),
                 *_all("boot", sorted(manager.not_at_boot(services)), "{} is not started at boot"),
-                *(Difference("manager", planned["service_manager"], text) for text in manager.lacking()),
+                *(Difference("manager", planned["service_manager"], text) for text in manager.problems()),
                 *_system(planned),
                 *_services(services),
                 *_all("stale", stale, "{} is not planned any more"),

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Tries the programs of a release on this host's processor before they may replace those that serve.
 
-llama-server computes with a small quantised model and must give the right answer. A worker is started and asked who it is; it computes
+llama-server computes with a small quantised model and must give the right answer. A worker is started and answers a handshake; it computes
 nothing here, since the form of a graph differs from protocol to protocol. Accelerators are not tried: what serves may need all their
 memory.
 """
@@ -27,7 +27,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, rpc, small_model
 
 SECONDS = 60
-"""How long a program may take for all that it is asked; one or two are usual."""
+"""How long the trial of a program may take; one or two are usual."""
 PAUSE_SECONDS = 0.05
 DYING_SECONDS = 10
 """How long a program that no longer answers may take to end: its memory may be written to disk first."""
@@ -39,17 +39,17 @@ HIDDEN = {
     for record in backends.RECORDS.values()
     if record.visible and record.visible.none is not None
 }
-"""Has programs see no accelerator."""
+"""Hides all accelerators from programs."""
 ILLEGAL = (
-    "It has an instruction that this host's processor, or the hypervisor below it, does not let programs use. Set GGML_NATIVE: 'OFF' in "
+    "It contains an instruction that this host's processor, or the hypervisor below it, does not let programs use. Set GGML_NATIVE: 'OFF' in "
     "llama_build_cmake_options of this host; where the programs were compiled elsewhere (source: binary or package), have them compiled here with "
     "source: git"
 )
-OTHERWISE = "Set llama_release to another build, or correct what it names"
+OTHERWISE = "Set llama_release to another build, or fix what the program reports"
 
 
 class TrialError(Exception):
-    """A program does not do here what it is for; the message says which, how it ended, and what to do."""
+    """A program does not work on this host; the message says which, how it ended, and what to do."""
 
 
 class Place(NamedTuple):
@@ -67,7 +67,7 @@ class _Running(NamedTuple):
     deadline: float
 
     def expect(self) -> None:
-        """That it runs on, and that time is left."""
+        """Fails where the program has ended, or its time is over."""
         status = self.process.poll()
         if status is not None:
             how = f"ended with {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
@@ -83,16 +83,16 @@ class _Running(NamedTuple):
         begin = max(os.fstat(descriptor).st_size - BYTES_SHOWN, 0)
         said = os.pread(descriptor, BYTES_SHOWN, begin).decode("utf-8", "replace").splitlines()[-LINES_SHOWN:]
         return TrialError(
-            f"{self.name} was tried on this host's processor and {how}. {remedy}. The release was not installed, and nothing that serves was "
-            "touched. It said last:\n" + "\n".join(said)
+            f"{self.name} was tried on this host's processor and {how}. {remedy}. The release was not installed, and no running service was "
+            "touched. Its last output:\n" + "\n".join(said)
         )
 
 
 def check(programs: Path, worker: str, worker_options: Collection[str], place: Place) -> None:
-    """Tries what of the release is there.
+    """Tries the programs of the release.
 
     :param worker: name of the worker's program, or "".
-    :param worker_options: those that it knows. One that cannot be told to lend the processor (before b5279) is not tried.
+    :param worker_options: those that it knows. One without an option to lend the processor (before b5279) is not tried.
     :raises TrialError: one does not work here.
     """
     home = place.folder / "home"
@@ -109,25 +109,25 @@ def _check_server(program: Path, place: Place) -> None:
     small_model.write(model)
     port = _free_port()
     argv = [str(program), "--model", str(model), "--host", ADDRESS, "--port", str(port), "--n-gpu-layers", "0"]
-    with _started([*argv, "--ctx-size", "128", "--parallel", "1", "--threads", "2"], place) as server:
-        while _asked(port, "GET", "/health", None, server.left()) is None:
+    with _start([*argv, "--ctx-size", "128", "--parallel", "1", "--threads", "2"], place) as server:
+        while _ask(port, "GET", "/health", None, server.left()) is None:
             server.expect()
             time.sleep(PAUSE_SECONDS)
         question = {"prompt": small_model.question(), "n_predict": small_model.ANSWERED, "temperature": 0}
-        reply = _asked(port, "POST", "/completion", question, server.left())
+        reply = _ask(port, "POST", "/completion", question, server.left())
         if reply is None:
-            _ended(server)
+            _wait_for_end(server)
             raise server.failure("gave no answer", OTHERWISE)
         got = str(reply.get("content", "")).strip()
         if got != small_model.answer():
             raise server.failure(
-                f"computed wrong: it answered {got[:100]!r}, right is {small_model.answer()!r}", OTHERWISE
+                f"computed a wrong answer: {got[:100]!r}, expected {small_model.answer()!r}", OTHERWISE
             )
 
 
 def _check_worker(program: Path, flags: list[str], place: Place) -> None:
     port = _free_port()
-    with _started([str(program), "-H", ADDRESS, "-p", str(port), "-d", "CPU", *flags], place) as worker:
+    with _start([str(program), "-H", ADDRESS, "-p", str(port), "-d", "CPU", *flags], place) as worker:
         while True:
             answer = rpc.probe(ADDRESS, port, worker.left())
             if answer["state"] == "ok":
@@ -139,7 +139,7 @@ def _check_worker(program: Path, flags: list[str], place: Place) -> None:
 
 
 @contextmanager
-def _started(argv: list[str], place: Place) -> Iterator[_Running]:
+def _start(argv: list[str], place: Place) -> Iterator[_Running]:
     home = str(place.folder / "home")
     environment = {"PATH": SEARCH, "HOME": home, "LLAMA_CACHE": home, "LC_ALL": "C"}
     with tempfile.TemporaryFile() as log:
@@ -162,7 +162,7 @@ def _started(argv: list[str], place: Place) -> Iterator[_Running]:
             process.wait()
 
 
-def _ended(running: _Running) -> None:
+def _wait_for_end(running: _Running) -> None:
     """Waits for a program that no longer answers, and says how it ended if it did."""
     with suppress(subprocess.TimeoutExpired):
         running.process.wait(DYING_SECONDS)
@@ -175,7 +175,7 @@ def _free_port() -> int:
         return listening.getsockname()[1]
 
 
-def _asked(port: int, method: str, path: str, body: dict | None, seconds: float) -> dict | None:
+def _ask(port: int, method: str, path: str, body: dict | None, seconds: float) -> dict | None:
     """What llama-server answers, or None where it does not, or not yet."""
     connection = http.client.HTTPConnection(ADDRESS, port, timeout=seconds)
     try:

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Parameters on the kernel's command line, by which a host lends more of its memory to its graphics, and the profile of tuned.
 
-Each distribution has a mechanism of its own that makes the command line. What is ours is recorded on the host, and only that is
-taken back. A *pair* is ``name=value``. The record says while a change is under way, so that an interrupted one is repeated.
+Each distribution has its own mechanism that makes the command line. Our parameters are recorded on the host, and only those are
+removed again. A *pair* is ``name=value``. The record marks a change that is under way, so that an interrupted one is repeated.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OTHER_TOOLS = ("proxmox-boot-tool", "kernelstub", "transactional-update", "sdboo
 
 
 class TuningError(ValueError):
-    """One sentence that says why the command line is left as it is, and what to do."""
+    """One sentence that says why the command line stays as it is, and what to do."""
 
 
 class System:
@@ -69,7 +69,7 @@ class System:
         try:
             return commands.run(argv, COMMAND_SECONDS)
         except commands.CommandError as error:
-            advice = "Run it on the host as root" if error.status is None else "Mend that on the host"
+            advice = "Run it on the host as root" if error.status is None else "Fix that on the host"
             raise TuningError(f"{error}. {advice}.") from error
 
 
@@ -93,7 +93,7 @@ class Mechanism:
         return {}
 
     def holds(self, pair: str) -> bool:
-        """Whether the pair is there already."""
+        """Whether the pair is set already."""
         lines = self.lines()
         return bool(lines) and all(pair in line.split() for line in lines.values())
 
@@ -102,7 +102,7 @@ class Mechanism:
         return "# Kernel parameters that llamacpp.cluster has set.\n" + " ".join(dict.fromkeys(old + new)) + "\n"
 
     def apply(self, lines: dict[str, str], gone: list[str], new: list[str]) -> None:
-        """Brings about what ``lines`` has become: ``gone`` was taken out, ``new`` put in."""
+        """Applies the edited ``lines``: ``gone`` was removed, ``new`` added."""
         raise NotImplementedError
 
 
@@ -118,7 +118,7 @@ class Grubby(Mechanism):
         text = self.system.run(["grubby", "--info=ALL"])
         entries = re.findall(r'^index=(\d+)\nkernel="?([^"\n]*)"?\nargs="(.*)"$', text, re.MULTILINE)
         if not entries:
-            raise TuningError("«grubby --info=ALL» names no kernel: look at the entries of the boot loader.")
+            raise TuningError("«grubby --info=ALL» reports no kernel: check the entries of the boot loader.")
         return {f"{kernel} (entry {index})": line for index, kernel, line in entries}
 
     def apply(self, lines: dict[str, str], gone: list[str], new: list[str]) -> None:
@@ -191,7 +191,7 @@ class Grub(Mechanism):
         made = re.findall(r"^\s*linux\s.*$", self.system.read("boot/grub/grub.cfg"), re.MULTILINE)
         if made and not any(set(new) <= set(line.split()) for line in made):
             raise TuningError(
-                "A later file in /etc/default/grub.d sets GRUB_CMDLINE_LINUX anew: let it append instead."
+                "A later file in /etc/default/grub.d overwrites GRUB_CMDLINE_LINUX: make it append instead."
             )
 
 
@@ -232,8 +232,8 @@ def conflicts(system: System, wanted: dict[str, str], ours: list[str], lines: di
     return list(dict.fromkeys(found))
 
 
-def edited(text: str, gone: list[str], new: list[str]) -> str:
-    """A command line without the pairs in ``gone`` and with those in ``new``; the rest stays as it is."""
+def edit(text: str, gone: list[str], new: list[str]) -> str:
+    """Removes the pairs in ``gone`` from a command line and adds those in ``new``; the rest stays as it is."""
     for pair in gone:
         text = re.sub(rf"(^|[ \t]+){re.escape(pair)}(?!\S)", "", text, flags=re.MULTILINE)
     missing = [pair for pair in new if pair not in text.split()]
@@ -244,10 +244,10 @@ def edited(text: str, gone: list[str], new: list[str]) -> str:
 def active_profile(system: System) -> str | None:
     """The profile of tuned, nothing if it has none, or None where it does not run."""
     try:
-        told = system.run(["tuned-adm", "active"]) if system.has("tuned-adm") else ""
+        printed = system.run(["tuned-adm", "active"]) if system.has("tuned-adm") else ""
     except TuningError as error:
         return "" if "No current active profile" in str(error) else None
-    found = re.match(r"Current active profile: (.*)$", told, re.MULTILINE)
+    found = re.match(r"Current active profile: (.*)$", printed, re.MULTILINE)
     return found.group(1).strip() if found else None
 
 
@@ -256,12 +256,12 @@ def apply(wanted: dict[str, str], profile: str, check: bool, system: System | No
 
     :param wanted: name → value.
     :param profile: profile that tuned is to have where it runs, or nothing to leave it as it is.
-    :param check: whether to tell only.
+    :param check: change nothing.
     :returns: ``before`` and ``after`` as text, ``mechanism`` (its name or None), ``waiting`` (pairs that a restart sets or takes away).
     """
     system = system or System()
     if profile and not re.fullmatch(r"\w[\w.-]*", profile, re.ASCII):
-        raise TuningError(f"«{profile}» is no name of a profile of tuned: see «tuned-adm list».")
+        raise TuningError(f"«{profile}» is not the name of a tuned profile: see «tuned-adm list».")
     done = _set(wanted, check, system)
     active = active_profile(system) if profile else None
     if active is not None and active != profile:
@@ -275,7 +275,7 @@ def apply(wanted: dict[str, str], profile: str, check: bool, system: System | No
 def _set(wanted: dict[str, str], check: bool, system: System) -> dict:
     for name, value in wanted.items():
         if not re.fullmatch(r"\w+(\.\w+)?", name, re.ASCII) or not re.fullmatch(r"[\w.:,/-]+", value, re.ASCII):
-            raise TuningError(f"«{name}={value}» is no parameter that can be set: use letters, digits and _ . : , / -")
+            raise TuningError(f"«{name}={value}» is not a valid kernel parameter: use letters, digits and _ . : , / -")
     pairs = [f"{name}={value}" for name, value in wanted.items()]
     running = set(system.read("proc/cmdline").split())
     taken_back = system.read(TAKEN_BACK).split()
@@ -283,11 +283,13 @@ def _set(wanted: dict[str, str], check: bool, system: System) -> dict:
     way = mechanism(system) if wanted or left else None
     if way is None:
         if left or not running.issuperset(pairs):
-            told = f"set «{' '.join(pairs)}»" if wanted else f"take back what /{left[0]} names, and the file,"
-            raise TuningError(
-                f"The kernel command line of this host is made in a way not known here: {told} by hand, then restart it."
+            remedy = (
+                f"set «{' '.join(pairs)}»" if wanted else f"remove the parameters that /{left[0]} names, and the file,"
             )
-        return _told("", "", None, [pair for pair in taken_back if pair in running])
+            raise TuningError(
+                f"How this host makes its kernel command line is not known: {remedy} by hand, then reboot it."
+            )
+        return _result("", "", None, [pair for pair in taken_back if pair in running])
     record, lines = system.read(way.record), way.lines()
     ours = re.findall(r"(?<![^\s\"])[\w.]+=[\w.:,/-]+(?![^\s\"])", record)
     found = conflicts(system, wanted, ours, lines)
@@ -295,7 +297,7 @@ def _set(wanted: dict[str, str], check: bool, system: System) -> dict:
         raise TuningError(f"Other values are set already: {', '.join(found)}. Remove them there, or tune by hand.")
     mine = [pair for pair in pairs if pair in ours or not way.holds(pair)]
     gone = [pair for pair in ours if pair not in pairs]
-    planned = {place: edited(line, gone, mine) for place, line in lines.items()}
+    planned = {place: edit(line, gone, mine) for place, line in lines.items()}
     interrupted = ["interrupted"] if INCOMPLETE in record else []
     before = _shown({"/" + way.record: " ".join(ours + interrupted), **lines})
     after = _shown({"/" + way.record: " ".join(mine), **planned})
@@ -306,10 +308,10 @@ def _set(wanted: dict[str, str], check: bool, system: System) -> dict:
         system.write(way.record, INCOMPLETE + "\n" + way.recorded(ours, mine))
         way.apply(planned, gone, mine)
         system.write(way.record, way.recorded([], mine) if mine else "")
-    return _told(before, after, way.name, [pair for pair in pairs if pair not in running] + taken_back)
+    return _result(before, after, way.name, [pair for pair in pairs if pair not in running] + taken_back)
 
 
-def _told(before: str, after: str, name: str | None, waiting: list[str]) -> dict:
+def _result(before: str, after: str, name: str | None, waiting: list[str]) -> dict:
     return {"before": before, "after": after, "mechanism": name, "waiting": waiting}
 
 

@@ -182,10 +182,11 @@ def _ports(plan: dict) -> list[str]:
         for rule in host["firewall"]:
             ports.setdefault((rule["address"], tuple(rule["sources"])), []).append(str(rule["port"]))
         unit = service_managers.MANAGERS[host["service_manager"]].closes_ports_by
-        closed_by = host["firewall_manager"] or unit or "nothing of ours"
+        closed_by = host["firewall_manager"] or unit
+        closed = f"closed to others by {closed_by}" if closed_by else "not closed to others by this collection"
         for (address, sources), numbers in ports.items():
-            told = f"{name}  {address}: {', '.join(numbers)} for {', '.join(sources)}; closed to others by {closed_by}"
-            lines += _wrapped("  ", told)
+            text = f"{name}  {address}: {', '.join(numbers)} for {', '.join(sources)}; {closed}"
+            lines += _wrapped("  ", text)
     return lines or ["  none: the workers listen on loopback only"]
 
 
@@ -196,24 +197,24 @@ def _advisories(plan: dict) -> list[str]:
             tuple(advisory[key] for key in ("severity", "accepted", "id", "remedy", "reference")), []
         ).append(advisory)
     lines = []
-    for (severity, accepted, identifier, remedy, reference), found in alike.items():
-        hosts = ", ".join(dict.fromkeys(advisory["host"] for advisory in found if advisory["host"]))
+    for (severity, accepted, identifier, remedy, reference), entries in alike.items():
+        hosts = ", ".join(dict.fromkeys(advisory["host"] for advisory in entries if advisory["host"]))
         lines.append(f"  {severity}{', accepted' if accepted else ''}: {identifier}{' on ' if hosts else ''}{hosts}")
-        for text in (*(advisory["message"] for advisory in found), f"Remedy: {remedy}", f"See {reference}"):
+        for text in (*(advisory["message"] for advisory in entries), f"Remedy: {remedy}", f"See {reference}"):
             lines += _wrapped("      ", text)
     return lines or ["  none"]
 
 
 def _network(plan: dict) -> list[str]:
-    told = plan["estimate"]
-    if not told["links"]:
+    estimate = plan["estimate"]
+    if not estimate["links"]:
         return ["  nothing: no worker is used"]
-    kinds = dict.fromkeys((link["kind"], link["one_way_ms"], link["measured"]) for link in told["links"])
+    kinds = dict.fromkeys((link["kind"], link["one_way_ms"], link["measured"]) for link in estimate["links"])
     ways = ", ".join(f"{time:g} ms by {kind} ({'measured' if known else 'assumed'})" for kind, time, known in kinds)
     return _wrapped(
         "  ",
-        f"{told['bound']} {told['network_ms_per_token']:g} ms for each token: it crosses the network {told['crossings']} times, one way "
-        f"{ways}. What drivers and devices take themselves is not in it.",
+        f"{estimate['bound']} {estimate['network_ms_per_token']:g} ms for each token: it crosses the network {estimate['crossings']} times, one way "
+        f"{ways}. The time that drivers and devices need is not included.",
     )
 
 
@@ -248,7 +249,7 @@ def changes_of(plan: dict, changes: dict, drifts: dict[str, dict], unasked: dict
 
 
 def plan_parts(plan: dict, changed: list[str] | None = None) -> dict[str, list[str]]:
-    """Title → lines of each part of the page that has something to tell.
+    """Title → lines of each part of the page that is not empty.
 
     :param changed: of changes_of; None leaves that part out.
     """
@@ -274,7 +275,7 @@ def plan_title(plan: dict) -> list[str]:
     release = plan["release"]
     return [
         *_wrapped("  ", f"{plan['cluster']} {'would serve' if plan['refused'] else 'serves'} {plan['model']['name']}"),
-        f"  with {release['ref']}, RPC protocol {release['protocol'] or 'of a version that is not known here'}",
+        f"  with {release['ref']}, RPC protocol {release['protocol'] or 'of an unknown version'}",
     ]
 
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Holds what a cluster does against what its plan says, check by check.
+"""Compares what a cluster does with its plan, check by check.
 
 A check is ``{"name", "subject", "status", "evidence"}``; status is passed, failed or not tested.
 """
@@ -31,7 +31,7 @@ PROMPT = "The first three prime numbers are"
 TOKENS = 16
 SECONDS_FOR_ANSWER = 300
 ENDS_BEFORE_GIVING_UP = 3
-"""So often llama-server may end while it is waited for."""
+"""So often llama-server may end while verify waits for it."""
 
 
 # ------------------------------------------------------------------------------------------------ evidence, on the head
@@ -55,12 +55,12 @@ def _request(url: str, path: str, key: str | None, body: dict | None = None, sec
 def read_untrusted(path: Path) -> str:
     """The beginning of a file in a folder of the services' account, which may have been replaced by whoever took that account over.
 
-    :raises OSError: it is not there, or is no regular file.
+    :raises OSError: it does not exist, or is not a regular file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as stream:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(f"{path} is no regular file")
+            raise OSError(f"{path} is not a regular file")
         return stream.read(runtime.START_LOG_BYTES).decode("utf-8", "replace")
 
 
@@ -86,26 +86,26 @@ def handshakes(path: Path) -> dict:
 def ends(path: Path) -> dict:
     """What the launcher recorded of the ends of llama-server: their ``number``, ``how`` the last one came, and the end of its ``log``."""
     try:
-        told = json.loads(read_untrusted(path))
+        recorded = json.loads(read_untrusted(path))
         return {
-            "number": int(told["number"]),
-            "how": str(told["how"]),
-            "log": [str(line) for line in list(told["log"])[-runtime.LAST_LINES :]],
+            "number": int(recorded["number"]),
+            "how": str(recorded["how"]),
+            "log": [str(line) for line in list(recorded["log"])[-runtime.LAST_LINES :]],
         }
     except (OSError, ValueError, KeyError, TypeError):
         return {"number": 0, "how": "", "log": []}
 
 
 def ends_at_each_start(evidence: dict, before: int) -> bool:
-    """Whether llama-server ended so often since then that waiting makes no sense; if so, the evidence tells that from now on.
+    """Whether llama-server ended so often since then that waiting makes no sense; if so, it is written into the evidence.
 
     :param before: number of ends when waiting began.
     """
-    told = evidence["ends"]
-    if told["number"] - before < ENDS_BEFORE_GIVING_UP:
+    recorded = evidence["ends"]
+    if recorded["number"] - before < ENDS_BEFORE_GIVING_UP:
         return False
-    said = f"llama-server ended {told['number'] - before} times while it was waited for, the last time {told['how']}"
-    evidence.update(health={"healthy": False, "said": said}, waits_for=[], log=told["log"])
+    said = f"llama-server ended {recorded['number'] - before} times while verify waited for it, the last time {recorded['how']}"
+    evidence.update(health={"healthy": False, "said": said}, waits_for=[], log=recorded["log"])
     return True
 
 
@@ -114,7 +114,7 @@ def first_key(path: str | None) -> str | None:
 
 
 class Logged(NamedTuple):
-    """MiB that so many lines of a log tell together, each rounded to two digits after the point."""
+    """MiB that so many lines of a log add up to, each rounded to two digits after the point."""
 
     mib: float = 0.0
     lines: int = 0
@@ -129,7 +129,7 @@ class Logged(NamedTuple):
 
 
 def buffers(log: str) -> dict[str, dict[str, Logged]]:
-    """Device → kind (model; KV, with the states of recurrent layers; compute) → what the log of one start tells. ik_llama.cpp does
+    """Device → kind (model; KV, with the states of recurrent layers; compute) → what the log of one start reports. ik_llama.cpp does
     not name the kind model. A processor has several: CPU, AMX, CPU_REPACK and the like."""
     found: dict[str, dict[str, Logged]] = {}
     for device, kind, size in re.findall(r": +(\S+)(?: +(model|KV|RS|compute))? buffer size =\s*([\d.]+) MiB", log):
@@ -168,7 +168,7 @@ def waits_for(answers: dict) -> list[str]:
 
 
 def collect(plan: dict, seconds: float) -> dict:
-    """Everything that only the head can tell.
+    """Everything that only the head knows.
 
     :param seconds: how long to wait for the server.
     """
@@ -237,7 +237,7 @@ def _releases(plan: dict, drifts: dict) -> list[dict]:
         drift = drifts.get(name)
         if drift is None:
             checks.append(
-                _check("release", name, False, "it could not be reached: nothing was changed or looked at there")
+                _check("release", name, False, "the host does not answer: nothing was changed or compared there")
             )
             continue
         wrong = [
@@ -265,7 +265,10 @@ def _held_by_others(planned: dict, drift: dict) -> list[str]:
     for service in planned["services"]:
         if service["kind"] == "worker":
             strangers = set(drift["services"][service["name"]]["clients"]) - set(_heads_addresses(planned, service))
-            found += [f"{service['name']} is held by {address}, which is not the head" for address in sorted(strangers)]
+            found += [
+                f"{service['name']} has a connection from {address}, which is not the head"
+                for address in sorted(strangers)
+            ]
     return found
 
 
@@ -276,7 +279,7 @@ def _heads_addresses(planned: dict, service: dict) -> list[str]:
 
 
 def knock(endpoint: str) -> str | None:
-    """Tries to connect and says nothing; the address it came from, or None where it was not let in."""
+    """Tries to connect and sends nothing; its own address, or None where the connection is refused or dropped."""
     address, port = endpoint.rsplit(":", 1)
     try:
         with socket.create_connection((address, int(port)), KNOCK_SECONDS) as connection:
@@ -302,13 +305,13 @@ def _closed(plan: dict, drifts: dict, knocks: dict[str, str | None]) -> list[dic
                     _check(
                         "closed",
                         worker["endpoint"],
-                        *_judged_knock(planned, worker["endpoint"], knocks, name in accepted),
+                        *_judge_knock(planned, worker["endpoint"], knocks, name in accepted),
                     )
                 )
     return checks
 
 
-def _judged_knock(
+def _judge_knock(
     planned: dict, endpoint: str, knocks: dict[str, str | None], accepted: bool
 ) -> tuple[bool | None, str]:
     if endpoint not in knocks:
@@ -319,23 +322,25 @@ def _judged_knock(
     if source in {source for rule in planned["firewall"] for source in rule["sources"]}:
         return None, "the controller is the head, and no other host has tried to connect"
     if accepted:
-        return None, "it is open, which unprotected-worker in llama_accept_advisories accepts"
-    return False, f"the controller could connect from {source}"
+        return None, "the port is open: llama_accept_advisories accepts that (unprotected-worker)"
+    return False, f"the controller can connect from {source}: close the port to all hosts but the head"
 
 
 def _links(evidence: dict) -> list[dict]:
     """What the last measurement of each link gave. No threshold: what is enough depends on the model."""
     checks = []
     for name, measured in evidence["links"].items():
-        told = []
+        texts = []
         if measured and measured["mbit_per_second"] is not None:
-            told.append(f"{measured['mbit_per_second']:.0f} Mbit/s")
+            texts.append(f"{measured['mbit_per_second']:.0f} Mbit/s")
         if measured and measured["round_trip_ms"] is not None:
-            told.append(f"round trip {measured['round_trip_ms']:.2f} ms")
+            texts.append(f"round trip {measured['round_trip_ms']:.2f} ms")
         if measured and measured["detail"]:
-            told.append(measured["detail"])
+            texts.append(measured["detail"])
         passed = None if not measured else measured["round_trip_ms"] is not None
-        checks.append(_check("link", name, passed, ", ".join(told) or "not measured yet: set llama_link_measure"))
+        checks.append(
+            _check("link", name, passed, ", ".join(texts) or "not measured yet: set llama_link_measure to true")
+        )
     return checks
 
 
@@ -348,20 +353,27 @@ def _handshakes(plan: dict, evidence: dict) -> list[dict]:
             endpoint = worker["endpoint"]
             answer = answers.get(endpoint)
             if not answer:
-                checks.append(_check("handshake", endpoint, False, "the head did not record one before it started"))
+                checks.append(
+                    _check(
+                        "handshake",
+                        endpoint,
+                        False,
+                        "the launcher on the head recorded no handshake before llama-server started",
+                    )
+                )
             elif answer["state"] != "ok":
                 checks.append(_check("handshake", endpoint, False, f"{answer['state']}: {answer['detail']}"))
             else:
                 total = sum(device["total_mib"] for device in answer["devices"])
                 needed = capacities.get(endpoint, 0)
-                told = f"protocol {answer['protocol']}, {len(answer['devices'])} device, {total} MiB"
+                answered = f"protocol {answer['protocol']}, {len(answer['devices'])} device, {total} MiB"
                 right = len(answer["devices"]) == 1 and total >= needed
                 checks.append(
                     _check(
                         "handshake",
                         endpoint,
                         right,
-                        told if right else f"{told}, planned were 1 device and {needed} MiB",
+                        answered if right else f"{answered}, planned: 1 device with {needed} MiB or more",
                     )
                 )
     return checks
@@ -370,18 +382,18 @@ def _handshakes(plan: dict, evidence: dict) -> list[dict]:
 def _buffers(plan: dict, evidence: dict) -> list[dict]:
     checks = []
     for entry in plan["placement"]:
-        logged = {kind: Logged(*told) for kind, told in evidence["buffers"].get(entry["device"], {}).items()}
+        logged = {kind: Logged(*values) for kind, values in evidence["buffers"].get(entry["device"], {}).items()}
         wrong, bounds = [], ""
         for kind, key in (("model", "weights_mib"), ("KV", "kv_mib")):
-            told = logged.get(kind, Logged())
-            size, rounding = told.mib, told.rounding + LOGGED_ROUNDING_MIB
+            entries = logged.get(kind, Logged())
+            size, rounding = entries.mib, entries.rounding + LOGGED_ROUNDING_MIB
             if key not in entry["exact"]:
-                bounds += f", {kind} was planned as up to {entry[key]} MiB"
+                bounds += f", {kind} planned up to {entry[key]} MiB"
                 if kind == "model" and entry[key] and not size:
                     wrong.append(f"{kind} {size} MiB, planned up to {entry[key]}")
             elif abs(size - entry[key]) > rounding + entry[key] / 1000:
                 wrong.append(f"{kind} {size} MiB, planned {entry[key]}")
-        sizes = ", ".join(f"{kind} {told.mib} MiB" for kind, told in logged.items()) + bounds
+        sizes = ", ".join(f"{kind} {entries.mib} MiB" for kind, entries in logged.items()) + bounds
         checks.append(_check("buffers", entry["device"], not wrong, "; ".join(wrong) or sizes))
     return checks
 
@@ -404,8 +416,8 @@ def _known_answer(plan: dict, evidence: dict) -> dict:
     wrong = next((index for index, pair in enumerate(pairs) if pair[0] != pair[1]), min(len(expected), len(got)))
     evidence_text = (
         f"word {wrong + 1} is {' '.join(got[wrong : wrong + 1]) or 'missing'!r}, "
-        f"expected {' '.join(expected[wrong : wrong + 1]) or 'the end'!r}: some layer was computed wrong. "
-        f"It answered: {evidence['completion']['text'][:300]!r}"
+        f"expected {' '.join(expected[wrong : wrong + 1]) or 'the end'!r}: at least one layer computes wrong. "
+        f"The answer is {evidence['completion']['text'][:300]!r}"
     )
     return _check("known answer", subject, False, evidence_text)
 
@@ -445,12 +457,12 @@ def _staging(plan: dict, staged: dict) -> dict:
     if staged["reasons"]:
         return _check("staging", subject, None, "; ".join(staged["reasons"]))
     if "checks" not in staged:
-        return _check("staging", subject, False, "its instances could not be started, see above")
+        return _check("staging", subject, False, "its instances did not start: see the errors above")
     checks = staged["checks"]
     failed = [check for check in checks if check["status"] == "failed"]
     if failed:
-        told = "; ".join(f"{check['name']} of {check['subject']}: {check['evidence']}" for check in failed)
-        return _check("staging", subject, False, told)
+        reasons = "; ".join(f"{check['name']} of {check['subject']}: {check['evidence']}" for check in failed)
+        return _check("staging", subject, False, reasons)
     answer = next(check for check in checks if check["name"] == "known answer")
     devices = sum(check["name"] == "buffers" for check in checks)
     return _check(
@@ -475,8 +487,8 @@ def judge(
     """
     checks = [] if plan["staging"] else _releases(plan, drifts) + _closed(plan, drifts, knocks) + _links(evidence)
     checks += [_staging(plan, staged)] if staged else []
-    told = "; ".join(evidence.get("waits_for") or [evidence["health"]["said"]])
-    checks.append(_check("health", plan["head"]["url"], evidence["health"]["healthy"], told))
+    health = "; ".join(evidence.get("waits_for") or [evidence["health"]["said"]])
+    checks.append(_check("health", plan["head"]["url"], evidence["health"]["healthy"], health))
     if evidence["health"]["healthy"]:
         checks += _handshakes(plan, evidence) + _buffers(plan, evidence)
         checks += [_known_answer(plan, evidence), _completion(plan, evidence)]

@@ -23,7 +23,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import b
 
 MIB = 1024 * 1024
 NVIDIA_QUERY = ["nvidia-smi", "--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader,nounits"]
-NOT_TOLD = {"N/A", "Not Supported"}
+UNKNOWN = {"N/A", "Not Supported"}
 """What nvidia-smi prints, in brackets or without, for what a device does not have: memory of its own, for instance."""
 
 UNIFIED_GFX = {
@@ -40,7 +40,7 @@ UNIFIED_GFX = {
     "gfx1152",
     "gfx1153",
 }
-"""AMD processors whose graphics use the host's memory, for kernels that do not tell it in the KFD topology (before 6.10)."""
+"""AMD processors whose graphics use the host's memory, for kernels that do not report it in the KFD topology (before 6.10)."""
 
 LOCAL_HEAPS = {"1", "2"}
 """Types of a memory bank in the KFD topology that count as the device's own: visible to the processor, and not."""
@@ -69,12 +69,12 @@ INSTRUCTIONS = (
     "mmx|3dnow|sse|pni|ssse|avx|amx|fma|f16c|xop|bmi|tbm|abm|lzcnt|popcnt|movbe|cx16|lahf|aes|vaes|sha|gfni|pclmul|vpclmul|adx"
     "|fp|asimd|sve|sme|i8mm|bf16|atomics|crc32|pmull|lrcpc|fcma|jscvt"
 )
-"""How flags of /proc/cpuinfo begin that tell of instructions which compilers use. Others come with kernels, microcode and hypervisors."""
+"""How flags of /proc/cpuinfo begin that stand for instructions which compilers use. Others come with kernels, microcode and hypervisors."""
 
 
 def cpu(root: Path = ROOT, ask: Ask = output) -> dict:
     """``cores`` are those that the system schedules on, threads of a core counted each; ``features_id`` is the same for processors
-    that run the same programs. ``unusable`` is only there where programs cannot use what the processor announces: ``["amx"]``."""
+    that run the same programs. ``unusable`` exists only where programs cannot use what the processor announces: ``["amx"]``."""
     if sys.platform == "darwin":
         model, features = ask(["sysctl", "-n", "machdep.cpu.brand_string"]).strip(), ""
     else:
@@ -90,24 +90,26 @@ def cpu(root: Path = ROOT, ask: Ask = output) -> dict:
     return {**found, "unusable": unusable} if unusable else found
 
 
-def _told(field: str) -> bool:
-    return field.strip("[]") not in NOT_TOLD
+def _is_known(field: str) -> bool:
+    return field.strip("[]") not in UNKNOWN
 
 
 def nvidia(listing: str, memory: int) -> list[dict]:
-    """From what NVIDIA_QUERY prints. A device without memory of its own (GB10) uses the host's, of which there are ``memory`` MiB."""
+    """From what NVIDIA_QUERY prints. A device without memory of its own (GB10) uses the host's, ``memory`` MiB."""
     found = []
     for line in listing.splitlines():
         fields = [field.strip() for field in line.split(",")]
         if len(fields) != 3:
             continue
         name, capability, size = fields
-        if (re.fullmatch(r"\d+\.\d+", capability) or not _told(capability)) and (size.isdigit() or not _told(size)):
+        if (re.fullmatch(r"\d+\.\d+", capability) or not _is_known(capability)) and (
+            size.isdigit() or not _is_known(size)
+        ):
             found.append(
                 {
                     "backend": backends.CUDA.name,
                     "name": name,
-                    "architecture": capability if _told(capability) else "",
+                    "architecture": capability if _is_known(capability) else "",
                     "memory_mib": int(size) if size.isdigit() else memory,
                     "unified": not size.isdigit(),
                 }
@@ -116,7 +118,7 @@ def nvidia(listing: str, memory: int) -> list[dict]:
 
 
 def nvidia_without_tools(root: Path) -> list[dict]:
-    """From the driver's files, which tell neither compute capability nor memory."""
+    """From the driver's files, which contain neither compute capability nor memory."""
     found = []
     for path in sorted(root.glob("proc/driver/nvidia/gpus/*/information")):
         model = re.search(r"^Model:\s*(.+)$", text_of(path), re.MULTILINE)
@@ -159,7 +161,7 @@ def _amd_memory(device: Path, local: int, integrated: bool) -> tuple[int, bool]:
     Of graphics inside a processor, programs get whichever is larger: what the firmware has set aside, or what the kernel may lend
     them (GTT). Kernels from 6.10 on count the latter as the device's own, so that it has more than its video memory.
 
-    :param local: MiB that the KFD topology counts as the device's own; 0 where it tells nothing.
+    :param local: MiB that the KFD topology counts as the device's own; 0 where it has none.
     :param integrated: whether the device is known to be part of a processor.
     """
     own, lent = _mib(device / "mem_info_vram_total"), _mib(device / "mem_info_gtt_total")
@@ -182,7 +184,7 @@ def _drm(root: Path) -> list[tuple[str, str, dict]]:
 
 def intel(root: Path, memory: int) -> dict[str, dict]:
     """Name of the render node → device, discrete ones first, as SYCL counts them: the one with the most execution units is the first.
-    The kernel does not tell the memory of a discrete one; an integrated one lends half of the host's."""
+    The kernel does not report the memory of a discrete one; an integrated one lends half of the host's."""
     found = []
     for slot, name, described in _drm(root):
         if described.get("DRIVER") in INTEL_DRIVERS:

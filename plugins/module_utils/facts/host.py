@@ -51,7 +51,7 @@ FIRMWARE_VERSION = {
 
 
 def version_of(argv: list[str], ask: Ask = output) -> str | None:
-    """The first version number that a command prints, or None if it is not there or fails."""
+    """The first version number that a command prints, or None if it is missing or fails."""
     return versions.first(ask(argv))
 
 
@@ -74,7 +74,7 @@ def readable_by_all(path: str) -> bool:
 
 
 def closed_to(account: str, path: str) -> str | None:
-    """The first part of a file's path that an account may not pass or read, or None. An account that is not there yet is everybody."""
+    """The first part of a file's path that an account may not pass or read, or None. An account that does not exist yet has the rights of others."""
     try:
         user = pwd.getpwnam(account)
         groups = {user.pw_gid, *(group.gr_gid for group in grp.getgrall() if account in group.gr_mem)}
@@ -118,7 +118,7 @@ def service_manager(scope: str, root: Path = ROOT, ask: Ask = output) -> str:
 
 def packaged(policy: str, main: str, lists: Path = APT_LISTS) -> dict:
     """From what ``apt-cache policy`` says of the packages of llama.cpp: names of those that are installed, and upstream's version
-    of the main one that is installed, or else offered, or None; ``listed`` is false where no list of packages could tell it.
+    of the main one that is installed, or else offered, or None; ``listed`` is false where the host has no list of packages.
 
     :param lists: folder of apt's lists of packages.
     """
@@ -147,16 +147,16 @@ def _packaged(catalogue: dict, family: str) -> dict | None:
 
 
 def useradd(folders: str = ROOT_FOLDERS) -> str | None:
-    """Whether accounts can be created, as a tool that tells no version."""
+    """Whether accounts can be created, as a tool without a version."""
     return "installed" if shutil.which("useradd", path=folders) else None
 
 
 def firmware(accelerators: list[dict], family: str, ask: Ask = output) -> str | None:
-    """Version of the package with the firmware of AMD's graphics, on a host that has such; None where no package tells."""
+    """Version of the package with the firmware of AMD's graphics, on a host that has such; None where no package has it."""
     if not any(device["backend"] == backends.HIP.name for device in accelerators):
         return None
-    told = (ask(command).strip() for command in FIRMWARE_VERSION.get(family, []))
-    return next((version for version in told if version), None)
+    printed = (ask(command).strip() for command in FIRMWARE_VERSION.get(family, []))
+    return next((version for version in printed if version), None)
 
 
 def measured_links(prefix: str) -> dict:

@@ -35,7 +35,7 @@ def amd(drm: Path) -> dict[int, int]:
 
 
 def free_mib() -> dict[str, int]:
-    """Device, named as workers name it, → MiB. A device whose free memory cannot be told is left out."""
+    """Device, named as workers name it, → MiB. A device whose free memory is not known is left out."""
     found = {}
     meminfo = Path("/proc/meminfo")
     host = available(meminfo.read_text()) if meminfo.exists() else None

@@ -28,9 +28,6 @@ COMPILERS = (
 )
 """Where compilers are installed beside the distribution's default."""
 
-HEADERS = {library.name: library.header for library in backends.LIBRARIES.values() if library.header}
-"""Library → one of its headers, below a folder for headers: the system's or a toolkit's."""
-OTHER_LIBRARIES = {library.name: library.files for library in backends.LIBRARIES.values() if library.files}
 PRESENT = "present"
 """Stands for the version of a library that was found."""
 
@@ -55,7 +52,7 @@ def _prefixes(root: Path, patterns: tuple[str, ...]) -> dict[Path, list[str]]:
 
 def rocwmma(include: Path) -> dict | None:
     """Version of the headers, and the architectures that they compile for: they stop the compiler for any other. None of them where the
-    internal headers are not there, as in Debian's librocwmma-dev 7.2.4-1~exp1."""
+    internal headers are missing, as in Debian's librocwmma-dev 7.2.4-1~exp1."""
     text = text_of(include / "rocwmma/rocwmma-version.hpp") + text_of(include / "rocwmma/internal/rocwmma-version.hpp")
     if not text:
         return None
@@ -73,8 +70,8 @@ def _include_folders(prefix: str) -> list[str]:
     return [*folders, "/usr/local/include"] if prefix == names.SYSTEM else folders
 
 
-def _brought(root: Path, prefixes: list[str], backend: str) -> list[str]:
-    """Libraries of a backend that are there with the toolkit at these prefixes, not with another one on the same host."""
+def _libraries_of(root: Path, prefixes: list[str], backend: str) -> list[str]:
+    """Libraries of a backend that are installed with the toolkit at these prefixes, not with another one on the same host."""
     folders = [folder for prefix in prefixes for folder in _include_folders(prefix)]
     return [
         name
@@ -127,7 +124,7 @@ def _toolkits(root: Path, ask: Ask, backend: str, toolkit: backends.Toolkit) -> 
                 "links": links,
                 "version": versions.first(version or ask([f"{prefix}/bin/{toolkit.command}", "--version"])),
                 "compiler": _compiler(folder, prefix, toolkit, ask),
-                "libraries": _brought(root, [prefix, *components.values()], backend),
+                "libraries": _libraries_of(root, [prefix, *components.values()], backend),
                 "rocwmma": rocwmma(folder / "include") if backends.RECORDS[backend].rocwmma else None,
                 **({"components": components} if toolkit.components else {}),
             }
