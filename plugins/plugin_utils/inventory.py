@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,6 +65,16 @@ def packages() -> dict[str, dict]:
     return {"tools": lists["llama_host_packages"], "llama": lists["llama_host_packaged"]}
 
 
+def truths(given: Any, spec: dict[str, dict]) -> Iterator[str]:
+    """Names of whole numbers that are given as true or false, which Ansible takes for 1 and 0."""
+    for variable, option in spec.items():
+        value = given.get(variable) if isinstance(given, Mapping) else None
+        if option["type"] == "int" and isinstance(value, bool):
+            yield variable
+        for part in value if isinstance(value, list) else [value]:
+            yield from (f"{variable}.{name}" for name in truths(part, option.get("options") or {}))
+
+
 def _variables(name: str, hostvars: Any, spec: dict[str, dict]) -> dict:
     given = {variable: hostvars[variable] for variable in spec if hostvars.get(variable) is not None}
     for variable, value in given.items():
@@ -72,6 +82,10 @@ def _variables(name: str, hostvars: Any, spec: dict[str, dict]) -> dict:
             raise AnsibleActionFail(
                 f"Variables of host {name} are not valid: {variable} is {value!r}, but must be a mapping. docs/variables.md describes them."
             )
+    for variable in truths(given, spec):
+        raise AnsibleActionFail(
+            f"Variables of host {name} are not valid: {variable} is true or false, but must be a number."
+        )
     checked = ArgumentSpecValidator(spec).validate(given)
     if checked.error_messages:
         problems = "; ".join(

@@ -473,3 +473,14 @@ def test_an_unknown_variable_that_resembles_none_of_ours():
     found = [advisory for advisory in cluster.plan()["advisories"] if advisory["id"] == "variable-unknown"]
     assert [(advisory["host"], advisory["severity"]) for advisory in found] == [("worker1", "warning")]
     assert found[0]["message"].endswith("so it does nothing. Similar name: none.")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"llama_server_extra_args": ["--models_dir", "/srv"]},
+        {"llama_server_environment": {"LLAMA_ARG_MODELS_DIR": "/srv"}},
+    ],
+)
+def test_a_router_by_another_spelling(given):
+    assert "router-with-workers" in [advisory["id"] for advisory in cluster_of(**given).plan()["advisories"]]

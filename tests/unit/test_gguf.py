@@ -162,7 +162,7 @@ SHAPE = st.sampled_from(sorted(files.BLOCKS)).flatmap(
 
 
 @given(
-    st.dictionaries(KEY.filter(lambda name: name != "general.alignment"), ENTRY, max_size=8),
+    st.dictionaries(KEY.filter(lambda name: name not in ("general.alignment", "split.count")), ENTRY, max_size=8),
     st.dictionaries(KEY, SHAPE, max_size=8),
     st.sampled_from([2, 3]),
 )

@@ -173,3 +173,16 @@ def test_every_variable_is_described_and_typed():
         assert name.startswith("llama_")
         assert option["description"]
         assert option["type"]
+
+
+@pytest.mark.parametrize(
+    "variable, value, named",
+    [
+        ("llama_server_port", True, "llama_server_port"),
+        ("llama_worker_endpoints", [{"name": "one"}, {"threads": False}], "llama_worker_endpoints.threads"),
+        ("llama_model_known_answer", {"layers": True}, "llama_model_known_answer.layers"),
+    ],
+)
+def test_true_and_false_are_not_numbers(variable, value, named):
+    with pytest.raises(AnsibleActionFail, match=f"{named} is true or false, but must be a number"):
+        inventory.hosts(task_vars(GROUPS, **{variable: value}))

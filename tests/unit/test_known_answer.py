@@ -59,7 +59,7 @@ def test_the_file_is_the_same_each_time(tmp_path):
     "layers, width, kind, said",
     [
         (16, 100, "f32", "multiple of 64"),
-        (0, 128, "f32", "1 or more"),
+        (0, 128, "f32", "use 1 to"),
         (16, 128, "q2_k", "f32, f16, q8_0"),
         (16, 0, "f16", "width"),
     ],

@@ -1198,7 +1198,7 @@ def test_a_cache_holds_what_was_asked_for_and_never_less_than_the_model_needs(pa
         "/opt/llamacpp/runtime/runtime-id/runtime.py",
         "worker",
         "--cache",
-        "/opt/llamacpp/state/cache/cpu",
+        "/opt/llamacpp/state/cache/cpu/rpc",
         "--limit-mib",
         str(limit),
         "--",
@@ -1716,3 +1716,67 @@ def test_what_is_no_value_of_an_environment(local, value):
     local.hosts["here"]["variables"]["llama_server_environment"] = {}
     local.hosts["here"]["variables"]["llama_worker_endpoints"][1]["environment"] = {"NAME": value}
     assert "environment in llama_worker_endpoints[1] of here has NAME" in local.reason()
+
+
+@pytest.mark.parametrize("folder", ["", "cache", "~/cache"])
+def test_a_cache_has_a_whole_path_since_its_files_are_removed(local, folder):
+    endpoint = {"name": "one", "cache": True, "environment": {"LLAMA_CACHE": folder}}
+    local.hosts["here"]["variables"]["llama_worker_endpoints"] = [endpoint]
+    assert f"LLAMA_CACHE of the worker one of here is {folder!r}: use the whole path" in local.reason()
+
+
+@pytest.mark.parametrize("name", ["A\nUser=root", "MY-VAR", "A B", "1A", 'A"B', "", "LLAMA_ARG_SPLIT_MODE=row", 1])
+def test_what_is_no_name_in_an_environment(local, name):
+    local.hosts["here"]["variables"]["llama_server_environment"] = {name: "x"}
+    assert f"llama_server_environment has the name {str(name)!r}: use letters" in local.reason()
+
+
+@pytest.mark.parametrize("character", ["\n", "\r", "\0", "\x1b", "\x85", "\u2028"])
+@pytest.mark.parametrize(
+    "variable, value",
+    [
+        ("llama_server_extra_args", lambda text: ["--alias", text]),
+        ("llama_server_environment", lambda text: {"NAME": text}),
+        ("llama_server_api_key_file", lambda text: "/etc/" + text),
+        ("llama_server_override_tensor", lambda text: [text + "=CPU"]),
+        ("llama_model_path", lambda text: "/srv/" + text),
+        ("llama_build_cmake_options", lambda text: {"CMAKE_C_FLAGS": text}),
+    ],
+)
+def test_text_that_a_definition_cannot_hold(local, variable, value, character):
+    local.hosts["here"]["variables"][variable] = value(f"a{character}User=root")
+    reason = local.reason()
+    assert variable in reason
+    assert "which has a line break or another control character: remove it" in reason
+
+
+@pytest.mark.parametrize("given", [{"A B": "x"}, {"GGML_NATIVE": None}, {"GGML_NATIVE": ["a"]}, {1: 2}])
+def test_what_is_no_option_of_cmake(local, given):
+    local.hosts["here"]["variables"]["llama_build_cmake_options"] = given
+    assert "llama_build_cmake_options of here has" in local.reason()
+
+
+def test_facts_of_another_version_of_the_collection(pair):
+    del pair.hosts["worker1"]["facts"]["units"]
+    assert (
+        "the facts of worker1 are not as this version of the collection reads them (KeyError('units'))" in pair.reason()
+    )
+
+
+@pytest.mark.parametrize(
+    "release", [{"source": ["git"]}, {"source": {"a": 1}}, {"source": "git", "ref": "b8600", 1: 2}]
+)
+def test_a_release_of_another_form(local, release):
+    local.hosts["here"]["variables"]["llama_release"] = release
+    assert local.reason().startswith("llama_release ")
+
+
+def test_a_micro_batch_that_only_looks_like_a_number(local):
+    local.hosts["here"]["variables"]["llama_server_extra_args"] = ["-ub", "²"]
+    assert "llama_server_extra_args has -ub '²': " in local.reason()
+
+
+@pytest.mark.parametrize("size", [{"layers": 1 << 31}, {"width": 1 << 20}])
+def test_a_known_answer_model_that_no_machine_holds(local, size):
+    local.hosts["here"]["variables"]["llama_model_known_answer"] = {**known_answer_of(), **size}
+    assert "llama_model_known_answer describes a model that is not possible" in local.reason()

@@ -66,8 +66,10 @@ def test_programs_that_do_not_work_here_are_not_installed(call, programs, tmp_pa
     call(**{**programs, "build": {**programs["build"], "id": "old"}})
     tried = []
 
-    def check(folder, worker, _flags, place):
-        tried.append((sorted(path.name for path in folder.iterdir()), worker, place.folder.exists(), place.account))
+    def check(folder, listed, place):
+        tried.append(
+            (sorted(path.name for path in folder.iterdir()), list(listed), place.folder.exists(), place.account)
+        )
         raise building.trial.TrialError("llama-server was tried on this host's processor and ended with SIGILL.")
 
     monkeypatch.setattr(building.trial, "check", check)
@@ -78,7 +80,7 @@ def test_programs_that_do_not_work_here_are_not_installed(call, programs, tmp_pa
     assert failed["msg"].startswith(
         "Installing new: llama-server was tried on this host's processor and ended with SIGILL."
     )
-    assert tried == [(["ggml-rpc-server", "libggml.so", "llama-server"], "ggml-rpc-server", True, {})]
+    assert tried == [(["ggml-rpc-server", "libggml.so", "llama-server"], ["ggml-rpc-server", "llama-server"], True, {})]
     assert [path.name for path in (tmp_path / "prefix/releases").glob("[!.]*")] == ["old"]
     assert not list(tmp_path.glob("prefix/releases/.new/trial"))
 

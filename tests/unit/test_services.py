@@ -258,6 +258,18 @@ def test_systemd_that_is_not_there(tmp_path, monkeypatch):
     assert machine.manager.unread([WORKER]) == set()
 
 
+def test_a_systemd_that_does_not_answer_stops_nothing_and_says_so(tmp_path, monkeypatch):
+    machine = machine_with("systemd", tmp_path, monkeypatch)
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "systemctl").write_text("#!/bin/sh\necho Failed to connect to bus >&2\nexit 1\n")
+    (broken / "systemctl").chmod(0o755)
+    monkeypatch.setattr(commands, "SEARCH", str(broken))
+    with pytest.raises((services.ServiceError, commands.CommandError), match="Failed to connect to bus"):
+        machine.manager.state([WORKER])
+    assert machine.manager.unread([WORKER]) == set()
+
+
 def test_systemd_of_a_user_is_called_as_such(tmp_path, monkeypatch):
     machine = machine_with("systemd_user", tmp_path, monkeypatch)
     machine.apply(WORKER)

@@ -55,7 +55,7 @@ def programs(tmp_path, monkeypatch):
     (tmp_path / "bin").mkdir()
     (tmp_path / "trial").mkdir()
 
-    def check(server=None, worker=None, words=("-d",)):
+    def check(server=None, worker=None, words=("-H", "-p", "-d"), server_words=()):
         hangs = "sleep" in f"{server}{worker}"
         monkeypatch.setattr(trial, "SECONDS", 1 if hangs else 30)
         monkeypatch.setattr(trial, "DYING_SECONDS", 0.1 if hangs or "500" in str(server) else 10)
@@ -64,7 +64,8 @@ def programs(tmp_path, monkeypatch):
                 (tmp_path / "bin" / name).write_text(BEGIN + text)
                 (tmp_path / "bin" / name).chmod(0o755)
         place = trial.Place(tmp_path / "trial", {"OF_THE_BUILD": "1"}, {})
-        trial.check(tmp_path / "bin", "rpc-server" if worker is not None else "", list(words), place)
+        listed = {"llama-server": server_words} if server is not None else {}
+        trial.check(tmp_path / "bin", {**listed, **({"rpc-server": words} if worker is not None else {})}, place)
 
     return check
 
@@ -124,7 +125,7 @@ def test_a_worker_that_does_not_work(programs, worker, said):
 
 
 def test_a_worker_of_ik_llama_is_asked_for_the_processor(programs):
-    programs(worker="assert '-cpu' in sys.argv\n" + WORKER.replace("ANSWER", ANSWERS), words=("-cpu", "-d"))
+    programs(worker="assert '-cpu' in sys.argv\n" + WORKER.replace("ANSWER", ANSWERS), words=("-H", "-p", "-cpu", "-d"))
 
 
 def test_a_worker_that_cannot_be_told_which_device_to_lend_is_not_tried(programs):
@@ -134,8 +135,9 @@ def test_a_worker_that_cannot_be_told_which_device_to_lend_is_not_tried(programs
 def test_a_program_that_cannot_be_started(programs, tmp_path):
     (tmp_path / "bin/llama-server").write_bytes(b"\x7fELF nothing")
     (tmp_path / "bin/llama-server").chmod(0o755)
+    place = trial.Place(tmp_path / "trial", {}, {})
     with pytest.raises(trial.TrialError, match="llama-server does not run on this host: Exec format error"):
-        programs()
+        trial.check(tmp_path / "bin", {"llama-server": ()}, place)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run programs as another account")
@@ -151,7 +153,7 @@ def test_programs_run_as_another_account_that_can_write_only_its_home(tmp_path):
     (tmp_path / "bin/llama-server").chmod(0o755)
     place = trial.Place(tmp_path / "trial", {}, {"user": 65534, "group": 65534, "extra_groups": []})
     with pytest.raises(trial.TrialError, match=r"65534\nkept\n.*\nrefused"):
-        trial.check(tmp_path / "bin", "", [], place)
+        trial.check(tmp_path / "bin", {"llama-server": ()}, place)
 
 
 def test_the_small_model_is_a_known_answer_model(tmp_path):
@@ -181,3 +183,8 @@ def test_the_question_goes_on_with_the_answer():
     assert known_answer.SENTENCE.startswith(words)
     assert len(small_model.answer().split()) >= small_model.ANSWERED
     assert max(small_model.question()) < known_answer.summary(1, 128, "q8_0")["vocabulary"]
+
+
+def test_programs_are_started_with_the_words_that_their_help_lists(programs):
+    server = "assert sys.argv[1::2] == ['-m', '--host', '--port', '-ngl'], sys.argv\n" + SERVER
+    programs(server=server.replace("ANSWER", RIGHT), server_words=("-m", "--host", "--port", "-ngl"))

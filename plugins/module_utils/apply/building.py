@@ -254,12 +254,11 @@ class Installer:
 
         :param listed: see probe.
         """
-        worker = next((target for target in listed if target.endswith("rpc-server")), "")
         folder = partial / "trial"
         folder.mkdir()
         place = trial.Place(folder, self.build.get("environment", {}), self._as_account())
         try:
-            trial.check(partial / "bin", worker, listed[worker]["known"] if worker else (), place)
+            trial.check(partial / "bin", {target: help_["known"] for target, help_ in listed.items()}, place)
         except trial.TrialError as error:
             raise BuildError(str(error)) from error
         finally:

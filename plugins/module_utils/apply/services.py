@@ -138,11 +138,10 @@ class Systemd(Manager):
         return [self.path(name).name for name in services]
 
     def _show(self, services: Collection[str], key: str) -> dict[str, str]:
-        """Service → what systemd says of it; nothing of what it does not know."""
-        try:
-            text = self._systemctl("show", f"--property=Id,{key}", *self._units(services)) if services else ""
-        except commands.CommandError:
+        """Service → what systemd says of it; nothing of what it does not know, and nothing on a host without systemd."""
+        if not services or not commands.find("systemctl"):
             return {}
+        text = self._systemctl("show", f"--property=Id,{key}", *self._units(services))
         blocks = [
             dict(line.split("=", 1) for line in block.splitlines() if "=" in line) for block in text.split("\n\n")
         ]
@@ -179,7 +178,11 @@ class Systemd(Manager):
         return commands.output(["journalctl", *self.user, "--unit", self.path(service).name, *lines])
 
     def unread(self, services: Collection[str]) -> set[str]:
-        return {name for name, value in self._show(services, "NeedDaemonReload").items() if value == "yes"}
+        try:
+            shown = self._show(services, "NeedDaemonReload")
+        except commands.CommandError:
+            return set()
+        return {name for name, value in shown.items() if value == "yes"}
 
     def not_at_boot(self, services: Collection[str]) -> set[str]:
         target = "default" if self.user else "multi-user"

@@ -18,13 +18,13 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import SEARCH
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, rpc, small_model
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options, rpc, small_model
 
 SECONDS = 60
 """How long the trial of a program may take; one or two are usual."""
@@ -33,7 +33,6 @@ DYING_SECONDS = 10
 """How long a program that no longer answers may take to end: its memory may be written to disk first."""
 LINES_SHOWN, BYTES_SHOWN = 8, 4096
 ADDRESS = "127.0.0.1"
-SERVER = "llama-server"
 HIDDEN = {
     record.visible.variable: record.visible.none
     for record in backends.RECORDS.values()
@@ -88,28 +87,30 @@ class _Running(NamedTuple):
         )
 
 
-def check(programs: Path, worker: str, worker_options: Collection[str], place: Place) -> None:
-    """Tries the programs of the release.
+def check(programs: Path, listed: Mapping[str, Collection[str]], place: Place) -> None:
+    """Tries the programs of the release. A worker that cannot be told to lend the processor (before b5279) is not tried.
 
-    :param worker: name of the worker's program, or "".
-    :param worker_options: those that it knows. One without an option to lend the processor (before b5279) is not tried.
+    :param listed: program → options that its help lists.
     :raises TrialError: one does not work here.
     """
     home = place.folder / "home"
     home.mkdir()
     os.chown(home, place.account.get("user", -1), place.account.get("group", -1))
-    if (programs / SERVER).exists():
-        _check_server(programs / SERVER, place)
-    if worker and "-d" in worker_options:
-        _check_worker(programs / worker, ["-cpu"] if "-cpu" in worker_options else [], place)
+    for name, words in listed.items():
+        if name == options.SERVER:
+            _check_server(programs / name, words, place)
+        elif options.render_listed("worker-device", "CPU", words):
+            _check_worker(programs / name, words, place)
 
 
-def _check_server(program: Path, place: Place) -> None:
+def _check_server(program: Path, words: Collection[str], place: Place) -> None:
     model = place.folder / "small.gguf"
     small_model.write(model)
     port = _free_port()
-    argv = [str(program), "--model", str(model), "--host", ADDRESS, "--port", str(port), "--n-gpu-layers", "0"]
-    with _start([*argv, "--ctx-size", "128", "--parallel", "1", "--threads", "2"], place) as server:
+    settings = {"model": str(model), "host": ADDRESS, "port": str(port), "gpu-layers": "0", "context": "128"}
+    settings.update(parallel="1", threads="2")
+    arguments = [word for item in settings.items() for word in options.render_listed(*item, words)]
+    with _start([str(program), *arguments], place) as server:
         while _ask(port, "GET", "/health", None, server.left()) is None:
             server.expect()
             time.sleep(PAUSE_SECONDS)
@@ -125,9 +126,12 @@ def _check_server(program: Path, place: Place) -> None:
             )
 
 
-def _check_worker(program: Path, flags: list[str], place: Place) -> None:
+def _check_worker(program: Path, words: Collection[str], place: Place) -> None:
     port = _free_port()
-    with _start([str(program), "-H", ADDRESS, "-p", str(port), "-d", "CPU", *flags], place) as worker:
+    settings = {"address": ADDRESS, "worker-port": str(port), "worker-device": "CPU"}
+    arguments = [word for item in settings.items() for word in options.render_listed(*item, words)]
+    processor = options.render_listed("processor", "", words)[:1] if words else []
+    with _start([str(program), *arguments, *processor], place) as worker:
         while True:
             answer = rpc.probe(ADDRESS, port, worker.left())
             if answer["state"] == "ok":

@@ -9,7 +9,7 @@ looked for in the programs' help all come from it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 MAINLINE = "llama.cpp"
@@ -574,6 +574,16 @@ def render_worker(name: str, value: str, flags: Iterable[str]) -> list[str]:
         if spelling.written and spelling.words[0].lstrip("-") in flags:
             return [spelling.words[0]] if spelling.form == SWITCH else [spelling.words[0], value]
     return []
+
+
+def render_listed(name: str, value: str, listed: Collection[str]) -> list[str]:
+    """An option and its value for a program whose help was read; nothing where the help lists no word of the option.
+
+    :param listed: words of the help; where it lists nothing, the first word of the option is taken.
+    """
+    words = [word for spelling in _OPTIONS[name].spellings for word in spelling.words]
+    word = next((word for word in words if word in listed), "" if listed else words[0])
+    return [word, value] if word else []
 
 
 def listed(program: str, build: int, fork: str) -> dict[str, bool]:

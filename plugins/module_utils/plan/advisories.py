@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Cluster, Facts, Release, Server
 
@@ -46,6 +46,7 @@ VULKAN_MEMORY = "vulkan-shared-memory"
 OLLAMA_ARCHITECTURES = ("deepseekocr", "glm4moelite", "glmocr", "gptoss", "mllama", "nemotron_h_omni", "qwen25vl")
 """Architectures in files of Ollama that upstream names otherwise or does not have."""
 ROUTER_OPTIONS = ("--models-preset", "--models-dir")
+ROUTER_VARIABLES = ("LLAMA_ARG_MODELS_PRESET", "LLAMA_ARG_MODELS_DIR")
 
 
 class Seen(NamedTuple):
@@ -275,9 +276,13 @@ def _cache_kernels(seen: Seen) -> Cases:
 
 
 def _router(seen: Seen) -> Cases:
-    given = [argument for argument in seen.server.extra_args if argument.split("=", 1)[0] in ROUTER_OPTIONS]
-    endpoints = [device for device in seen.used if device.endpoint]
-    return [(seen.plan["head"]["host"], {"option": given[0]})] if given and endpoints else []
+    words = [word for word in seen.server.extra_args if options.normalize(word) in ROUTER_OPTIONS]
+    names = [name for name in seen.server.environment if name in ROUTER_VARIABLES]
+    given = [("llama_server_extra_args", word) for word in words]
+    given += [("llama_server_environment", name) for name in names]
+    if not given or not any(device.endpoint for device in seen.used):
+        return []
+    return [(seen.plan["head"]["host"], {"variable": given[0][0], "option": given[0][1]})]
 
 
 def _ollama(seen: Seen) -> Cases:
@@ -468,10 +473,11 @@ ADVISORIES = (
         "router-with-workers",
         "error",
         _router,
-        "llama_server_extra_args has {option}. Then the server starts one more server for each model, and the second one waits forever, because "
+        "{variable} has {option}. Then the server starts one more server for each model, and the second one waits forever, because "
         "a worker serves one server at a time.",
         "Remove {option}, and give each model a cluster with workers of its own.",
         THREAD.format(28908),
+        (("variable", "llama_server_extra_args"),),
     ),
     Advisory(
         "ollama-architecture",

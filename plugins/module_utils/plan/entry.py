@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
@@ -56,6 +57,11 @@ DECLARED: dict[str, Any] = {
     "units": "/etc/systemd/system",
 }
 """What is taken for granted of a host that is only declared: a Linux host with systemd and every toolchain, wherever that is."""
+
+NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+"""Of a variable of a process."""
+UNPRINTABLE = ("Cc", "Zl", "Zp")
+"""Unicode categories of characters that end a line or control a terminal."""
 
 PLANNED_FROM = {*DECLARED, "device_groups", "firewall", "kernel", "firmware", "thunderbolt"}
 """Facts that a plan depends on."""
@@ -107,7 +113,7 @@ def _host(name: str, given: Mapping[str, Any]) -> Host:
         is_head="head" in given["groups"],
         is_worker="worker" in given["groups"],
         address=str(given["ansible_host"]),
-        facts=facts_of(facts),
+        facts=_facts(name, facts),
         kept_facts=facts_for_plan(facts),
         backends=_backends(name, variables["llama_backend"]),
         links=tuple(_link(link) for link in variables["llama_links"] or ()),
@@ -115,7 +121,7 @@ def _host(name: str, given: Mapping[str, Any]) -> Host:
             _endpoint(f"llama_worker_endpoints[{index}] of {name}", endpoint)
             for index, endpoint in enumerate(variables["llama_worker_endpoints"] or ())
         ),
-        cmake_options={option: str(value) for option, value in (variables["llama_build_cmake_options"] or {}).items()},
+        cmake_options=_cmake_options(name, variables["llama_build_cmake_options"]),
         toolchain=variables["llama_build_toolchain"],
         keep_releases=_keep(name, variables["llama_build_keep"]),
         tuning=Tuning(
@@ -182,10 +188,42 @@ def environment(where: str, given: Mapping[str, Any] | None) -> dict[str, str]:
     """
     values = {}
     for name, value in (given or {}).items():
+        if not re.fullmatch(NAME, str(name), re.ASCII):
+            raise Refusal(f"{where} has the name {str(name)!r}: use letters, digits and _, with a letter or _ first")
         if value is None or isinstance(value, (dict, list)):
             raise Refusal(f"{where} has {name}: {value!r}: use a text, a number, true or false, or remove it")
-        values[str(name)] = str(value).lower() if isinstance(value, bool) else str(value)
+        values[str(name)] = text(f"{where}, {name}", str(value).lower() if isinstance(value, bool) else str(value))
     return values
+
+
+def text(where: str, value: str) -> str:
+    """The value, which a service definition can hold on one line.
+
+    :param where: the variable of the inventory, for messages.
+    """
+    if any(unicodedata.category(character) in UNPRINTABLE for character in value if character != "\t"):
+        raise Refusal(f"{where} is {value!r}, which has a line break or another control character: remove it")
+    return value
+
+
+def _texts(where: str, values: Sequence[str] | None) -> tuple[str, ...]:
+    return tuple(text(where, value) for value in values or ())
+
+
+def _optional_text(where: str, value: str | None) -> str | None:
+    return None if value is None else text(where, value)
+
+
+def _cmake_options(name: str, given: Mapping[Any, Any] | None) -> dict[str, str]:
+    where = f"llama_build_cmake_options of {name}"
+    options = {}
+    for option, value in (given or {}).items():
+        if not re.fullmatch(NAME, str(option), re.ASCII) or value is None or isinstance(value, (dict, list)):
+            raise Refusal(
+                f"{where} has {option!r}: {value!r}: use the name of an option of cmake, and a text as its value"
+            )
+        options[str(option)] = text(where, str(value))
+    return options
 
 
 def server_of(variables: Mapping[str, Any]) -> Server:
@@ -194,8 +232,9 @@ def server_of(variables: Mapping[str, Any]) -> Server:
     return Server(**given)._replace(
         staging_port=given["staging_port"] or given["port"] + STAGING_DISTANCE,
         tensor_split=tuple(given["tensor_split"] or ()),
-        override_tensor=tuple(given["override_tensor"] or ()),
-        extra_args=tuple(given["extra_args"] or ()),
+        override_tensor=_texts("llama_server_override_tensor", given["override_tensor"]),
+        extra_args=_texts("llama_server_extra_args", given["extra_args"]),
+        api_key_file=_optional_text("llama_server_api_key_file", given["api_key_file"]),
         environment=environment("llama_server_environment", given["environment"]),
     )
 
@@ -203,10 +242,19 @@ def server_of(variables: Mapping[str, Any]) -> Server:
 def _model(variables: Mapping[str, Any]) -> ModelRequest:
     size = variables["llama_model_known_answer"]
     return ModelRequest(
-        path=variables["llama_model_path"],
+        path=_optional_text("llama_model_path", variables["llama_model_path"]),
         known_answer=None if size is None else KnownAnswer(size["layers"], size["width"], size["type"]),
         summary=variables["llama_model_gguf_summary"],
     )
+
+
+def _facts(name: str, given: Mapping[str, Any]) -> Facts:
+    try:
+        return facts_of(given)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise Refusal(
+            f"the facts of {name} are not as this version of the collection reads them ({error!r}): run it again when the host can be reached"
+        ) from None
 
 
 def facts_of(given: Mapping[str, Any]) -> Facts:

@@ -48,7 +48,7 @@ def settings_of(server: Server, summary: Mapping[str, Any]) -> caches.Settings:
     tokens = caches.MICRO_BATCH
     if "micro_batch" in given:
         word, number = given["micro_batch"]
-        if not number.isdigit() or not int(number):
+        if not (number.isascii() and number.isdigit() and int(number)):
             raise Refusal(f"llama_server_extra_args has {word} {number!r}: use a number of tokens, 1 or more")
         tokens = int(number)
     return caches.Settings(

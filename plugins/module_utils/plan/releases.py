@@ -54,13 +54,13 @@ def request_of(value: Any) -> dict[str, Any]:
     form = f"use a build like b8600, or a mapping with source: {', '.join(SOURCES)}"
     if isinstance(value, str) and re.fullmatch(BUILD_TAG, value):
         value = {"source": "git", "ref": value}
-    if not isinstance(value, dict) or value.get("source") not in SOURCES:
+    if not isinstance(value, dict) or str(value.get("source")) not in SOURCES:
         raise Refusal(f"llama_release is {value!r}, which is not a valid form: {form}")
     allowed = SOURCES[value["source"]]
     unknown = set(value) - allowed
     if unknown:
         raise Refusal(
-            f"llama_release has {', '.join(sorted(unknown))}, which source: {value['source']} does not accept: use {', '.join(sorted(allowed))}"
+            f"llama_release has {', '.join(sorted(map(str, unknown)))}, which source: {value['source']} does not accept: use {', '.join(sorted(allowed))}"
         )
     patches = value.get("patches", [])
     if (
@@ -69,7 +69,7 @@ def request_of(value: Any) -> dict[str, Any]:
         or not all(isinstance(patch, (str, dict)) for patch in patches)
     ):
         raise Refusal(f"llama_release has the patches {patches!r}: give a list of paths of files on the controller")
-    if value.get("fork", capabilities.MAINLINE) not in capabilities.FORKS:
+    if str(value.get("fork", capabilities.MAINLINE)) not in capabilities.FORKS:
         raise Refusal(
             f"llama_release has the fork {value['fork']!r}: use one of {', '.join(capabilities.FORKS)}; other forks run as llama.cpp if they "
             "kept its options"

@@ -22,7 +22,7 @@ def _cache_keeper(plan: dict[str, Any], host: str, worker: dict[str, Any]) -> li
     needed = sum(entry["weights_mib"] for entry in plan["placement"] if entry["endpoint"] == worker["endpoint"])
     limit = max(worker["cache_mib"], math.ceil(needed))
     launcher = [own["python"], own["runtime"] + "/runtime.py", "worker"]
-    return [*launcher, "--cache", worker["environment"]["LLAMA_CACHE"], "--limit-mib", str(limit), "--"]
+    return [*launcher, "--cache", f"{worker['environment']['LLAMA_CACHE']}/rpc", "--limit-mib", str(limit), "--"]
 
 
 def of_host(plan: dict[str, Any], host: str) -> list[dict[str, Any]]:

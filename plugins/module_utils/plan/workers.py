@@ -141,7 +141,11 @@ def _device_of(
 
 def _check_numbers(where: str, endpoint: Endpoint, port: int, staging_port: int, taken: Collection[int]) -> None:
     """:param taken: ports of the endpoints before it."""
-    for variable, value in (("threads", endpoint.threads), ("memory_mib", endpoint.memory_mib)):
+    for variable, value in (
+        ("threads", endpoint.threads),
+        ("memory_mib", endpoint.memory_mib),
+        ("cache_mib", endpoint.cache_mib or None),
+    ):
         if value is not None and value < 1:
             raise Refusal(f"{where} has the {variable} {value}: use 1 or more, or leave it out")
     for variable, number in (("port", port), ("staging_port", staging_port)):
@@ -213,6 +217,11 @@ def workers_of(host: Host, built: Collection[str], head: str) -> list[Worker]:
             environment.setdefault(*bus_order)
         if endpoint.cache:
             environment.setdefault("LLAMA_CACHE", f"{host.facts.prefix}/state/cache/{entry.name}")
+            if not environment["LLAMA_CACHE"].startswith("/"):
+                raise Refusal(
+                    f"LLAMA_CACHE of the worker {entry.name} of {host.name} is {environment['LLAMA_CACHE']!r}: use the whole path of a folder, "
+                    "from / on, or remove it"
+                )
         workers.append(
             Worker(
                 name=entry.name,
