@@ -43,7 +43,7 @@ class GitError(Exception):
 
 
 class NotFound(GitError):
-    """The repository answered, and does not have what was asked for."""
+    """The repository answered, but does not have the requested ref or commit."""
 
 
 def _run(argv: list[str], seconds: int, folder: Path | None = None) -> str:

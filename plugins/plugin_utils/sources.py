@@ -100,7 +100,7 @@ def _download_url(release: dict, folder: Path) -> Path:
 
 
 def known_answer_model(layers: int, width: int, kind: str) -> tuple[Path, Path]:
-    """The known-answer model in the cache, written if it is not there yet, and the file that tells its sha256.
+    """The known-answer model in the cache, written if it is missing, and the file with its sha256.
 
     :raises AnsibleError: it cannot be written here.
     """
@@ -137,7 +137,7 @@ def resolve(value: Any, find: Callable[[str], str]) -> dict:
     patches the sha256 and the files that they change.
 
     :param find: from a path on the controller as the operator gives it to where it is.
-    :raises Refusal: something is not there.
+    :raises Refusal: a file, branch, tag or commit does not exist.
     """
     request = releases.request_of(value)
     if request.get("patches"):
@@ -163,7 +163,7 @@ def _read(patch: Any, find: Callable[[str], str]) -> dict:
 
 
 def _readable(key: str, given: Any, find: Callable[[str], str]) -> str:
-    """Where a file on the controller is that can be read."""
+    """Path of a readable file on the controller."""
     if not isinstance(given, str):
         raise Refusal(f"llama_release has the {key} {given!r}: use the path of a file on the controller")
     try:

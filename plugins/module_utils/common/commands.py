@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Programs of the host, found also where a login that is not interactive does not look."""
+"""Programs of the host, also in folders that are not in the PATH of a non-interactive login."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def run(argv: list[str], seconds: float, text: str = "", may_fail: bool = False)
 
 
 def output(argv: list[str]) -> str:
-    """What a command prints, or nothing if it is not there or fails."""
+    """Output of a command; empty if it is missing or fails."""
     try:
         return run(argv, COMMAND_SECONDS)
     except CommandError:

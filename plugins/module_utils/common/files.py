@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def text_of(path: Path) -> str:
-    """Content of a file, or nothing where it is not there or may not be read."""
+    """Content of a file; empty if it is missing or not readable."""
     try:
         return path.read_text(errors="replace")
     except OSError:

@@ -27,7 +27,7 @@ class ServiceManager(NamedTuple):
     mode: int = 0o600
     """Of a definition's file."""
     sign: str = "/"
-    """Path that is there where it runs."""
+    """Path that exists where it runs."""
     probe: tuple[str, ...] = ()
     """Command that prints something where services can be run; none where the path says enough."""
     tools: tuple[str, ...] = ()

@@ -106,7 +106,7 @@ OPTIONAL_TOOLS = ["ccache"]
 
 
 class Form(NamedTuple):
-    """How the architecture of a device is written, and how cmake is told of it."""
+    """How the architecture of a device is written, and how cmake receives it."""
 
     expression: str
     example: str
@@ -173,7 +173,7 @@ class Toolkit:
 
 
 class Visible(NamedTuple):
-    """How a program is told which devices it is to see at all."""
+    """The environment variable that hides devices from a program."""
 
     variable: str
     devices: str

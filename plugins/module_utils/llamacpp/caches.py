@@ -121,7 +121,7 @@ class Layer(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What llama-server is told of the cache."""
+    """The settings of llama-server that change the cache."""
 
     context: int
     parallel: int = 1

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reads the header of a GGUF file, and tells what planning needs of it: sizes per layer, heads, context.
+"""Reads the header of a GGUF file and returns what planning needs: sizes per layer, heads, context.
 
 No number in the file is trusted: counts and lengths are held against what is left of the file and of fixed limits, and
 the file is held to what llama.cpp holds it to when it loads a model.

@@ -1,10 +1,10 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Known traps that a plan meets. An error that the operator has not accepted by id stops the run.
+"""Known problems of a plan. An error whose id the operator has not accepted stops the run.
 
-ADVISORIES at the end is the table; above it stands, for each entry, the condition under which it is met. Traps that planning avoids by
-itself have no entry: docs/plan.md says of every known symptom how it is met.
+ADVISORIES at the end is the table; the functions above it are the conditions of its entries. Problems that planning avoids by itself
+have no entry: docs/plan.md lists every known symptom and its remedy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MIB = 1024 * 1024
 THREAD = "ggml-org/llama.cpp#{}"
 
 THREE_ENDPOINTS_HANG = (10620, 10819)
-"""Builds on which three endpoints were seen to hang, the newest that was tried included (#28487)."""
+"""Builds that were seen to hang with three endpoints, up to the newest one that was tested (#28487)."""
 RDNA35_GARBAGE = (10040, 11062)
 """From the build that lets integrated devices read the host's buffers (#24233) to the last before a tree that does not (11063)."""
 RDNA35 = ("gfx1150", "gfx1151")
@@ -60,7 +60,7 @@ class Seen(NamedTuple):
 
     @property
     def generation(self) -> int:
-        """Build that tells what the release that serves understands and suffers from."""
+        """Build number that stands for the features and faults of the release that serves."""
         return self.release.generation
 
     @property
@@ -69,7 +69,7 @@ class Seen(NamedTuple):
 
 
 Cases = list[tuple[Any, dict[str, Any]]]
-"""Host (or None) and what is put into message and remedy, for each place where the condition holds."""
+"""For each case of the condition: host (or None), and the values for message and remedy."""
 
 
 def _security_floor(seen: Seen) -> Cases:
@@ -362,7 +362,7 @@ class Advisory(NamedTuple):
     remedy: str
     reference: str
     example: tuple[tuple[str, str], ...] = ()
-    """Where more than a name or a number is filled in: its key and what it may be, for docs/plan.md."""
+    """Keys whose value is more than a name or a number, with an example value for docs/plan.md."""
 
 
 ADVISORIES = (
@@ -563,7 +563,7 @@ ADVISORIES = (
 
 
 def evaluate(seen: Seen) -> list[dict[str, Any]]:
-    """What the plan meets, as docs/plan.md describes it, without ``accepted``."""
+    """The advisories of a plan, as docs/plan.md describes them, without ``accepted``."""
     return [
         {
             "id": advisory.id,

@@ -17,7 +17,7 @@ class Comparison(NamedTuple):
     """The hosts of a plan by whether they were compared with it."""
 
     drifts: dict[str, dict[str, Any]]
-    """Host that was compared → what state.drift found there."""
+    """Host that was compared → result of state.drift."""
     without: dict[str, str]
     """Host that was not compared → why."""
 
@@ -39,9 +39,9 @@ def compare(plan: dict[str, Any], answers: dict[str, dict[str, Any]]) -> Compari
 def decide(plan: dict[str, Any], drifts: dict[str, dict[str, Any] | None]) -> dict[str, Any]:
     """What an apply would do.
 
-    :param drifts: host → what state.drift found there; None or absent where the host did not answer.
+    :param drifts: host → result of state.drift; None or absent where the host did not answer.
     :returns: ``kinds`` (host → kinds of its differences), ``restarts`` (host → names of the services that have to be restarted), ``behind``
-        (hosts on which anything differs), ``builders`` (id of a build that some host lacks → the host that compiles it, or has it, for the others),
+        (hosts on which anything differs), ``builders`` (id of a build that is missing on a host → the host that compiles it, or has it, for the others),
         ``shared`` (ids of those builds that other hosts get from it), ``sources`` (ids of the releases of those that no host has yet),
         ``unreached`` (hosts that did not answer).
     """
@@ -65,7 +65,7 @@ def decide(plan: dict[str, Any], drifts: dict[str, dict[str, Any] | None]) -> di
 def missing_tools(
     plan: dict[str, Any], tools: dict[str, list[str]], builders: Collection[str]
 ) -> dict[str, dict[str, Any]]:
-    """What each host lacks: ``required`` and ``optional``, tool → package. What only makes builds faster is for hosts that build now.
+    """Missing tools of each host: ``required`` and ``optional``, tool → package. Optional ones only for hosts that build now.
 
     :param tools: host that answered → tools that it has.
     :param builders: hosts that build.

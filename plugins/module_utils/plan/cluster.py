@@ -44,7 +44,7 @@ SCHEMA = 1
 
 
 def refused(cluster: str, refusal: Refusal) -> dict[str, Any]:
-    """What stands for a plan where there is none."""
+    """The plan of a refused cluster: only the reason."""
     return {"schema": SCHEMA, "cluster": cluster, "refused": True, "fits": False, "reasons": [str(refusal)]}
 
 
@@ -67,7 +67,7 @@ def make(
 
 
 def _judge(plan: dict[str, Any], accepted: frozenset[str]) -> dict[str, Any]:
-    """The plan with what its advisories mean for it."""
+    """The plan with ``accepted``, ``reasons`` and ``refused``, which follow from its advisories."""
     met = [{**advisory, "accepted": advisory["id"] in accepted} for advisory in plan["advisories"]]
     refusing: dict[str, list[dict[str, Any]]] = {}
     for advisory in met:
@@ -83,7 +83,7 @@ def _judge(plan: dict[str, Any], accepted: frozenset[str]) -> dict[str, Any]:
 
 
 class Prepared(NamedTuple):
-    """All that is decided before the plan is written down."""
+    """All decisions from which the plan is written."""
 
     cluster: Cluster
     equipped: Mapping[str, Equipped]
@@ -143,7 +143,7 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
 
 
 def _plan(prepared: Prepared, runtime_id: str, staged: bool) -> dict[str, Any]:
-    """The plan without what its advisories mean for it."""
+    """The plan with its advisories, before ``_judge``."""
     cluster, placed, model, release = prepared.cluster, prepared.placed, prepared.model, prepared.release
     placing = layout.as_json(placed, heads.as_planned(cluster.server) and release.mainline, cluster.server.load_mode)
     holders = [
@@ -206,7 +206,7 @@ def _releases(cluster: Cluster, built: Mapping[str, Sequence[str]]) -> dict[str,
 def release_variables(cluster: Cluster, catalogue: Catalogue) -> list[str]:
     """The variables of the head that give a release of which some host has a build: what the controller has to look up.
 
-    :raises Refusal: they cannot be told.
+    :raises Refusal: hosts give different releases, or a release has no valid form.
     """
     _check_same_release(cluster)
     used = _backends_in_use(_backends(cluster, catalogue))
@@ -214,7 +214,7 @@ def release_variables(cluster: Cluster, catalogue: Catalogue) -> list[str]:
 
 
 def _check_same_release(cluster: Cluster) -> None:
-    """What releases are built is said once, by the head."""
+    """All hosts must give the same releases as the head."""
     for name, host in cluster.hosts.items():
         for variable, value in host.releases.items():
             if value != cluster.releases[variable]:
@@ -278,8 +278,7 @@ def _check_endpoints(declared: Sequence[Worker]) -> None:
 
 
 def _check_names_of_the_head(head: Host, equipped: Mapping[str, Equipped]) -> None:
-    """The devices of a head that stands in the inventory twice would be used twice: by itself, and through the workers of what is taken
-    for another host."""
+    """Refuses a head that is in the inventory twice: it would use its devices twice, itself and through workers."""
     for name, entry in equipped.items():
         if name == head.name or not entry.workers:
             continue

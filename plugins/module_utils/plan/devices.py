@@ -166,7 +166,7 @@ class Holder(NamedTuple):
 
 
 def holder(device: Device, facts: Facts, weights_mib: float, kv_mib: float) -> Holder:
-    """What is known of a device with layers."""
+    """The values of a device with layers that advisories need."""
     accelerator = accelerator_of(facts, device.name)
     backend = accelerator.backend if accelerator else backends.CPU.name
     return Holder(

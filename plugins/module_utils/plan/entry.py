@@ -56,7 +56,7 @@ DECLARED: dict[str, Any] = {
     "cache": "/var/cache/llamacpp",
     "units": "/etc/systemd/system",
 }
-"""What is taken for granted of a host that is only declared: a Linux host with systemd and every toolchain, wherever that is."""
+"""Assumed facts of a host that is only declared: a Linux host with systemd and every toolchain, wherever that is."""
 
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 """Of a variable of a process."""
@@ -302,9 +302,9 @@ def facts_for_plan(facts: Mapping[str, Any]) -> dict[str, Any]:
 def merge_hardware(
     name: str, facts: Mapping[str, Any] | None, hardware: Mapping[str, Any] | None, scope: str = "auto"
 ) -> dict[str, Any] | None:
-    """Facts of a host, with what ``llama_hardware`` declares in place of what was found. A declared toolchain stands for all.
+    """Facts of a host, overridden by ``llama_hardware``. A declared toolchain replaces the whole toolchain.
 
-    :param facts: what was found; None where the host was not contacted.
+    :param facts: from host_info; None where the host was not contacted.
     :param scope: ``llama_host_scope``; ``auto`` of a host that is not contacted is ``system``.
     """
     if hardware is None:

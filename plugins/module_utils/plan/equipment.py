@@ -52,7 +52,7 @@ def _check_architecture(name: str, accelerator: Accelerator) -> None:
 
 
 def _backend_of(host: Host, wanted: str, sources: Mapping[str, str], packaged: Collection[str]) -> str:
-    """A backend that is asked for, or for auto the best one: there is a device, and it can be compiled or has a package."""
+    """The requested backend, or for auto the best one that has a device and can be compiled or installed."""
     if wanted == "auto":
         return _best(host.facts, sources, packaged)
     if wanted not in backends.BACKENDS:
@@ -81,8 +81,7 @@ def _best(facts: Facts, sources: Mapping[str, str], packaged: Collection[str]) -
 
 
 def _missing_libraries(facts: Facts, backend: str, generation: int = 0, fork: str = capabilities.MAINLINE) -> list[str]:
-    """Libraries that were looked for and are not there, of the toolkit that has most of them where there are several. Of a host that is
-    declared, or was last seen by an older version, none are."""
+    """Missing libraries of a backend; with several toolkits, those of the most complete one. Empty if the facts do not list libraries."""
     toolkits = [toolkit for toolkit in facts.toolchains or () if toolkit["backend"] == backend]
     if backend in backends.TOOLKITS and any("libraries" in toolkit for toolkit in toolkits):
         return min((toolchains.missing_libraries(toolkit) for toolkit in toolkits), key=len)

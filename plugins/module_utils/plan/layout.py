@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which devices hold which part of the model, from what the operator asks and what there is, and why it does not fit if so."""
+"""Which devices hold which part of the model, and why it does not fit."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Which device gets which layers, and what that costs it, as llama.cpp itself decides and counts (load_tensors of llama-model.cpp).
 
-llama-server takes whole units in the order of its devices: the layers, then the output. ``-ts`` gives the units of each. What a
-unit brings along is told by the names of its tensors, since those are the same in all files of an architecture.
+llama-server takes whole units in the order of its devices: the layers, then the output. ``-ts`` gives the units of each. The
+names of tensors show which unit they belong to: they are the same in all files of an architecture.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Share(NamedTuple):
 
 
 def _unique(parts: Iterable[Part]) -> list[Part]:
-    """Tensors without those that are there by the same name: the token embedding, and the output that is tied to it."""
+    """Tensors without duplicates of a name: the token embedding, and the output that is tied to it."""
     return list({part.name or index: part for index, part in enumerate(parts)}.values())
 
 

@@ -64,7 +64,7 @@ def obstacles(plan: dict[str, Any], answers: dict[str, dict[str, Any]]) -> list[
 def _shortages(plan: dict[str, Any], free: dict[str, dict[str, int]]) -> list[str]:
     """Why a planned staging would disturb what serves: a sentence for each device that has too little free memory.
 
-    :param free: host → device → MiB that are free now, of memory.free_mib; a device that is not there is not known.
+    :param free: host → device → MiB that are free now, of memory.free_mib; the free memory of other devices is unknown.
     """
     reasons = []
     lent = {entry["endpoint"]: entry["total_mib"] for entry in plan["placement"] if entry["endpoint"]}

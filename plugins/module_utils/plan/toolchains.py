@@ -25,7 +25,7 @@ MINIMUM_COMPILER = "9"
 
 
 def missing_libraries(toolkit: Toolchain) -> list[str]:
-    """Libraries of its backend that a toolkit does not have. Of one that was not looked at, none."""
+    """Missing libraries of a toolkit; empty if its libraries are unknown."""
     if "libraries" not in toolkit:
         return []
     return [name for name in backends.libraries(toolkit["backend"]) if name not in toolkit["libraries"]]
@@ -86,7 +86,7 @@ def _at_prefix(
 
 
 def _declared_toolkit(backend: str, facts: Facts, prefix: str | None) -> list[Toolchain]:
-    """A toolkit of which the version alone is known, if that; its compiler is where it usually is."""
+    """A toolkit of which only the version is known; its compiler is at the usual path below the prefix. Empty without a version."""
     version = facts.toolchain.get(backends.toolkit(backend))
     if backend not in backends.TOOLKITS or not version:
         return []
@@ -95,8 +95,8 @@ def _declared_toolkit(backend: str, facts: Facts, prefix: str | None) -> list[To
 
 
 def _newest(name: str, offered: list[Toolchain], architectures: list[str], wanted: str | None) -> Toolchain | None:
-    """The last of these toolkits that fits and has its libraries, or else the distribution's, to which packages bring them; None where
-    there is none at all, as before its packages are installed."""
+    """The newest toolkit that fits and has its libraries, else the distribution's, whose libraries are packages; None if no toolkit is
+    installed."""
     fitting = [toolkit for toolkit in offered if not _unfit(toolkit, architectures)]
     if offered and not fitting:
         raise Refusal(

@@ -261,7 +261,7 @@ def on_its_staging_port(worker: Worker) -> Worker:
 
 
 def with_one_visible_device(worker: Worker, release: Release, devices: int) -> Worker:
-    """The worker, and where its program cannot be told which device to lend, an environment in which there is no other one.
+    """The worker; if its program has no option for the device, with an environment that hides all other devices.
 
     :param release: of its build.
     :param devices: how many of its kind the host has.
