@@ -24,7 +24,7 @@ options:
     description: Path of the model on the host. Of a split model, the first part.
     type: path
   url:
-    description: URL of the model, C(http) or C(https). Of a split model, the first part; the others lie beside it.
+    description: URL of the model, C(http) or C(https). Of a split model, the first part; the others have to be beside it.
     type: str
   token:
     description:

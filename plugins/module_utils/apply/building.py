@@ -5,7 +5,7 @@
 
 Everything in the folder of a build is done by an ordinary account, reading its results included: root opens no path that
 this account could have turned into a link. A release appears under its final name only when it is complete, and an
-interrupted build goes on where it was.
+interrupted build continues where it stopped.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PATCH_LINES_SHOWN = 6
 COMMIT_DIGITS = 8
 PACKED, PARTIAL, UNPACKED, CONFIGURED = ".tar.gz", ".new", ".unpacked", ".configured"
 UNFINISHED = (UNPACKED, CONFIGURED, PACKED + PARTIAL)
-"""Endings of files that stand beside the folder of a build until it has come to its end."""
+"""Endings of files beside the folder of a build that has not ended."""
 NEVER_USED = (0, 0)
 """Time of a release's folder until it is put to use: then it is the time of that."""
 FULL_BYTES = 1 << 20
@@ -266,7 +266,7 @@ class Installer:
             shutil.rmtree(folder)
 
     def probe(self, programs: Path) -> dict[str, dict]:
-        """Program → the fields of what it lists in its help; a program that does not even start is no release."""
+        """Program → the fields of what it lists in its help; fails for a program that does not start."""
         return {target: self._list_options(programs / target)._asdict() for target in self.build["targets"]}
 
     def _list_options(self, program: Path) -> capabilities.Listed:

@@ -4,7 +4,7 @@
 """The second lock of a worker: its ports are open to the head and closed to everybody else.
 
 A *rule* is ``{"address", "port", "protocol", "sources"}``: on ``address``, which is the host's own, ``port`` takes new
-connections from ``sources`` only. A *state* is a list of lines for a person, one for each thing of ours that a manager holds;
+connections from ``sources`` only. A *state* is a list of lines for a person, one for each rule or file of ours that a manager has;
 the present and the wanted state are compared as such lists. They never contain what belongs to others.
 """
 
@@ -28,7 +28,7 @@ COMMAND_SECONDS = 60
 Places = dict[tuple[str, ...], list[str]]
 """Arguments of firewall-cmd that name a place → rich rules there."""
 UNIT = "firewall-llamacpp.service"
-"""Not named as a service of ours, which would be stopped where the plan does not hold it."""
+"""Not named like a service of ours, which would be stopped where it is not in the plan."""
 
 
 class FirewallError(Exception):
@@ -306,7 +306,7 @@ class Nftables:
     """A table of our own that closes the ports, and an accept at the top of each chain of others that may close them too.
 
     An accept ends only the chain in which it stands, so that a drop in another one still counts. /etc/nftables.conf stays as
-    it is: our unit sets the rules anew after each start and reload of nftables.service, which flushes all of them. They lie
+    it is: our unit sets the rules again after each start and reload of nftables.service, which flushes all of them. They are
     in /etc, which is mounted before the network starts, unlike /opt perhaps.
     """
 
@@ -534,7 +534,7 @@ def _states(managers: dict, manager: str | None, rules: list[dict]) -> dict[str,
 
 
 def differs(manager: str | None, rules: list[dict], system: System | None = None) -> bool:
-    """Whether anything of ours is missing, stale, or left in a manager that is not the active one."""
+    """Whether one of our rules is missing, stale, or left in a manager that is not the active one."""
     system = system or System()
     states = _states(_managers(manager, system), manager, merge_rules(rules))
     return any(before != after for before, after in states.values())
@@ -561,7 +561,7 @@ def apply(
             current, wanted = managers[name].state(own)
             if current != wanted:
                 raise FirewallError(
-                    f"{name} holds {current or 'no rule of ours'} after the change, planned {wanted or 'no rule of ours'}: look at its log."
+                    f"{name} holds {current or 'no rule of ours'} after the change, planned {wanted or 'no rule of ours'}: check its log."
                 )
     return (
         [line for before, _after in states.values() for line in before],

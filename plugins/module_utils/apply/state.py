@@ -32,7 +32,7 @@ HASHED_BYTES = 256 * 1024 * 1024
 
 
 def _in_container(process: Path) -> bool:
-    """Whether a process belongs to a container of this host, whose programs may lie at the same path as ours."""
+    """Whether a process belongs to a container of this host, whose programs may have the same path as ours."""
     try:
         return os.readlink(process / "ns" / "pid") != os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -40,7 +40,7 @@ def _in_container(process: Path) -> bool:
 
 
 def processes(prefix: str) -> dict[int, list[str]]:
-    """Process → argv, of all whose program or script lies below the prefix.
+    """Process → argv, of all whose program or script is below the prefix.
 
     macOS reports a command only as one line, so an argument with a space comes as two.
     """

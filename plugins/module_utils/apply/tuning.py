@@ -23,14 +23,14 @@ COMMAND_SECONDS = 900
 RECORD = "var/lib/llamacpp-kernel-parameters"
 DROP_IN = "etc/default/grub.d/90-llamacpp.cfg"
 TAKEN_BACK = "run/llamacpp-kernel-parameters"
-"""What was taken back since the host was started; the folder is empty after a restart."""
+"""What was removed since the host was started; the folder is empty after a restart."""
 INCOMPLETE = "# This change was interrupted."
 
 GRUB_FILES = ("etc/default/grub", "etc/default/grub.d/*.cfg")
 COMMAND_LINE_FILES = (*GRUB_FILES, "etc/kernel/cmdline", "etc/cmdline.d/*.conf")
 MODULE_FILES = tuple(f"{top}/modprobe.d/*.conf" for top in ("etc", "run", "usr/lib"))
 OTHER_TOOLS = ("proxmox-boot-tool", "kernelstub", "transactional-update", "sdbootutil")
-"""Where one of them is, it owns the command line."""
+"""Where one of them is installed, it owns the command line."""
 
 
 class TuningError(ValueError):
@@ -145,7 +145,7 @@ class KernelInstall(Mechanism):
         return {"/" + self.path: self.system.read(self.path)}
 
     def _commands(self) -> list[list[str]]:
-        """What makes the boot entries anew. kernel-install is used for kernels only of which it has made an entry before."""
+        """Commands that rewrite the boot entries. kernel-install is used only for kernels of which it has made an entry before."""
         if self.system.has("reinstall-kernels"):
             return [["reinstall-kernels"]]
         presets = "\n".join(map(self.system.read, self.system.glob("etc/mkinitcpio.d/*.preset")))
@@ -206,7 +206,7 @@ def mechanism(system: System) -> Mechanism | None:
 
 
 def _values(text: str, name: str) -> list[str]:
-    """Values that a file for the command line gives to a parameter. The kernel does not tell dashes from underscores."""
+    """Values that a file for the command line gives to a parameter. To the kernel, dashes and underscores are the same."""
     pattern = re.escape(name).replace("_", "[-_]")
     text = re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE)
     return re.findall(rf"(?<![\w.-]){pattern}=([^\s\"']*)", text)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Processor, memory and accelerators of a host, read on it: from the kernel where that tells, else from vendors' tools.
+"""Processor, memory and accelerators of a host, read on it: from the kernel where that is possible, else from vendors' tools.
 
 An accelerator is ``backend``, ``name`` (for people), ``architecture`` (what to compile for; empty where that is not known or
 not needed), ``memory_mib`` (0 where it is not known) and ``unified`` (whether that is the host's own memory).
