@@ -115,12 +115,12 @@ def unfinished_builds(cache: str, kept: set[str]) -> list[str]:
     :param kept: ids that are planned or installed, and left out.
     """
     builds, sources = Path(cache) / "builds", Path(cache) / "sources"
-    found = {path.name for path in builds.glob("*") if path.is_dir()}
+    identities = {path.name for path in builds.glob("*") if path.is_dir()}
     for ending in UNFINISHED:
-        found.update(path.name[: -len(ending)] for path in builds.glob("*" + ending))
+        identities.update(path.name[: -len(ending)] for path in builds.glob("*" + ending))
     brought = {path.name[: -len(PACKED)] for path in sources.glob("*" + PACKED)}
-    found |= {identity for identity in brought if backends.backend_of(identity)}
-    return sorted(identity for identity in found - kept if not under_way(cache, identity))
+    identities |= {identity for identity in brought if backends.backend_of(identity)}
+    return sorted(identity for identity in identities - kept if not under_way(cache, identity))
 
 
 def clear_build(cache: str, identity: str) -> bool:

@@ -117,11 +117,11 @@ class Ufw:
 
     def _groups(self, lines: list[str]) -> dict[str, list[str]]:
         """Rules by what they are for, in order within it."""
-        found: dict[str, list[str]] = {}
+        groups: dict[str, list[str]] = {}
         for line in lines:
             named = re.search(r" to (\S+ port \S+ proto \S+)", line)
-            found.setdefault(named.group(1) if named else "", []).append(line)
-        return {key: found[key] for key in sorted(found)}
+            groups.setdefault(named.group(1) if named else "", []).append(line)
+        return {key: groups[key] for key in sorted(groups)}
 
     def _ours(self) -> list[str]:
         return self._added()[0] if MARK.encode().hex() in self.system.text(self.rules_file) else []
@@ -216,16 +216,16 @@ class Firewalld:
 
     def _sections(self, option: str, *where: str) -> dict[str, dict]:
         """Zone or policy → whether it is in use, and our rich rules in it, from one of firewall-cmd's lists."""
-        found: dict[str, dict] = {}
+        sections: dict[str, dict] = {}
         current: dict = {}
         for line in self.system.run(["firewall-cmd", *where, option]).splitlines():
             if line and not line[0].isspace():
                 name, _space, flags = line.partition(" ")
                 words = flags.strip("()").split(", ")
-                current = found[name] = {"active": "active" in words, "default": "default" in words, "rules": []}
+                current = sections[name] = {"active": "active" in words, "default": "default" in words, "rules": []}
             elif line.strip().startswith("rule ") and self._ours(line):
                 current["rules"].append(line.strip())
-        return found
+        return sections
 
     def _running(self, rules: list[dict]) -> tuple[Places, Places, bool | None]:
         """Our rich rules that firewalld holds now, those it is to hold, and whether it has our policy in use.
@@ -236,21 +236,21 @@ class Firewalld:
             return {}, {}, None
         zones = self._sections("--list-all-zones")
         policy = self._sections("--list-all-policies").get(self.policy)
-        found: Places = {(f"--zone={name}",): zone["rules"] for name, zone in zones.items()}
+        current: Places = {(f"--zone={name}",): zone["rules"] for name, zone in zones.items()}
         # --runtime-to-permanent copies what stands in the running zones.
         for path in sorted(self.system.path(self.zones).glob("*.xml")):
             if self._ours(path.read_text()):
                 kept = self._sections("--list-all-zones", "--permanent").get(path.stem, {"rules": []})
-                found["--permanent", f"--zone={path.stem}"] = kept["rules"]
+                current["--permanent", f"--zone={path.stem}"] = kept["rules"]
         if policy:
-            found[(f"--policy={self.policy}",)] = policy["rules"]
+            current[(f"--policy={self.policy}",)] = policy["rules"]
         used = {name for name, zone in zones.items() if zone["active"] or zone["default"]}
         if rules and not policy and not any(zone["default"] for zone in zones.values()):
             used.add(self.system.run(["firewall-cmd", "--get-default-zone"]).strip())
         places = [(f"--policy={self.policy}",)] if policy else [(f"--zone={name}",) for name in sorted(used)]
         rich = [line for rule in rules for line in self._rich(rule)]
         return (
-            {place: lines for place, lines in found.items() if lines},
+            {place: lines for place, lines in current.items() if lines},
             {place: rich for place in places if rich},
             policy["active"] if policy else None,
         )

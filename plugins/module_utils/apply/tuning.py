@@ -222,14 +222,14 @@ def conflicts(system: System, wanted: dict[str, str], ours: list[str], lines: di
     """Other values that somebody else gives, as «name=value in place»."""
     sources = {"/" + file: system.read(file) for file in system.glob(*COMMAND_LINE_FILES) if file != DROP_IN}
     sources.update({"/" + file: _module_options(system.read(file)) for file in system.glob(*MODULE_FILES)})
-    found = [
+    others = [
         f"{name}={value} in {place}"
         for place, text in {**sources, **lines}.items()
         for name in wanted
         for value in _values(text, name)
         if value != wanted[name] and f"{name}={value}" not in ours
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(others))
 
 
 def edit(text: str, gone: list[str], new: list[str]) -> str:
@@ -247,8 +247,8 @@ def active_profile(system: System) -> str | None:
         printed = system.run(["tuned-adm", "active"]) if system.has("tuned-adm") else ""
     except TuningError as error:
         return "" if "No current active profile" in str(error) else None
-    found = re.match(r"Current active profile: (.*)$", printed, re.MULTILINE)
-    return found.group(1).strip() if found else None
+    match = re.match(r"Current active profile: (.*)$", printed, re.MULTILINE)
+    return match.group(1).strip() if match else None
 
 
 def apply(wanted: dict[str, str], profile: str, check: bool, system: System | None = None) -> dict:
@@ -292,9 +292,9 @@ def _set(wanted: dict[str, str], check: bool, system: System) -> dict:
         return _result("", "", None, [pair for pair in taken_back if pair in running])
     record, lines = system.read(way.record), way.lines()
     ours = re.findall(r"(?<![^\s\"])[\w.]+=[\w.:,/-]+(?![^\s\"])", record)
-    found = conflicts(system, wanted, ours, lines)
-    if found:
-        raise TuningError(f"Other values are set already: {', '.join(found)}. Remove them there, or tune by hand.")
+    others = conflicts(system, wanted, ours, lines)
+    if others:
+        raise TuningError(f"Other values are set already: {', '.join(others)}. Remove them there, or tune by hand.")
     mine = [pair for pair in pairs if pair in ours or not way.holds(pair)]
     gone = [pair for pair in ours if pair not in pairs]
     planned = {place: edit(line, gone, mine) for place, line in lines.items()}
