@@ -24,7 +24,7 @@ help: ## Show the targets
 venv: $(VENV)/ready ## Make the virtual environment with ansible-core and what the collection needs
 
 $(VENV)/ready: requirements.txt
-	@[ -n "$(PYTHON)" ] || { echo "No Python was found: install Python 3.11 or newer, or name one with make PYTHON=/path/to/python3"; exit 1; }
+	@[ -n "$(PYTHON)" ] || { echo "No Python is installed: install Python 3.11 or newer, or name one with make PYTHON=/path/to/python3"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than Python 3.11: name a newer one with make PYTHON=/path/to/python3"; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { echo "$(PYTHON) cannot make virtual environments: install its venv module (Debian: apt install python3-venv)"; exit 1; }
 	@echo "Installing ansible-core into $(VENV) ..."
@@ -71,7 +71,7 @@ sanity: dev ## Run ansible-test sanity
 	  export PIP_CONFIG_FILE=$${PIP_CONFIG_FILE:-$$HOME/.config/pip/pip.conf} HOME=$(CURDIR)/$(SANITY) PATH=$(BIN):$$PATH PIP_QUIET=1 && \
 	  ansible-test sanity --python $$(python -c 'import sys; print("%d.%d" % sys.version_info[:2])') && \
 	  $(if $(OLDEST),ansible-test sanity --python 3.9 --python-interpreter $(OLDEST) --test compile --test import,\
-	  echo "Not run: sanity on Python 3.9, the oldest of a host, which is not installed here. Or name it with OLDEST=/path/to/python3.9")
+	  echo "Not run: sanity on Python 3.9, the oldest version for hosts. Install it, or name it with OLDEST=/path/to/python3.9")
 
 unit: dev ## Run the unit tests
 	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -q --numprocesses auto --maxprocesses 8 tests/unit
@@ -82,7 +82,7 @@ integration: dev ## Run the playbooks on real llama.cpp
 molecule: dev ## Run SCENARIO on containers with systemd; ACTION is test, converge, verify, destroy, ...
 	@$(VENV)/bin/python molecule/run.py $(SCENARIO) $(ACTION)
 
-check: dev ## Run lint, sanity and unit beside each other
+check: dev ## Run lint, sanity and unit in parallel
 	@$(MAKE) --no-print-directory --jobs=3 lint sanity unit
 
 test: check integration ## Run all tests; the scenario default as root only

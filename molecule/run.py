@@ -43,12 +43,12 @@ def install_missing() -> None:
     )
     if not missing:
         return
-    told = " ".join(missing)
+    packages = " ".join(missing)
     if os.geteuid() != 0:
-        sys.exit(f"These scenarios run containers as root: run it as root, with {told} installed.")
+        sys.exit(f"These scenarios run containers as root: run make as root, with {packages} installed.")
     if not shutil.which("apt-get"):
-        sys.exit(f"Install what is called {told} on Debian, then run it again.")
-    print(f"Installing {told} ...", flush=True)
+        sys.exit(f"Install the programs of these Debian packages by hand, then run make again: {packages}")
+    print(f"Installing {packages} ...", flush=True)
     subprocess.run(["apt-get", "update", "-q"], check=True, stdout=subprocess.DEVNULL)
     subprocess.run(
         ["apt-get", "install", "-qy", "--no-install-recommends", *missing], check=True, stdout=subprocess.DEVNULL

@@ -35,28 +35,28 @@ class ActionModule(ActionBase):
                 return {"changed": False}
             fetched = sources.fetch(release)
             return {"changed": fetched.changed, "path": str(fetched.path)}
-        found = self._execute_module(module_args=arguments, task_vars=task_vars)
-        if found.get("failed") or self._task.check_mode or arguments.get("state") == "pruned":
-            return found
-        if "manifest" not in found and release["source"] == "binary":
+        result = self._execute_module(module_args=arguments, task_vars=task_vars)
+        if result.get("failed") or self._task.check_mode or arguments.get("state") == "pruned":
+            return result
+        if "manifest" not in result and release["source"] == "binary":
             arguments["brought"] = self._bring(release, arguments["cache"], task_vars)
-            found = self._execute_module(module_args=arguments, task_vars=task_vars)
-        elif "manifest" not in found:
+            result = self._execute_module(module_args=arguments, task_vars=task_vars)
+        elif "manifest" not in result:
             cache, identity = arguments["cache"], arguments["build"]["id"]
             kept = sources.packed_release(identity)
             if kept.exists():
                 arguments["received"] = self._copy(kept, f"{cache}/sources/{kept.name}", task_vars)
-                found = self._execute_module(module_args=arguments, task_vars=task_vars)
+                result = self._execute_module(module_args=arguments, task_vars=task_vars)
             elif arguments.get("built_by"):
                 raise AnsibleActionFail(
                     f"{arguments['built_by']} should build {identity} for this host too, and did not: see the error of that host"
                 )
             else:
                 arguments["brought"] = self._bring(release, cache, task_vars)
-                found = self._build(arguments, task_vars)
-        if arguments.get("share") and not found.get("failed") and release["source"] in releases.COMPILED:
+                result = self._build(arguments, task_vars)
+        if arguments.get("share") and not result.get("failed") and release["source"] in releases.COMPILED:
             self._keep(arguments, task_vars)
-        return found
+        return result
 
     def _bring(self, release: dict, cache: str, task_vars: dict) -> dict:
         """Copies source and patches to the host; returns their paths there and their checksums."""

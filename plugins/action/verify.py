@@ -46,12 +46,12 @@ class ActionModule(ActionBase):
         ]
         with ThreadPoolExecutor(max(1, len(exposed))) as threads:
             knocking = threads.map(verification.knock, exposed)
-            found = self._collect(arguments, plan, patience, task_vars)
+            answer = self._collect(arguments, plan, patience, task_vars)
             knocks = dict(zip(exposed, knocking))
-        if "evidence" not in found:
-            return found
-        drifts[plan["head"]["host"]] = found["evidence"].get("drift") or drifts[plan["head"]["host"]]
-        judged = verification.judge(plan, drifts, found["evidence"], knocks, staged)
+        if "evidence" not in answer:
+            return answer
+        drifts[plan["head"]["host"]] = answer["evidence"].get("drift") or drifts[plan["head"]["host"]]
+        judged = verification.judge(plan, drifts, answer["evidence"], knocks, staged)
         if plan["staging"]:
             return {"changed": False, "report": judged}
         if path:
@@ -59,17 +59,17 @@ class ActionModule(ActionBase):
         display.display(report.checks_table(judged["checks"]) + "\n")
         failed = [check for check in judged["checks"] if check["status"] == "failed"]
         if not failed:
-            return {"changed": False, "report": judged, "evidence": found["evidence"]}
+            return {"changed": False, "report": judged, "evidence": answer["evidence"]}
         message = "The cluster does not do what was planned. " + " ".join(
             f"{check['name']} of {check['subject']}: {check['evidence']}." for check in failed
         )
-        if found["evidence"].get("waits_for"):
+        if answer["evidence"].get("waits_for"):
             message += (
                 " The worker's process runs, so something between the hosts closes its port, or another head uses it: check the firewalls"
                 " and the routes between head and worker."
             )
-        elif not found["evidence"]["health"]["healthy"]:
-            message += " The log of the server ends in:\n" + "\n".join(found["evidence"]["log"])
+        elif not answer["evidence"]["health"]["healthy"]:
+            message += " The log of the server ends in:\n" + "\n".join(answer["evidence"]["log"])
         return {"failed": True, "msg": message}
 
     def _collect(self, arguments: dict, plan: dict, patience: float, task_vars: dict) -> dict:
@@ -77,17 +77,17 @@ class ActionModule(ActionBase):
         before: int | None = None
         wait = FIRST_WAIT
         while True:
-            found = self._execute_module(module_args={**arguments, "wait": wait}, task_vars=task_vars)
-            if found.get("failed") or found["evidence"]["health"]["healthy"]:
-                return found
-            before = found["evidence"]["ends"]["number"] if before is None else before
+            answer = self._execute_module(module_args={**arguments, "wait": wait}, task_vars=task_vars)
+            if answer.get("failed") or answer["evidence"]["health"]["healthy"]:
+                return answer
+            before = answer["evidence"]["ends"]["number"] if before is None else before
             elapsed = time.monotonic() - started
-            waits_for = found["evidence"]["waits_for"]
-            if plan["staging"] and not found["evidence"]["launched"]:
-                return found
+            waits_for = answer["evidence"]["waits_for"]
+            if plan["staging"] and not answer["evidence"]["launched"]:
+                return answer
             limit = min(patience, SECONDS_FOR_WORKERS) if waits_for else patience
-            if verification.ends_at_each_start(found["evidence"], before) or elapsed >= limit:
-                return found
-            state = "; ".join(waits_for or [found["evidence"]["health"]["said"]])
+            if verification.ends_at_each_start(answer["evidence"], before) or elapsed >= limit:
+                return answer
+            state = "; ".join(waits_for or [answer["evidence"]["health"]["said"]])
             display.display(f"  [{plan['head']['host']}] llama-server: {state}, {elapsed:.0f} s")
             wait = WAIT

@@ -24,7 +24,7 @@ options:
     description: Path of the model on the host. Of a split model, the first part.
     type: path
   url:
-    description: URL of the model, C(http) or C(https). Of a split model, the first part; the others lie beside it.
+    description: URL of the model, C(http) or C(https). Of a split model, the first part; the others have to be beside it.
     type: str
   token:
     description:
@@ -113,10 +113,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import g
 
 
 def result(model, with_tensors):
-    found = {"summary": gguf.summarize(model)}
+    read = {"summary": gguf.summarize(model)}
     if with_tensors:
-        found["tensors"] = gguf.group(model.tensors)
-    return found
+        read["tensors"] = gguf.group(model.tensors)
+    return read
 
 
 def from_url(module):
@@ -135,8 +135,8 @@ def from_path(module):
     path = module.params["path"]
     remedy = "Give the path of a complete GGUF file on the head."
     try:
-        found = result(gguf.read_path(path), module.params["tensors"])
-        module.exit_json(changed=False, closed=host.closed_to(module.params["account"], path), **found)
+        read = result(gguf.read_path(path), module.params["tensors"])
+        module.exit_json(changed=False, closed=host.closed_to(module.params["account"], path), **read)
     except gguf.GGUFError as error:
         module.fail_json(msg=f"llama_model_path is {path}, which {error}. {remedy}")
     except FileNotFoundError:

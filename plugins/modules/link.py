@@ -68,7 +68,7 @@ EXAMPLES = r"""
         peer: strix0
         manage: true
 
-- name: Take back what was configured
+- name: Remove what was configured
   llamacpp.cluster.link:
     links: []
 """

@@ -81,10 +81,10 @@ def main():
             changed=False, mbit_per_second=None, round_trip_ms=None, detail="not measured: this is check mode"
         )
     try:
-        found = links.measure(**module.params)
+        measured = links.measure(**module.params)
     except ValueError as error:
         module.fail_json(msg=str(error))
-    module.exit_json(changed=False, **found)
+    module.exit_json(changed=False, **measured)
 
 
 if __name__ == "__main__":

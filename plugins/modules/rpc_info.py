@@ -96,15 +96,15 @@ def main():
     )
     params = module.params
     try:
-        found = rpc.probe(params["address"], params["port"], params["timeout"], params["protocol"])
+        answer = rpc.probe(params["address"], params["port"], params["timeout"], params["protocol"])
     except ValueError as error:
         module.fail_json(
             msg=f"{params['address']}:{params['port']} is not the endpoint of a worker: {error}. Give a numeric IPv4 address and a port."
         )
-    text = f"The worker at {params['address']}:{params['port']} is {found['state']}"
-    if found["detail"]:
-        text += f": {found['detail']}. Check its service and its log"
-    module.exit_json(changed=False, msg=text + ".", **found)
+    text = f"The worker at {params['address']}:{params['port']} is {answer['state']}"
+    if answer["detail"]:
+        text += f": {answer['detail']}. Check its service and its log"
+    module.exit_json(changed=False, msg=text + ".", **answer)
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ changes:
   returned: success
   type: list
   elements: dict
-  sample: [{"service": "llamacpp-server", "before": "running", "after": "running, started anew"}]
+  sample: [{"service": "llamacpp-server", "before": "running", "after": "running, restarted"}]
 """
 
 from ansible.module_utils.basic import AnsibleModule

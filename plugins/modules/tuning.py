@@ -13,7 +13,7 @@ author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Sets kernel parameters by the distribution's own mechanism. That is C(grubby) where it is installed, C(/etc/kernel/cmdline) with
     C(reinstall-kernels), C(mkinitcpio) or C(kernel-install), or a file in C(/etc/default/grub.d) with C(update-grub).
-  - What was set before and is no longer asked for is taken back, so no parameters leave nothing behind. What others have set stays as it is.
+  - It removes parameters that it set before and that are no longer given, so an empty dict leaves nothing behind. What others have set stays as it is.
   - Never restarts the host.
   - Changes nothing and fails if the mechanism is not known, or if a file of the operator gives a parameter another value, for the command
     line or for modprobe.
@@ -46,7 +46,7 @@ EXAMPLES = r"""
       ttm.pages_limit: "32505856"
     profile: accelerator-performance
 
-- name: Take back what was set
+- name: Remove what was set
   llamacpp.cluster.tuning:
     parameters: {}
 """
@@ -58,7 +58,7 @@ mechanism:
   type: str
   sample: grub
 reboot_needed:
-  description: Whether the running kernel lacks a parameter, or still has one that was taken back.
+  description: Whether the running kernel lacks a parameter, or still has one that was removed.
   returned: success
   type: bool
 msg:

@@ -435,7 +435,7 @@ def test_check_mode_shows_and_changes_nothing(tmp_path, manager):
 
 def test_a_manager_that_did_not_do_as_told(tmp_path):
     host = nft_host(tmp_path, OTHERS)
-    with pytest.raises(FirewallError, match=r"nftables holds .* after the change, planned .*50060.*: look at its log"):
+    with pytest.raises(FirewallError, match=r"nftables holds .* after the change, planned .*50060.*: check its log"):
         firewall.apply("nftables", [rule()], check=False, system=host)
 
 

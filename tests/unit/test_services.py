@@ -142,7 +142,7 @@ def test_a_service_with_another_definition_starts_anew_and_no_other(machine):
     machine.apply(WORKER, OTHER)
     machine.lines("events")
     changed = machine.apply(defined(WORKER, "another"), OTHER)
-    assert changed == {WORKER: (RUNNING, "running, started anew")}
+    assert changed == {WORKER: (RUNNING, "running, restarted")}
     assert machine.lines("events") == [f"stop {WORKER}", f"start {WORKER}"]
     assert machine.manager.path(WORKER).read_text() == "another"
 

@@ -5,7 +5,7 @@
 
 Everything in the folder of a build is done by an ordinary account, reading its results included: root opens no path that
 this account could have turned into a link. A release appears under its final name only when it is complete, and an
-interrupted build goes on where it was.
+interrupted build continues where it stopped.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PATCH_LINES_SHOWN = 6
 COMMIT_DIGITS = 8
 PACKED, PARTIAL, UNPACKED, CONFIGURED = ".tar.gz", ".new", ".unpacked", ".configured"
 UNFINISHED = (UNPACKED, CONFIGURED, PACKED + PARTIAL)
-"""Endings of files that stand beside the folder of a build until it has come to its end."""
+"""Endings of files beside the folder of a build that has not ended."""
 NEVER_USED = (0, 0)
 """Time of a release's folder until it is put to use: then it is the time of that."""
 FULL_BYTES = 1 << 20
@@ -115,12 +115,12 @@ def unfinished_builds(cache: str, kept: set[str]) -> list[str]:
     :param kept: ids that are planned or installed, and left out.
     """
     builds, sources = Path(cache) / "builds", Path(cache) / "sources"
-    found = {path.name for path in builds.glob("*") if path.is_dir()}
+    identities = {path.name for path in builds.glob("*") if path.is_dir()}
     for ending in UNFINISHED:
-        found.update(path.name[: -len(ending)] for path in builds.glob("*" + ending))
+        identities.update(path.name[: -len(ending)] for path in builds.glob("*" + ending))
     brought = {path.name[: -len(PACKED)] for path in sources.glob("*" + PACKED)}
-    found |= {identity for identity in brought if backends.backend_of(identity)}
-    return sorted(identity for identity in found - kept if not under_way(cache, identity))
+    identities |= {identity for identity in brought if backends.backend_of(identity)}
+    return sorted(identity for identity in identities - kept if not under_way(cache, identity))
 
 
 def clear_build(cache: str, identity: str) -> bool:
@@ -265,7 +265,7 @@ class Installer:
             shutil.rmtree(folder)
 
     def probe(self, programs: Path) -> dict[str, dict]:
-        """Program → the fields of what it lists in its help; a program that does not even start is no release."""
+        """Program → the fields of what it lists in its help; fails for a program that does not start."""
         return {target: self._list_options(programs / target)._asdict() for target in self.build["targets"]}
 
     def _list_options(self, program: Path) -> capabilities.Help:

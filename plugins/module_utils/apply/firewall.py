@@ -4,7 +4,7 @@
 """The second lock of a worker: its ports are open to the head and closed to everybody else.
 
 A *rule* is ``{"address", "port", "protocol", "sources"}``: on ``address``, which is the host's own, ``port`` takes new
-connections from ``sources`` only. A *state* is a list of lines for a person, one for each thing of ours that a manager holds;
+connections from ``sources`` only. A *state* is a list of lines for a person, one for each rule or file of ours that a manager has;
 the present and the wanted state are compared as such lists. They never contain what belongs to others.
 """
 
@@ -28,7 +28,7 @@ COMMAND_SECONDS = 60
 Places = dict[tuple[str, ...], list[str]]
 """Arguments of firewall-cmd that name a place → rich rules there."""
 UNIT = "firewall-llamacpp.service"
-"""Not named as a service of ours, which would be stopped where the plan does not hold it."""
+"""Not named like a service of ours, which would be stopped where it is not in the plan."""
 
 
 class FirewallError(Exception):
@@ -117,11 +117,11 @@ class Ufw:
 
     def _groups(self, lines: list[str]) -> dict[str, list[str]]:
         """Rules by what they are for, in order within it."""
-        found: dict[str, list[str]] = {}
+        groups: dict[str, list[str]] = {}
         for line in lines:
             named = re.search(r" to (\S+ port \S+ proto \S+)", line)
-            found.setdefault(named.group(1) if named else "", []).append(line)
-        return {key: found[key] for key in sorted(found)}
+            groups.setdefault(named.group(1) if named else "", []).append(line)
+        return {key: groups[key] for key in sorted(groups)}
 
     def _ours(self) -> list[str]:
         return self._added()[0] if MARK.encode().hex() in self.system.text(self.rules_file) else []
@@ -216,16 +216,16 @@ class Firewalld:
 
     def _sections(self, option: str, *where: str) -> dict[str, dict]:
         """Zone or policy → whether it is in use, and our rich rules in it, from one of firewall-cmd's lists."""
-        found: dict[str, dict] = {}
+        sections: dict[str, dict] = {}
         current: dict = {}
         for line in self.system.run(["firewall-cmd", *where, option]).splitlines():
             if line and not line[0].isspace():
                 name, _space, flags = line.partition(" ")
                 words = flags.strip("()").split(", ")
-                current = found[name] = {"active": "active" in words, "default": "default" in words, "rules": []}
+                current = sections[name] = {"active": "active" in words, "default": "default" in words, "rules": []}
             elif line.strip().startswith("rule ") and self._ours(line):
                 current["rules"].append(line.strip())
-        return found
+        return sections
 
     def _running(self, rules: list[dict]) -> tuple[Places, Places, bool | None]:
         """Our rich rules that firewalld holds now, those it is to hold, and whether it has our policy in use.
@@ -236,21 +236,21 @@ class Firewalld:
             return {}, {}, None
         zones = self._sections("--list-all-zones")
         policy = self._sections("--list-all-policies").get(self.policy)
-        found: Places = {(f"--zone={name}",): zone["rules"] for name, zone in zones.items()}
+        current: Places = {(f"--zone={name}",): zone["rules"] for name, zone in zones.items()}
         # --runtime-to-permanent copies what stands in the running zones.
         for path in sorted(self.system.path(self.zones).glob("*.xml")):
             if self._ours(path.read_text()):
                 kept = self._sections("--list-all-zones", "--permanent").get(path.stem, {"rules": []})
-                found["--permanent", f"--zone={path.stem}"] = kept["rules"]
+                current["--permanent", f"--zone={path.stem}"] = kept["rules"]
         if policy:
-            found[(f"--policy={self.policy}",)] = policy["rules"]
+            current[(f"--policy={self.policy}",)] = policy["rules"]
         used = {name for name, zone in zones.items() if zone["active"] or zone["default"]}
         if rules and not policy and not any(zone["default"] for zone in zones.values()):
             used.add(self.system.run(["firewall-cmd", "--get-default-zone"]).strip())
         places = [(f"--policy={self.policy}",)] if policy else [(f"--zone={name}",) for name in sorted(used)]
         rich = [line for rule in rules for line in self._rich(rule)]
         return (
-            {place: lines for place, lines in found.items() if lines},
+            {place: lines for place, lines in current.items() if lines},
             {place: rich for place in places if rich},
             policy["active"] if policy else None,
         )
@@ -306,7 +306,7 @@ class Nftables:
     """A table of our own that closes the ports, and an accept at the top of each chain of others that may close them too.
 
     An accept ends only the chain in which it stands, so that a drop in another one still counts. /etc/nftables.conf stays as
-    it is: our unit sets the rules anew after each start and reload of nftables.service, which flushes all of them. They lie
+    it is: our unit sets the rules again after each start and reload of nftables.service, which flushes all of them. They are
     in /etc, which is mounted before the network starts, unlike /opt perhaps.
     """
 
@@ -534,7 +534,7 @@ def _states(managers: dict, manager: str | None, rules: list[dict]) -> dict[str,
 
 
 def differs(manager: str | None, rules: list[dict], system: System | None = None) -> bool:
-    """Whether anything of ours is missing, stale, or left in a manager that is not the active one."""
+    """Whether one of our rules is missing, stale, or left in a manager that is not the active one."""
     system = system or System()
     states = _states(_managers(manager, system), manager, merge_rules(rules))
     return any(before != after for before, after in states.values())
@@ -561,7 +561,7 @@ def apply(
             current, wanted = managers[name].state(own)
             if current != wanted:
                 raise FirewallError(
-                    f"{name} holds {current or 'no rule of ours'} after the change, planned {wanted or 'no rule of ours'}: look at its log."
+                    f"{name} holds {current or 'no rule of ours'} after the change, planned {wanted or 'no rule of ours'}: check its log."
                 )
     return (
         [line for before, _after in states.values() for line in before],

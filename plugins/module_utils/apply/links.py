@@ -115,35 +115,35 @@ def _addresses(runner: Run) -> dict[str, list[str]]:
 
 def interfaces(addresses: dict[str, list[str]], root: Path = ROOT) -> dict[str, dict]:
     """Interfaces that could be a link. Ports of containers come and go and are left out, as is loopback."""
-    found = {}
+    result = {}
     for folder in sorted((root / "sys/class/net").glob("*")):
         name, device = folder.name, folder / "device"
         if name == "lo" or not folder.is_dir() or ((folder / "master").exists() and not device.exists()):
             continue
         driver = device / "driver"
-        found[name] = {
+        result[name] = {
             "addresses": sorted(address for address in addresses.get(name, []) if ":" not in address),
             "mtu": _number(folder / "mtu"),
             "speed_mbit": _number(folder / "speed"),
             "driver": os.path.basename(os.path.realpath(driver)) if driver.exists() else None,
             "mac": _read(folder / "address"),
         }
-    return found
+    return result
 
 
 def ssh_connection(root: Path = ROOT, environment: dict[str, str] | None = None) -> list[str]:
     """Client and server address of the SSH session to which this process belongs, or nothing. sudo takes the variable away, so the
     environments of the processes above this one are searched too."""
     own = os.environ if environment is None else environment
-    process, found = os.getpid(), own.get("SSH_CONNECTION", "")
-    while not found and process > 1:
+    process, variable = os.getpid(), own.get("SSH_CONNECTION", "")
+    while not variable and process > 1:
         folder = root / "proc" / str(process)
         for entry in _read(folder / "environ").split("\0"):
             if entry.startswith("SSH_CONNECTION="):
-                found = entry.split("=", 1)[1]
+                variable = entry.split("=", 1)[1]
         parent = re.match(r"\d+ \(.*\) \S (\d+)", _read(folder / "stat"), re.DOTALL)
         process = int(parent.group(1)) if parent else 0
-    fields = found.split()
+    fields = variable.split()
     return [fields[0], fields[2]] if len(fields) == 4 else []
 
 
@@ -186,10 +186,10 @@ def _is_address(text: str) -> bool:
 
 def thunderbolt(root: Path = ROOT) -> list[dict]:
     """Devices and hosts that are connected by Thunderbolt or USB4. ``authorized`` is None for another host: the kernel asks for none."""
-    found = []
+    devices = []
     for folder in sorted((root / "sys/bus/thunderbolt/devices").glob("*-*")):
         if (folder / "unique_id").exists():
-            found.append(
+            devices.append(
                 {
                     "name": folder.name,
                     "device": _read(folder / "device_name"),
@@ -199,7 +199,7 @@ def thunderbolt(root: Path = ROOT) -> list[dict]:
                     **{file: _number(folder / file) for file in ("tx_lanes", "rx_lanes")},
                 }
             )
-    return found
+    return devices
 
 
 def facts(root: Path = ROOT, runner: Run = run) -> dict:
@@ -305,34 +305,36 @@ def _file_mode(path: str) -> int:
 
 def _syntax(links: list[dict]) -> list[str]:
     """Values that are not what they should be."""
-    found = []
+    sentences = []
     for link in links:
         name, address, mtu = link.get("interface"), link.get("address"), link.get("mtu")
         if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}", name):
-            found.append(f"llama_links: {name!r} is not an interface name: give it as `ip link` shows it.")
+            sentences.append(f"llama_links: {name!r} is not an interface name: give it as `ip link` shows it.")
             continue
         try:
             parsed = ipaddress.IPv4Interface(address) if re.fullmatch(r"[0-9.]+/\d+", str(address)) else None
         except ValueError:
             parsed = None
         if parsed is None or str(parsed) != address or parsed.network.prefixlen not in PREFIX_RANGE:
-            found.append(
+            sentences.append(
                 f"llama_links: {address!r} of {name} is not an IPv4 address with a prefix length from 8 to 31: give it like 10.99.0.12/24."
             )
         elif parsed.ip.is_multicast or parsed.ip.is_loopback or parsed.ip.is_unspecified or parsed.ip.is_reserved:
-            found.append(f"llama_links: {address} of {name} is not the address of a host: give it like 10.99.0.12/24.")
+            sentences.append(
+                f"llama_links: {address} of {name} is not the address of a host: give it like 10.99.0.12/24."
+            )
         elif parsed.network.prefixlen < 31 and parsed.ip in (parsed.network[0], parsed.network.broadcast_address):
-            found.append(
+            sentences.append(
                 f"llama_links: {address} of {name} is the address of the network or its broadcast address: give the address of a host."
             )
         if mtu is not None and (isinstance(mtu, bool) or not isinstance(mtu, int) or mtu not in MTU_RANGE):
-            found.append(
+            sentences.append(
                 f"llama_links: mtu {mtu!r} of {name} is not a number from 1280 to 65535: correct it or leave it out."
             )
-    return found
+    return sentences
 
 
-def _overlaps(links: list[dict], found: dict, ssh: list[str]) -> list[str]:
+def _overlaps(links: list[dict], host: dict, ssh: list[str]) -> list[str]:
     """Networks of links that would draw traffic away from other interfaces."""
     problems: list[str] = []
     seen: list[tuple[str, str]] = []
@@ -340,7 +342,7 @@ def _overlaps(links: list[dict], found: dict, ssh: list[str]) -> list[str]:
         network = ipaddress.IPv4Interface(link["address"]).network
         others = [
             (name, address)
-            for name, interface in found["interfaces"].items()
+            for name, interface in host["interfaces"].items()
             for address in interface["addresses"]
             if name != link["interface"] and name not in [other["interface"] for other in links]
         ]
@@ -423,32 +425,32 @@ def _foreign_ifupdown(link: dict, root: Path) -> str | None:
     return next(("/" + str(path.relative_to(root)) for path in paths if pattern.search(_read(path) + "\n")), None)
 
 
-def _foreign(link: dict, found: dict, root: Path) -> str | None:
+def _foreign(link: dict, host: dict, root: Path) -> str | None:
     """The file of somebody else that already configures the interface, or None."""
-    name, kind = link["interface"], found["manager"]
+    name, kind = link["interface"], host["manager"]
     file = _foreign_ifupdown(link, root)
     if not file and kind == "netplan":
         file = _foreign_netplan(link, root)
     if not file and kind in ("netplan", "networkd"):
         file = _foreign_networkd(link, kind == "netplan", root)
     if not file and kind in ("netplan", "NetworkManager"):
-        file = _foreign_keyfile(link, found["interfaces"][name]["mac"], root)
+        file = _foreign_keyfile(link, host["interfaces"][name]["mac"], root)
     return file
 
 
-def _problem(link: dict, found: dict, root: Path, runner: Run) -> str | None:
+def _problem(link: dict, host: dict, root: Path, runner: Run) -> str | None:
     """Why the interface of a link must not be configured, in one sentence."""
     name, instead = link["interface"], "or set manage: false for this link"
     folder = root / "sys/class/net" / name
-    if name in found["management"]:
+    if name in host["management"]:
         return (
             f"llama_links: {name} carries the connection that Ansible uses or this host's default route, and is not changed: "
             f"name the interface of the direct cable, {instead}."
         )
-    if name not in found["interfaces"]:
-        if _unauthorised([link], found):
+    if name not in host["interfaces"]:
+        if _unauthorised([link], host):
             return None
-        present = ", ".join(found["interfaces"]) or "none"
+        present = ", ".join(host["interfaces"]) or "none"
         return f"llama_links: this host has no interface {name} (it has {present}): correct the name, or plug in its cable."
     if _read(folder / "type") != ETHERNET or any(
         (folder / kind).exists() for kind in ("bridge", "bonding", "wireless")
@@ -456,18 +458,18 @@ def _problem(link: dict, found: dict, root: Path, runner: Run) -> str | None:
         return f"llama_links: {name} is not an Ethernet or Thunderbolt interface: name the one of the direct cable, {instead}."
     if (folder / "master").exists():
         return f"llama_links: {name} is part of {(folder / 'master').resolve().name}: remove it from there, {instead}."
-    foreign = _foreign(link, found, root)
+    foreign = _foreign(link, host, root)
     if foreign:
         return f"llama_links: {name} is already configured by {foreign}: remove {name} from that file, {instead}."
     before = [entry["address"] for entry in _marked(ours(root)) if entry["interface"] == name]
     strangers = [
         address
-        for address in found["interfaces"][name]["addresses"]
+        for address in host["interfaces"][name]["addresses"]
         if address != link["address"] and not address.startswith("169.254.")
     ]
     if strangers and not before:
         return f"llama_links: {name} is already in use with address {strangers[0]}: remove that address, {instead}."
-    if found["manager"] == "NetworkManager" and "unmanaged" in _output(
+    if host["manager"] == "NetworkManager" and "unmanaged" in _output(
         runner, ["nmcli", "-g", "GENERAL.STATE", "device", "show", name]
     ):
         return f"llama_links: NetworkManager does not manage {name}: remove it from unmanaged-devices in its configuration, {instead}."
@@ -509,23 +511,23 @@ def problems(links: list[dict], facts: dict, root: Path = ROOT, runner: Run = ru
 # -------------------------------------------------------------------------------------------------------------- state
 
 
-def _unauthorised(links: list[dict], found: dict) -> list[dict]:
+def _unauthorised(links: list[dict], host: dict) -> list[dict]:
     """Thunderbolt devices that wait to be authorised, if a managed link needs one."""
     for link in managed(links):
-        driver = (found["interfaces"].get(link["interface"], {}).get("driver") or "").replace("_", "-")
+        driver = (host["interfaces"].get(link["interface"], {}).get("driver") or "").replace("_", "-")
         if driver == "thunderbolt-net" or re.fullmatch(r"thunderbolt\d+", link["interface"]):
-            return [device for device in found["thunderbolt"] if device["authorized"] == 0]
+            return [device for device in host["thunderbolt"] if device["authorized"] == 0]
     return []
 
 
-def _by_network_manager(interface: str, found: dict, root: Path) -> bool:
+def _by_network_manager(interface: str, host: dict, root: Path) -> bool:
     keyfile = root / f"run/NetworkManager/system-connections/netplan-{interface}.nmconnection"
-    return found["manager"] == "NetworkManager" or (found["manager"] == "netplan" and keyfile.exists())
+    return host["manager"] == "NetworkManager" or (host["manager"] == "netplan" and keyfile.exists())
 
 
-def _waits(interface: str, found: dict, root: Path) -> bool:
+def _waits(interface: str, host: dict, root: Path) -> bool:
     """Whether NetworkManager has to wait for the other end; networkd gives the address without it."""
-    return _by_network_manager(interface, found, root) and _read(root / "sys/class/net" / interface / "carrier") == "0"
+    return _by_network_manager(interface, host, root) and _read(root / "sys/class/net" / interface / "carrier") == "0"
 
 
 def _line(interface: str, addresses: list[str], mtu: int | None) -> str:
@@ -547,17 +549,17 @@ def _goals(links: list[dict], old: dict[str, str]) -> dict[str, dict]:
     return goals
 
 
-def _live(goals: dict[str, dict], found: dict, root: Path) -> tuple[dict[str, str], dict[str, str]]:
+def _live(goals: dict[str, dict], host: dict, root: Path) -> tuple[dict[str, str], dict[str, str]]:
     """Interface → a line on how it stands, and one on how it is to stand."""
     now, then = {}, {}
     for name, goal in goals.items():
-        interface = found["interfaces"].get(name)
+        interface = host["interfaces"].get(name)
         if interface is None and goal["address"] is None:
             continue
         then[name] = _line(name, [goal["address"]] if goal["address"] else [], goal["mtu"])
         if interface is None:
             now[name] = f"{name}: missing\n"
-        elif goal["address"] and _waits(name, found, root):
+        elif goal["address"] and _waits(name, host, root):
             now[name] = then[name] = f"{name}: {goal['address']} as soon as the other end is connected\n"
         else:
             held = [address for address in interface["addresses"] if address in goal["known"]]
@@ -623,10 +625,10 @@ def _reload_network_manager(profiles: dict[str, str], root: Path, runner: Run) -
             runner(["nmcli", "--wait", str(SETTLE_SECONDS), "connection", "up", profile, "ifname", name])
 
 
-def _take_back(goals: dict[str, dict], found: dict, runner: Run) -> None:
+def _take_back(goals: dict[str, dict], host: dict, runner: Run) -> None:
     """Takes away addresses and MTU that are ours and not wanted any more, where the manager left them."""
     for name, goal in goals.items():
-        interface = found["interfaces"].get(name, {"addresses": [], "mtu": None})
+        interface = host["interfaces"].get(name, {"addresses": [], "mtu": None})
         for address in set(interface["addresses"]) & goal["known"] - {goal["address"]}:
             _output(runner, ["ip", "address", "del", address, "dev", name])
         if goal["mtu"] == DEFAULT_MTU and interface["mtu"] not in (DEFAULT_MTU, None):
@@ -643,15 +645,15 @@ def _until(done: Callable[[], bool]) -> bool:
     return True
 
 
-def _configure(links: list[dict], found: dict, root: Path, runner: Run) -> None:
-    kind, old = found["manager"], ours(root)
+def _configure(links: list[dict], host: dict, root: Path, runner: Run) -> None:
+    kind, old = host["manager"], ours(root)
     new, goals = wanted(links, kind), _goals(links, old)
-    now, then = _live(goals, found, root)
+    now, then = _live(goals, host, root)
     before = {link["interface"]: link for link in _marked(old)}
     after = {link["interface"]: link for link in _marked(new)}
     changed = [name for name in goals if before.get(name) != after.get(name) or now.get(name) != then.get(name)]
     changed = changed or list(goals)
-    through = {name for name in goals if _by_network_manager(name, found, root)}
+    through = {name for name in goals if _by_network_manager(name, host, root)}
     _write_files(old, new, root)
     if kind == "netplan":
         try:
@@ -659,7 +661,7 @@ def _configure(links: list[dict], found: dict, root: Path, runner: Run) -> None:
         except LinkError:
             _write_files(new, old, root)
             raise
-        through |= {name for name in goals if _by_network_manager(name, found, root)}
+        through |= {name for name in goals if _by_network_manager(name, host, root)}
     if through:
         _reload_network_manager(
             {name: _profile(name, kind) for name in changed if name in through & set(after)}, root, runner
@@ -696,19 +698,19 @@ def apply(links: list[dict], check: bool, root: Path = ROOT, runner: Run = run) 
     :returns: how the links stood and how they stand then, as text; the same twice if there was nothing to do.
     :raises LinkError: before any change when the links must not be configured, or when an interface does not get its settings.
     """
-    found = facts(root, runner)
-    _refuse(problems(links, found, root, runner))
-    before, after = states(links, found, root)
+    host = facts(root, runner)
+    _refuse(problems(links, host, root, runner))
+    before, after = states(links, host, root)
     if check or before == after:
         return before, after
-    waiting = _unauthorised(links, found)
+    waiting = _unauthorised(links, host)
     if waiting:
         _authorise(waiting, root, runner)
-        missing = [link["interface"] for link in managed(links) if link["interface"] not in found["interfaces"]]
+        missing = [link["interface"] for link in managed(links) if link["interface"] not in host["interfaces"]]
         _until(lambda: all((root / "sys/class/net" / name).exists() for name in missing))
-        found = facts(root, runner)
-        _refuse(problems(links, found, root, runner))
-    _configure(links, found, root, runner)
+        host = facts(root, runner)
+        _refuse(problems(links, host, root, runner))
+    _configure(links, host, root, runner)
     return before, after
 
 

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Archives of compiled programs, as upstream's releases are: which of their files a release needs.
 
-Nothing that an archive says of itself is trusted: only programs by their planned names and libraries beside them are taken, under
-their plain names into one folder, links only from one of these to another, and not without end. A hard link is a further name of a
+The archive decides nothing: only programs by their planned names and libraries beside them are taken, by their plain names into one
+folder, and links only between these, without circles. A hard link is a further name of a
 file of the archive: it is written as a file of its own, and one to anything else is refused.
 """
 

@@ -138,7 +138,7 @@ class Systemd(Manager):
         return [self.path(name).name for name in services]
 
     def _show(self, services: Collection[str], key: str) -> dict[str, str]:
-        """Service → what systemd says of it; nothing of what it does not know, and nothing on a host without systemd."""
+        """Service → value of a property in systemd. Services that systemd does not know are left out, all of them on a host without systemd."""
         if not services or not commands.find("systemctl"):
             return {}
         text = self._systemctl("show", f"--property=Id,{key}", *self._units(services))
@@ -239,7 +239,7 @@ class OpenRc(Manager):
 
 
 class Launchd(Manager):
-    """launchd. A service that is loaded runs, and what lies in its folder is loaded at boot or login."""
+    """launchd. A service that is loaded runs, and what is in its folder is loaded at boot or login."""
 
     gone = (3, 113)
     """Status where a service is not loaded."""
@@ -367,7 +367,7 @@ class Wanted(NamedTuple):
     run: list[Service]
     """To be defined and to run."""
     restart: list[str]
-    """Those of them that start anew even if they run as defined."""
+    """Those of them that restart even if they run as defined."""
     start: list[str]
     """Services that are defined, and are to run."""
     stop: list[str]
@@ -408,8 +408,8 @@ class Steps(NamedTuple):
 
 def _steps(manager: Manager, wanted: Wanted, states: dict[str, str]) -> Steps:
     planned = [service.name for service in wanted.run]
-    anew = [service.name for service in wanted.run if not manager.is_defined(service)]
-    restart = [name for name in planned if name in anew or name in wanted.restart]
+    redefined = [service.name for service in wanted.run if not manager.is_defined(service)]
+    restart = [name for name in planned if name in redefined or name in wanted.restart]
     at_boot = [service.name for service in wanted.run if service.at_boot]
     # Of a service that is restarted, the manager may still have an older definition than the file.
     unsettled = {*restart, *manager.not_at_boot(at_boot), *manager.unread(planned)}
@@ -430,7 +430,7 @@ def _changes(manager: Manager, wanted: Wanted, states: dict[str, str], steps: St
         current = text_of(manager.path(name))
         after = states[name]
         if name in steps.start:
-            after = f"{RUNNING}, started anew" if states[name] == RUNNING else RUNNING
+            after = f"{RUNNING}, restarted" if states[name] == RUNNING else RUNNING
         elif name in steps.stop or name in steps.remove:
             after = STOPPED
         touched = any(name in step for step in steps)

@@ -32,7 +32,7 @@ HASHED_BYTES = 256 * 1024 * 1024
 
 
 def _in_container(process: Path) -> bool:
-    """Whether a process belongs to a container of this host, whose programs may lie at the same path as ours."""
+    """Whether a process belongs to a container of this host, whose programs may have the same path as ours."""
     try:
         return os.readlink(process / "ns" / "pid") != os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -40,17 +40,17 @@ def _in_container(process: Path) -> bool:
 
 
 def processes(prefix: str) -> dict[int, list[str]]:
-    """Process → argv, of all whose program or script lies below the prefix.
+    """Process → argv, of all whose program or script is below the prefix.
 
     macOS reports a command only as one line, so an argument with a space comes as two.
     """
-    found = {}
+    running = {}
     if sys.platform == "darwin":
         for line in output(["ps", "-axww", "-o", "pid=,command="]).splitlines():
             number, command = line.split(None, 1)
             if any(word.startswith(prefix + "/") for word in command.split(" ")[:2]):
-                found[int(number)] = command.split(" ")
-        return found
+                running[int(number)] = command.split(" ")
+        return running
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -58,8 +58,8 @@ def processes(prefix: str) -> dict[int, list[str]]:
             except OSError:
                 continue
             if any(word.startswith(prefix + "/") for word in argv[:2]) and not _in_container(entry):
-                found[int(entry.name)] = argv
-    return found
+                running[int(entry.name)] = argv
+    return running
 
 
 def environment_of(process: int) -> dict[str, str] | None:
@@ -118,14 +118,14 @@ def sockets(tables: dict[str, socket.AddressFamily]) -> Iterator[Socket]:
 def listeners(pids: list[int]) -> dict[int, set[int]]:
     """Process → TCP ports on which it listens (Linux), as far as its file descriptors may be read."""
     inodes = {f"socket:[{entry.inode}]": entry.port for entry in sockets(IPV4) if entry.state == LISTENING}
-    found: dict[int, set[int]] = {}
+    ports: dict[int, set[int]] = {}
     for pid in pids:
         try:
             links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
         except OSError:
             continue
-        found[pid] = {inodes[link] for link in links if link in inodes}
-    return found
+        ports[pid] = {inodes[link] for link in links if link in inodes}
+    return ports
 
 
 def listening_addresses(port: int) -> list[str]:
@@ -218,7 +218,7 @@ def _name_of(uid: int) -> str:
 
 def _changed_files(planned: list[dict]) -> list[str]:
     """Paths of files that are missing or have different content. Of a very large one only the size is compared."""
-    found = []
+    paths = []
     for file in planned:
         path, digest = Path(file["path"]), _digest(file)
         if (
@@ -227,8 +227,8 @@ def _changed_files(planned: list[dict]) -> list[str]:
             or path.stat().st_size != file["bytes"]
             or (file["bytes"] <= HASHED_BYTES and building.sha256(path) != digest)
         ):
-            found.append(file["path"])
-    return found
+            paths.append(file["path"])
+    return paths
 
 
 def _digest(file: dict) -> str | None:
@@ -246,7 +246,7 @@ def _redefined(planned: dict, services: dict) -> list[str]:
 
     :param services: name → state and pid, of service_state.
     """
-    found = []
+    names = []
     manager = managers.manager_of(planned)
     unread = manager.unread([service["name"] for service in planned["services"]])
     for service in planned["services"]:
@@ -260,8 +260,8 @@ def _redefined(planned: dict, services: dict) -> list[str]:
         written = max(written, *(_modified(read) for read in service["reads"]), 0.0)
         newer = started is not None and started + CLOCK_SECONDS < written
         if not same or newer or service["name"] in unread:
-            found.append(service["name"])
-    return found
+            names.append(service["name"])
+    return names
 
 
 def _modified(path: str) -> float:
@@ -341,16 +341,16 @@ def unneeded_releases(planned: dict, applied: bool = False) -> list[str]:
     :param applied: as it will be once the planned services run in place of those that run now.
     """
     folder = Path(planned["prefix"]) / "releases"
-    found = (
+    times = (
         {entry.name: entry.stat().st_mtime for entry in folder.iterdir() if entry.is_dir()} if folder.is_dir() else {}
     )
     wanted = {build["id"] for build in planned["builds"]}
     partial = {
         name
-        for name in found
+        for name in times
         if name.startswith(".") and name[1:] not in wanted and not building.under_way(planned["cache"], name[1:])
     }
-    others = {name for name in found if not name.startswith(".")} - wanted
+    others = {name for name in times if not name.startswith(".")} - wanted
     room = {
         backend: planned["keep_releases"] - max(1, sum(backends.backend_of(name) == backend for name in wanted))
         for backend in {backends.backend_of(name) for name in others}
@@ -362,9 +362,9 @@ def unneeded_releases(planned: dict, applied: bool = False) -> list[str]:
     unneeded = []
     for backend, left in room.items():
         own = {name for name in others if backends.backend_of(name) == backend}
-        rest = sorted(own - held, key=lambda name: found[name], reverse=True)
+        rest = sorted(own - held, key=lambda name: times[name], reverse=True)
         unneeded += rest[max(0, left - len(own & held)) :]
-    return sorted(partial) + sorted(unneeded, key=lambda name: found[name])
+    return sorted(partial) + sorted(unneeded, key=lambda name: times[name])
 
 
 def _services(states: dict[str, dict]) -> Iterator[Difference]:

@@ -23,14 +23,14 @@ COMMAND_SECONDS = 900
 RECORD = "var/lib/llamacpp-kernel-parameters"
 DROP_IN = "etc/default/grub.d/90-llamacpp.cfg"
 TAKEN_BACK = "run/llamacpp-kernel-parameters"
-"""What was taken back since the host was started; the folder is empty after a restart."""
+"""What was removed since the host was started; the folder is empty after a restart."""
 INCOMPLETE = "# This change was interrupted."
 
 GRUB_FILES = ("etc/default/grub", "etc/default/grub.d/*.cfg")
 COMMAND_LINE_FILES = (*GRUB_FILES, "etc/kernel/cmdline", "etc/cmdline.d/*.conf")
 MODULE_FILES = tuple(f"{top}/modprobe.d/*.conf" for top in ("etc", "run", "usr/lib"))
 OTHER_TOOLS = ("proxmox-boot-tool", "kernelstub", "transactional-update", "sdbootutil")
-"""Where one of them is, it owns the command line."""
+"""Where one of them is installed, it owns the command line."""
 
 
 class TuningError(ValueError):
@@ -145,7 +145,7 @@ class KernelInstall(Mechanism):
         return {"/" + self.path: self.system.read(self.path)}
 
     def _commands(self) -> list[list[str]]:
-        """What makes the boot entries anew. kernel-install is used for kernels only of which it has made an entry before."""
+        """Commands that rewrite the boot entries. kernel-install is used only for kernels of which it has made an entry before."""
         if self.system.has("reinstall-kernels"):
             return [["reinstall-kernels"]]
         presets = "\n".join(map(self.system.read, self.system.glob("etc/mkinitcpio.d/*.preset")))
@@ -206,7 +206,7 @@ def mechanism(system: System) -> Mechanism | None:
 
 
 def _values(text: str, name: str) -> list[str]:
-    """Values that a file for the command line gives to a parameter. The kernel does not tell dashes from underscores."""
+    """Values that a file for the command line gives to a parameter. To the kernel, dashes and underscores are the same."""
     pattern = re.escape(name).replace("_", "[-_]")
     text = re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE)
     return re.findall(rf"(?<![\w.-]){pattern}=([^\s\"']*)", text)
@@ -222,14 +222,14 @@ def conflicts(system: System, wanted: dict[str, str], ours: list[str], lines: di
     """Other values that somebody else gives, as «name=value in place»."""
     sources = {"/" + file: system.read(file) for file in system.glob(*COMMAND_LINE_FILES) if file != DROP_IN}
     sources.update({"/" + file: _module_options(system.read(file)) for file in system.glob(*MODULE_FILES)})
-    found = [
+    others = [
         f"{name}={value} in {place}"
         for place, text in {**sources, **lines}.items()
         for name in wanted
         for value in _values(text, name)
         if value != wanted[name] and f"{name}={value}" not in ours
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(others))
 
 
 def edit(text: str, gone: list[str], new: list[str]) -> str:
@@ -247,8 +247,8 @@ def active_profile(system: System) -> str | None:
         printed = system.run(["tuned-adm", "active"]) if system.has("tuned-adm") else ""
     except TuningError as error:
         return "" if "No current active profile" in str(error) else None
-    found = re.match(r"Current active profile: (.*)$", printed, re.MULTILINE)
-    return found.group(1).strip() if found else None
+    match = re.match(r"Current active profile: (.*)$", printed, re.MULTILINE)
+    return match.group(1).strip() if match else None
 
 
 def apply(wanted: dict[str, str], profile: str, check: bool, system: System | None = None) -> dict:
@@ -292,9 +292,9 @@ def _set(wanted: dict[str, str], check: bool, system: System) -> dict:
         return _result("", "", None, [pair for pair in taken_back if pair in running])
     record, lines = system.read(way.record), way.lines()
     ours = re.findall(r"(?<![^\s\"])[\w.]+=[\w.:,/-]+(?![^\s\"])", record)
-    found = conflicts(system, wanted, ours, lines)
-    if found:
-        raise TuningError(f"Other values are set already: {', '.join(found)}. Remove them there, or tune by hand.")
+    others = conflicts(system, wanted, ours, lines)
+    if others:
+        raise TuningError(f"Other values are set already: {', '.join(others)}. Remove them there, or tune by hand.")
     mine = [pair for pair in pairs if pair in ours or not way.holds(pair)]
     gone = [pair for pair in ours if pair not in pairs]
     planned = {place: edit(line, gone, mine) for place, line in lines.items()}

@@ -131,12 +131,12 @@ class Logged(NamedTuple):
 def buffers(log: str) -> dict[str, dict[str, Logged]]:
     """Device → kind (model; KV, with the states of recurrent layers; compute) → what the log of one start reports. ik_llama.cpp does
     not name the kind model. A processor has several: CPU, AMX, CPU_REPACK and the like."""
-    found: dict[str, dict[str, Logged]] = {}
+    devices: dict[str, dict[str, Logged]] = {}
     for device, kind, size in re.findall(r": +(\S+)(?: +(model|KV|RS|compute))? buffer size =\s*([\d.]+) MiB", log):
-        sizes = found.setdefault(device.removesuffix("_Mapped"), {})
+        sizes = devices.setdefault(device.removesuffix("_Mapped"), {})
         kind = "KV" if kind == "RS" else kind or "model"
         sizes[kind] = sizes.get(kind, Logged()).plus(Logged(float(size), 1))
-    return found
+    return devices
 
 
 def wait_for_health(url: str, seconds: float) -> dict:
@@ -175,27 +175,27 @@ def collect(plan: dict, seconds: float) -> dict:
     head = plan["head"]
     own = plan["hosts"][head["host"]]
     folder = Path(own["state"])
-    found: dict = {"health": wait_for_health(head["url"], seconds)}
+    evidence: dict = {"health": wait_for_health(head["url"], seconds)}
     running = state.processes(own["prefix"])
-    found["ends"] = ends(folder / runtime.ENDS)
-    found["launched"] = [*head["launcher"], "--", *head["argv"]] in running.values()
+    evidence["ends"] = ends(folder / runtime.ENDS)
+    evidence["launched"] = [*head["launcher"], "--", *head["argv"]] in running.values()
     try:
         log = read_untrusted(folder / runtime.START_LOG)
     except OSError:
         log = ""
-    found["log"] = log.splitlines()[-20:]
-    found["handshakes"] = handshakes(folder / runtime.HANDSHAKES)
-    found["links"] = {name: _measured(Path(own["prefix"]) / "links" / f"{name}.json") for name in plan["links"]}
-    if not found["health"]["healthy"]:
-        found["waits_for"] = waits_for(found["handshakes"]["workers"])
-        return found
+    evidence["log"] = log.splitlines()[-20:]
+    evidence["handshakes"] = handshakes(folder / runtime.HANDSHAKES)
+    evidence["links"] = {name: _measured(Path(own["prefix"]) / "links" / f"{name}.json") for name in plan["links"]}
+    if not evidence["health"]["healthy"]:
+        evidence["waits_for"] = waits_for(evidence["handshakes"]["workers"])
+        return evidence
     if not plan["staging"]:
-        found["drift"] = state.drift(own)
-    found["buffers"] = buffers(log)
+        evidence["drift"] = state.drift(own)
+    evidence["buffers"] = buffers(log)
     for worker in (worker for planned in plan["hosts"].values() for worker in planned["workers"] if not worker["used"]):
         address, port = worker["endpoint"].rsplit(":", 1)
         answer = rpc.probe(address, int(port), protocol=worker["protocol"])
-        found["handshakes"]["workers"][worker["endpoint"]] = answer
+        evidence["handshakes"]["workers"][worker["endpoint"]] = answer
     key = first_key(head["api_key_file"])
     question = (
         {"prompt": "", "temperature": 0}
@@ -204,15 +204,15 @@ def collect(plan: dict, seconds: float) -> dict:
     )
     status, said = _request(head["url"], "/v1/completions", key, question, SECONDS_FOR_ANSWER)
     if status == 200:
-        found["completion"] = {
+        evidence["completion"] = {
             "text": said["choices"][0]["text"],
             "tokens": said["usage"]["completion_tokens"],
             "fingerprint": said.get("system_fingerprint"),
             "tokens_per_second": said.get("timings", {}).get("predicted_per_second"),
         }
     else:
-        found["completion"] = {"error": f"status {status}: {said}"}
-    return found
+        evidence["completion"] = {"error": f"status {status}: {said}"}
+    return evidence
 
 
 # ------------------------------------------------------------------------------------------------- judgement, anywhere
@@ -261,15 +261,15 @@ def _releases(plan: dict, drifts: dict) -> list[dict]:
 
 def _held_by_others(planned: dict, drift: dict) -> list[str]:
     """Workers to which something else than the head has a connection, as their own host sees it. A worker serves one client."""
-    found = []
+    texts = []
     for service in planned["services"]:
         if service["kind"] == "worker":
             strangers = set(drift["services"][service["name"]]["clients"]) - set(_heads_addresses(planned, service))
-            found += [
+            texts += [
                 f"{service['name']} has a connection from {address}, which is not the head"
                 for address in sorted(strangers)
             ]
-    return found
+    return texts
 
 
 def _heads_addresses(planned: dict, service: dict) -> list[str]:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Processor, memory and accelerators of a host, read on it: from the kernel where that tells, else from vendors' tools.
+"""Processor, memory and accelerators of a host, read on it: from the kernel where that is possible, else from vendors' tools.
 
 An accelerator is ``backend``, ``name`` (for people), ``architecture`` (what to compile for; empty where that is not known or
 not needed), ``memory_mib`` (0 where it is not known) and ``unified`` (whether that is the host's own memory).
@@ -86,8 +86,8 @@ def cpu(root: Path = ROOT, ask: Ask = output) -> dict:
     unusable = ["amx"] if tiles.unusable(used) else []
     used = [feature for feature in used if not feature.startswith(tuple(unusable))]
     identity = hashlib.sha256(" ".join([model, *sorted(used)]).encode()).hexdigest()[:12]
-    found = {"model": model, "cores": os.cpu_count() or 1, "features_id": identity}
-    return {**found, "unusable": unusable} if unusable else found
+    facts = {"model": model, "cores": os.cpu_count() or 1, "features_id": identity}
+    return {**facts, "unusable": unusable} if unusable else facts
 
 
 def _is_known(field: str) -> bool:
@@ -96,7 +96,7 @@ def _is_known(field: str) -> bool:
 
 def nvidia(listing: str, memory: int) -> list[dict]:
     """From what NVIDIA_QUERY prints. A device without memory of its own (GB10) uses the host's, ``memory`` MiB."""
-    found = []
+    devices = []
     for line in listing.splitlines():
         fields = [field.strip() for field in line.split(",")]
         if len(fields) != 3:
@@ -105,7 +105,7 @@ def nvidia(listing: str, memory: int) -> list[dict]:
         if (re.fullmatch(r"\d+\.\d+", capability) or not _is_known(capability)) and (
             size.isdigit() or not _is_known(size)
         ):
-            found.append(
+            devices.append(
                 {
                     "backend": backends.CUDA.name,
                     "name": name,
@@ -114,25 +114,25 @@ def nvidia(listing: str, memory: int) -> list[dict]:
                     "unified": not size.isdigit(),
                 }
             )
-    return found
+    return devices
 
 
 def nvidia_without_tools(root: Path) -> list[dict]:
     """From the driver's files, which contain neither compute capability nor memory."""
-    found = []
+    devices = []
     for path in sorted(root.glob("proc/driver/nvidia/gpus/*/information")):
         model = re.search(r"^Model:\s*(.+)$", text_of(path), re.MULTILINE)
         if model:
             name = model.group(1).strip()
-            found.append(
+            devices.append(
                 {"backend": backends.CUDA.name, "name": name, "architecture": "", "memory_mib": 0, "unified": False}
             )
-    return found
+    return devices
 
 
 def amd(root: Path) -> dict[str, dict]:
     """Name of the render node → device, in the order of the KFD topology, which is the one in which HIP counts them."""
-    found = {}
+    devices = {}
     nodes = root / "sys/class/kfd/kfd/topology/nodes"
     for properties in sorted(nodes.glob("*/properties"), key=lambda path: int(path.parent.name)):
         values = _words(properties)
@@ -145,14 +145,14 @@ def amd(root: Path) -> dict[str, dict]:
         local = sum(int(bank.get("size_in_bytes", 0)) for bank in banks if bank.get("heap_type") in LOCAL_HEAPS) // MIB
         integrated = int(values.get("cpu_cores_count", 0)) > 0 or architecture in UNIFIED_GFX
         memory, unified = _amd_memory(root / "sys/class/drm" / render / "device", local, integrated)
-        found[render] = {
+        devices[render] = {
             "backend": backends.HIP.name,
             "name": f"AMD {architecture}",
             "architecture": architecture,
             "memory_mib": memory,
             "unified": unified,
         }
-    return found
+    return devices
 
 
 def _amd_memory(device: Path, local: int, integrated: bool) -> tuple[int, bool]:
@@ -174,18 +174,18 @@ def _amd_memory(device: Path, local: int, integrated: bool) -> tuple[int, bool]:
 
 def _drm(root: Path) -> list[tuple[str, str, dict]]:
     """PCI address, name and description of each render node, in the order of the addresses."""
-    found = []
+    nodes = []
     for node in root.glob("sys/class/drm/renderD*"):
         lines = text_of(node / "device/uevent").splitlines()
         described = dict(line.split("=", 1) for line in lines if "=" in line)
-        found.append((described.get("PCI_SLOT_NAME", ""), node.name, described))
-    return sorted(found, key=lambda entry: entry[:2])
+        nodes.append((described.get("PCI_SLOT_NAME", ""), node.name, described))
+    return sorted(nodes, key=lambda entry: entry[:2])
 
 
 def intel(root: Path, memory: int) -> dict[str, dict]:
     """Name of the render node → device, discrete ones first, as SYCL counts them: the one with the most execution units is the first.
     The kernel does not report the memory of a discrete one; an integrated one lends half of the host's."""
-    found = []
+    devices = []
     for slot, name, described in _drm(root):
         if described.get("DRIVER") in INTEL_DRIVERS:
             integrated = slot == INTEL_INTEGRATED
@@ -196,8 +196,8 @@ def intel(root: Path, memory: int) -> dict[str, dict]:
                 "memory_mib": memory // 2 if integrated else 0,
                 "unified": integrated,
             }
-            found.append((name, device))
-    return dict(sorted(found, key=lambda entry: bool(entry[1]["unified"])))
+            devices.append((name, device))
+    return dict(sorted(devices, key=lambda entry: bool(entry[1]["unified"])))
 
 
 def vulkan(root: Path, nvidia_devices: list[dict], others: dict[str, dict]) -> list[dict]:
@@ -206,16 +206,16 @@ def vulkan(root: Path, nvidia_devices: list[dict], others: dict[str, dict]) -> l
 
     :param others: render node → device of AMD or Intel, as their own backends drive it.
     """
-    found = list(nvidia_devices)
+    devices = list(nvidia_devices)
     for slot, name, described in _drm(root):
         if name in others:
-            found.append(others[name])
+            devices.append(others[name])
         elif described.get("DRIVER") == backends.HIP.kernel_driver:
             size, unified = _amd_memory(root / "sys/class/drm" / name / "device", 0, False)
             label = described.get("PCI_ID", slot).lower()
-            found.append({"name": f"AMD graphics {label}", "memory_mib": size, "unified": unified})
-    discrete = [device for device in found if not device["unified"]]
-    return [{**device, "backend": backends.VULKAN.name, "architecture": ""} for device in discrete or found]
+            devices.append({"name": f"AMD graphics {label}", "memory_mib": size, "unified": unified})
+    discrete = [device for device in devices if not device["unified"]]
+    return [{**device, "backend": backends.VULKAN.name, "architecture": ""} for device in discrete or devices]
 
 
 def apple(memory: int, ask: Ask) -> list[dict]:
@@ -246,14 +246,14 @@ def accelerators(memory: int, root: Path = ROOT, ask: Ask = output) -> list[dict
 
 def thunderbolt(root: Path = ROOT) -> list[dict]:
     """Connections by Thunderbolt or USB4 to other hosts: ``device``, and of the worse direction ``lanes`` and ``gbit_per_lane``."""
-    found = []
+    connections = []
     for device in sorted(root.glob("sys/bus/thunderbolt/devices/*")):
         if "DEVTYPE=thunderbolt_xdomain" not in text_of(device / "uevent").split():
             continue
         lanes = re.findall(r"\d+", text_of(device / "rx_lanes") + text_of(device / "tx_lanes"))
         speeds = re.findall(r"\d+(?:\.\d+)?", text_of(device / "rx_speed") + text_of(device / "tx_speed"))
         if lanes and speeds:
-            found.append(
+            connections.append(
                 {"device": device.name, "lanes": min(map(int, lanes)), "gbit_per_lane": min(map(float, speeds))}
             )
-    return found
+    return connections

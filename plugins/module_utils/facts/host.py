@@ -82,10 +82,10 @@ def closed_to(account: str, path: str) -> str | None:
         user, groups = None, set()
     real = Path(os.path.realpath(path))
     for part in [*reversed(Path(path).parents), *reversed(real.parents), real]:
-        found = part.stat()
-        owned = user is not None and found.st_uid == user.pw_uid
-        shift = 6 if owned else 3 if found.st_gid in groups else 0
-        if not found.st_mode >> shift & (1 if stat.S_ISDIR(found.st_mode) else 4):
+        status = part.stat()
+        owned = user is not None and status.st_uid == user.pw_uid
+        shift = 6 if owned else 3 if status.st_gid in groups else 0
+        if not status.st_mode >> shift & (1 if stat.S_ISDIR(status.st_mode) else 4):
             return str(part)
     return None
 
@@ -105,11 +105,11 @@ def service_manager(scope: str, root: Path = ROOT, ask: Ask = output) -> str:
     """Name of the one that runs services of this scope here."""
     if scope == "user":
         commands.find_user_session()
-    found = ((name, service_managers.MANAGERS[name]) for name in service_managers.possible(platform.system(), scope))
+    managers = ((name, service_managers.MANAGERS[name]) for name in service_managers.possible(platform.system(), scope))
     return next(
         (
             name
-            for name, manager in found
+            for name, manager in managers
             if (root / manager.sign.lstrip("/")).exists() and (not manager.probe or ask(list(manager.probe)))
         ),
         "supervisor",
@@ -122,9 +122,9 @@ def packaged(policy: str, main: str, lists: Path = APT_LISTS) -> dict:
 
     :param lists: folder of apt's lists of packages.
     """
-    found = re.findall(r"^(\S+):\n  Installed: (\S+)\n  Candidate: (\S+)$", policy, re.MULTILINE)
-    installed = {name: version for name, version, _candidate in found if version != "(none)"}
-    offered = {name: candidate for name, _version, candidate in found}
+    entries = re.findall(r"^(\S+):\n  Installed: (\S+)\n  Candidate: (\S+)$", policy, re.MULTILINE)
+    installed = {name: version for name, version, _candidate in entries if version != "(none)"}
+    offered = {name: candidate for name, _version, candidate in entries}
     version = re.match(r"(?:\d+:)?(\d[0-9.]*\d)", installed.get(main) or offered.get(main, ""))
     return {
         "version": version.group(1) if version else None,
@@ -161,11 +161,11 @@ def firmware(accelerators: list[dict], family: str, ask: Ask = output) -> str | 
 
 def measured_links(prefix: str) -> dict:
     """Host → what was last measured of its link to this head; empty elsewhere."""
-    found = {}
+    links = {}
     for path in sorted(Path(prefix, "links").glob("*.json")):
         with suppress(OSError, ValueError):
-            found[path.stem] = json.loads(path.read_text())
-    return found
+            links[path.stem] = json.loads(path.read_text())
+    return links
 
 
 def kept_facts(prefix: str) -> dict:
@@ -178,14 +178,14 @@ def kept_facts(prefix: str) -> dict:
 
 def defined_services(manager: str, units: str) -> list[str]:
     """Names of services whose definition this collection has written."""
-    found = []
+    services = []
     for path in Path(units).glob(f"{names.SERVICES}*") if os.path.isdir(units) else []:
         service = service_managers.MANAGERS[manager].service(path)
         if service and not path.is_symlink():
             with path.open(errors="replace") as stream:
                 if names.DEFINITION_MARK in stream.read(1000):
-                    found.append(service)
-    return sorted(found)
+                    services.append(service)
+    return sorted(services)
 
 
 def scope(wanted: str) -> str:

@@ -16,8 +16,8 @@ MIB = 1024 * 1024
 
 def available(meminfo: str) -> int | None:
     """MiB that Linux says programs can still get, from the text of /proc/meminfo."""
-    found = re.search(r"^MemAvailable:\s+(\d+) kB$", meminfo, re.MULTILINE)
-    return int(found.group(1)) // 1024 if found else None
+    match = re.search(r"^MemAvailable:\s+(\d+) kB$", meminfo, re.MULTILINE)
+    return int(match.group(1)) // 1024 if match else None
 
 
 def nvidia(listing: str) -> dict[int, int]:
@@ -27,21 +27,21 @@ def nvidia(listing: str) -> dict[int, int]:
 
 def amd(drm: Path) -> dict[int, int]:
     """Number of a device → MiB of its own memory, in the order of the render nodes."""
-    found = {}
+    free = {}
     for index, total in enumerate(sorted(drm.glob("renderD*/device/mem_info_vram_total"))):
         used = total.with_name("mem_info_vram_used")
-        found[index] = (int(total.read_text()) - int(used.read_text())) // MIB
-    return found
+        free[index] = (int(total.read_text()) - int(used.read_text())) // MIB
+    return free
 
 
 def free_mib() -> dict[str, int]:
     """Device, named as workers name it, → MiB. A device whose free memory is not known is left out."""
-    found = {}
+    free = {}
     meminfo = Path("/proc/meminfo")
     host = available(meminfo.read_text()) if meminfo.exists() else None
     if host is not None:
-        found[backends.CPU.device] = host
+        free[backends.CPU.device] = host
     cuda = nvidia(output(["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]))
     for backend, sizes in ((backends.CUDA, cuda), (backends.HIP, amd(Path("/sys/class/drm")))):
-        found.update({backends.device_name(backend.name, index): size for index, size in sizes.items()})
-    return found
+        free.update({backends.device_name(backend.name, index): size for index, size in sizes.items()})
+    return free

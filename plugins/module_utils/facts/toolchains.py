@@ -39,15 +39,15 @@ def _on_host(root: Path, path: Path) -> str:
 
 def _prefixes(root: Path, patterns: tuple[str, ...]) -> dict[Path, list[str]]:
     """Real folder of each installation → other names of it. A link from /usr/bin to another one is none of its own."""
-    found: dict[Path, list[str]] = {}
+    prefixes: dict[Path, list[str]] = {}
     for program in sorted({path for pattern in patterns for path in root.glob(pattern)}):
         named = program.parent.parent
         real = Path(os.path.realpath(named))
         elsewhere = named == root / "usr" and Path(os.path.realpath(program)).parent != real / "bin"
         if program.exists() and not elsewhere:
             name = "/" + str(named.relative_to(root))
-            found.setdefault(real, []).extend([name] if name != _on_host(root, real) else [])
-    return found
+            prefixes.setdefault(real, []).extend([name] if name != _on_host(root, real) else [])
+    return prefixes
 
 
 def rocwmma(include: Path) -> dict | None:
@@ -100,24 +100,24 @@ def _compiler(folder: Path, prefix: str, toolkit: backends.Toolkit, ask: Ask) ->
 
 def _components(root: Path, folder: Path, toolkit: backends.Toolkit) -> dict[str, str]:
     """Component → its prefix, of those that are installed beside the compiler's folder: of its version, or else the newest that fits."""
-    found = {}
+    components = {}
     own = versions.numbers(folder.name)
     for name, same in toolkit.components.items():
         installed = {Path(os.path.realpath(path)) for path in folder.parent.parent.glob(f"{name}/[0-9]*")}
         fitting = [path for path in installed if not same or versions.numbers(path.name)[:1] == own[:1]]
         if fitting:
             best = max(fitting, key=lambda path: (versions.numbers(path.name) == own, versions.numbers(path.name)))
-            found[name] = _on_host(root, best)
-    return found
+            components[name] = _on_host(root, best)
+    return components
 
 
 def _toolkits(root: Path, ask: Ask, backend: str, toolkit: backends.Toolkit) -> list[dict]:
-    found = []
+    toolkits = []
     for folder, links in _prefixes(root, toolkit.places).items():
         prefix = _on_host(root, folder)
         version = text_of(folder / toolkit.version_file) if toolkit.version_file else ""
         components = _components(root, folder, toolkit)
-        found.append(
+        toolkits.append(
             {
                 "backend": backend,
                 "prefix": prefix,
@@ -129,15 +129,15 @@ def _toolkits(root: Path, ask: Ask, backend: str, toolkit: backends.Toolkit) -> 
                 **({"components": components} if toolkit.components else {}),
             }
         )
-    return found
+    return toolkits
 
 
 def _compilers(root: Path, ask: Ask) -> list[dict]:
-    found: list[dict] = []
+    compilers: list[dict] = []
     for pattern in COMPILERS:
         for path in sorted(root.glob(pattern)):
             program = "/" + str(path.relative_to(root))
-            found.append(
+            compilers.append(
                 {
                     "backend": backends.CPU.name,
                     "prefix": str(Path(program).parent.parent),
@@ -148,16 +148,16 @@ def _compilers(root: Path, ask: Ask) -> list[dict]:
                     "rocwmma": None,
                 }
             )
-    return found
+    return compilers
 
 
 def find(root: Path = ROOT, ask: Ask = output) -> list[dict]:
     """Every toolkit and further compiler of the host that works, oldest first."""
-    found = [
+    toolchains = [
         entry for backend, toolkit in backends.TOOLKITS.items() for entry in _toolkits(root, ask, backend, toolkit)
     ]
-    found += _compilers(root, ask)
-    working = [toolchain for toolchain in found if toolchain["version"]]
+    toolchains += _compilers(root, ask)
+    working = [toolchain for toolchain in toolchains if toolchain["version"]]
     return sorted(working, key=lambda entry: (entry["backend"], versions.numbers(entry["version"]), entry["prefix"]))
 
 
