@@ -8,6 +8,7 @@ import urllib.request
 import models
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import hardware
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, gguf
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import placement, releases
@@ -74,7 +75,16 @@ def planned(path, endpoints, split, gpu_layers=None, **variables):
     load = placement.Load(summary, heads.settings_of(server, summary), GENERATION, overrides)
     placed = placement.Placed(devices, split, load, load.units if gpu_layers is None else gpu_layers)
     release = releases.release_of(inventory.specification()["llama_release"]["default"], {})
-    serving = heads.Serving(server, facts_of(DECLARED), release, Model(str(path), None, summary), placed, "", None, "")
+    serving = heads.Serving(
+        server,
+        facts_of({**DECLARED, "cpu": hardware.cpu()}),
+        release,
+        Model(str(path), None, summary),
+        placed,
+        "",
+        None,
+        "",
+    )
     return placed, heads.argv_of(serving)[1:]
 
 

@@ -176,6 +176,7 @@ def test_tiles_that_programs_cannot_use(tmp_path, monkeypatch, flags, work, unus
     monkeypatch.setattr(tiles, "work", lambda: work)
     found = hardware.cpu(tmp_path)
     assert found.get("unusable") == (["amx"] if unusable else None)
+    assert found.get("amx") == (True if flags == AMX and work else None)
     assert (found["features_id"] == whole["features_id"]) is not unusable
 
 

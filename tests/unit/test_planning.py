@@ -8,7 +8,7 @@ import re
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, known_answer, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry, placement, releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.changes import decide, missing_tools
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import release_variables
@@ -1780,3 +1780,63 @@ def test_a_micro_batch_that_only_looks_like_a_number(local):
 def test_a_known_answer_model_that_no_machine_holds(local, size):
     local.hosts["here"]["variables"]["llama_model_known_answer"] = {**known_answer_of(), **size}
     assert "llama_model_known_answer describes a model that is not possible" in local.reason()
+
+
+ARCHIVE = {
+    "source": "archive",
+    "path": "/tmp/x.tar.gz",
+    "checksum": "sha256:" + "b" * 64,
+    "fork": "ik_llama.cpp",
+    "build": 4840,
+}
+
+
+def mla(cluster, **cpu):
+    """A model with split MLA, of which the head computes the first layers."""
+    cluster.hosts["head"]["facts"]["cpu"].update(cpu)
+    cluster.hosts["head"]["variables"].update(
+        llama_model_known_answer=None, llama_model_path="/models/mla.gguf", llama_server_gpu_layers=4
+    )
+    summary = known_answer.summary(16, 128, "f32")
+    row = {
+        "name": "blk.*.attn_k_b.weight",
+        "type": "F16",
+        "shape": [64, 64, 2],
+        "bytes": 16384,
+        "layers": list(range(16)),
+    }
+    cluster.model = {"summary": {**summary, "architecture": "deepseek2", "tensors": [*summary["tensors"], row]}}
+    return cluster
+
+
+def test_latent_attention_on_a_head_with_amx_is_not_repacked(pair):
+    assert "--no-repack" in mla(pair, amx=True).plan()["head"]["argv"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"llama_server_gpu_layers": None},
+        {"llama_server_gpu_layers": None, "llama_server_override_tensor": ["ffn_=CPU"]},
+        {"llama_release": ARCHIVE, "llama_accept_advisories": ["rpc-remote-code-execution"]},
+    ],
+    ids=["all layers on workers", "only experts on the head", "ik_llama.cpp"],
+)
+def test_elsewhere_amx_is_used(pair, change):
+    mla(pair, amx=True)
+    for host in pair.hosts.values():
+        host["variables"].update(change)
+    plan = pair.plan()
+    assert not plan["refused"], plan["reasons"]
+    assert "--no-repack" not in plan["head"]["argv"]
+
+
+def test_a_head_without_amx_repacks(pair):
+    assert "--no-repack" not in mla(pair).plan()["head"]["argv"]
+
+
+def test_latent_attention_that_an_override_puts_on_a_head_with_amx(pair):
+    mla(pair, amx=True).hosts["head"]["variables"].update(
+        llama_server_gpu_layers=None, llama_server_override_tensor=["attn_k_b=CPU"]
+    )
+    assert "--no-repack" in pair.plan()["head"]["argv"]

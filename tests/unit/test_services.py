@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply.services import FAILED, RUNNING, STOPPED
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names, service_managers
@@ -105,9 +104,6 @@ def test_what_a_new_service_manager_needs():
     assert list(services.CLASSES) == known, "apply/services.py lacks a class"
     templates = {path.name for path in (ROOT / "roles/llama_host/templates").iterdir()}
     assert {manager.template for manager in service_managers.MANAGERS.values()} <= templates
-    specification = yaml.safe_load((ROOT / "roles/llama_host/meta/argument_specs.yml").read_text())
-    hardware = specification["argument_specs"]["main"]["options"]["llama_hardware"]["options"]
-    assert hardware["service_manager"]["choices"] == known, "roles/llama_host/meta/argument_specs.yml"
     host = SCHEMA.schema["properties"]["hosts"]["additionalProperties"]["properties"]
     assert host["service_manager"]["enum"] == known, "docs/plan.schema.json"
 

@@ -74,7 +74,8 @@ INSTRUCTIONS = (
 
 def cpu(root: Path = ROOT, ask: Ask = output) -> dict:
     """``cores`` are those that the system schedules on, threads of a core counted each; ``features_id`` is the same for processors
-    that run the same programs. ``unusable`` exists only where programs cannot use what the processor announces: ``["amx"]``."""
+    that run the same programs. ``amx`` is true where programs use AMX; ``unusable`` is ``["amx"]`` where it is announced and they cannot.
+    Elsewhere these two are missing."""
     if sys.platform == "darwin":
         model, features = ask(["sysctl", "-n", "machdep.cpu.brand_string"]).strip(), ""
     else:
@@ -87,7 +88,8 @@ def cpu(root: Path = ROOT, ask: Ask = output) -> dict:
     used = [feature for feature in used if not feature.startswith(tuple(unusable))]
     identity = hashlib.sha256(" ".join([model, *sorted(used)]).encode()).hexdigest()[:12]
     facts = {"model": model, "cores": os.cpu_count() or 1, "features_id": identity}
-    return {**facts, "unusable": unusable} if unusable else facts
+    amx = {"amx": True} if set(used) >= tiles.ANNOUNCED else {}
+    return {**facts, **amx, **({"unusable": unusable} if unusable else {})}
 
 
 def _is_known(field: str) -> bool:

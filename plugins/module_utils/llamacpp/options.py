@@ -323,6 +323,15 @@ TABLE: tuple[Option, ...] = (
         remedy="remove it, because verify reads buffer sizes from the log, or use --verbose, which logs everything",
     ),
     Option(
+        "repack",
+        (
+            _in(MAINLINE, "--no-repack -nr", 6170, form=SWITCH, means="off"),
+            _in(MAINLINE, "--repack", 8643, form=SWITCH, means="on", written=False),
+        ),
+        environment=_split("LLAMA_ARG_REPACK LLAMA_ARG_NO_REPACK"),
+        implied=("off",),
+    ),
+    Option(
         "full-window",
         (_in(MAINLINE, "--swa-full", form=SWITCH),),
         environment=_split("LLAMA_ARG_SWA_FULL"),

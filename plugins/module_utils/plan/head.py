@@ -293,6 +293,7 @@ def argv_of(serving: Serving) -> list[str]:
         ("flash-attention", server.flash_attention),
         ("threads", str(server.threads or "")),
         ("load-mode", server.load_mode),
+        ("repack", "off" if _crashes_with_amx(serving) else None),
         ("warmup", "on" if server.warmup else "off"),
         ("api-key-file", key_path(serving.facts, server.api_key_file) if server.api_key_file else None),
         ("fit", "off"),
@@ -305,6 +306,17 @@ def argv_of(serving: Serving) -> list[str]:
         except options.UnknownOption:
             raise Refusal(_unknown(name, value, release)) from None
     return [*argv, *server.extra_args]
+
+
+def _crashes_with_amx(serving: Serving) -> bool:
+    """Whether AMX would hold attn_k_b of MLA on the head. Its buffers cannot be read back, so llama-server ends with SIGSEGV when the
+    scheduler moves that tensor (ggml-org/llama.cpp#11115, seen with 0.3.36)."""
+    if not serving.facts.cpu.get("amx") or not serving.release.mainline:
+        return False
+    units = {None, *serving.placed.units_of(None)}
+    return any(
+        ".attn_k_b." in part.name and part.device is None and part.unit in units for part in serving.placed.load.parts
+    )
 
 
 def _device_names(release: Release, placed: placement.Placed) -> list[str] | None:
