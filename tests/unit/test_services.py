@@ -9,8 +9,6 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply.services import FAILED, RUNNING, STOPPED
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names, service_managers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry
 from ansible_collections.llamacpp.cluster.plugins.modules import service
 from conftest import SCHEMA
 
@@ -362,15 +360,3 @@ def test_the_module_of_a_manager_that_is_not_known(tmp_path, call):
     assert result["failed"]
     assert result["msg"].startswith("service_manager is runit: use one of systemd, ")
     assert json.dumps(result)
-
-
-@pytest.mark.parametrize(
-    "scope, named, possible",
-    [
-        ("system", "runit", "systemd or openrc or supervisor"),
-        ("user", "openrc", "systemd_user or supervisor"),
-    ],
-)
-def test_a_declared_host_has_a_service_manager_of_its_system(scope, named, possible):
-    with pytest.raises(Refusal, match=f"has the service_manager {named}.*use {possible}"):
-        entry.merge_hardware("here", None, {"service_manager": named}, scope)
