@@ -332,6 +332,14 @@ TABLE: tuple[Option, ...] = (
         implied=("off",),
     ),
     Option(
+        "log-disable",
+        _both("--log-disable", SWITCH),
+        owned=True,
+        optional=True,
+        remedy="remove it, because verify reads buffer sizes from the log",
+    ),
+    Option("override-kv", _both("--override-kv"), memory=UNPLANNED),
+    Option(
         "full-window",
         (_in(MAINLINE, "--swa-full", form=SWITCH),),
         environment=_split("LLAMA_ARG_SWA_FULL"),
