@@ -106,7 +106,7 @@ def _host(name: str, given: Mapping[str, Any]) -> Host:
     facts = merge_hardware(name, given["facts"], variables["llama_hardware"], variables["llama_host_scope"])
     if facts is None:
         raise Refusal(
-            f"{name} could not be reached, and llama_hardware does not declare it: bring the host up, or declare it"
+            f"{name} could not be reached or --limit leaves it out, and llama_hardware does not declare it: bring the host up, or declare it"
         )
     return Host(
         name=name,
