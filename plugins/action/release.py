@@ -12,7 +12,7 @@ from pathlib import Path
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, stored
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import copying, sources
 
@@ -102,7 +102,7 @@ class ActionModule(ActionBase):
             self._task.async_val = 0
         if job.get("failed"):
             return job
-        log = building.log_path(arguments["cache"], arguments["build"]["id"])
+        log = stored.log_path(arguments["cache"], arguments["build"]["id"])
         query = {
             "jid": job["ansible_job_id"],
             "_async_dir": self.get_shell_option("async_dir", default="~/.ansible_async"),

@@ -128,7 +128,7 @@ import tarfile
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, state, stored
 
 
 def install(params):
@@ -171,14 +171,14 @@ def prune(module):
     host = module.params["host"]
     unneeded = state.unneeded_releases(host, applied=module.check_mode)
     installed = {path.name for path in Path(host["prefix"], "releases").glob("*")}
-    abandoned = building.unfinished_builds(host["cache"], installed | {build["id"] for build in host["builds"]})
+    abandoned = stored.unfinished_builds(host["cache"], installed | {build["id"] for build in host["builds"]})
     try:
         if not module.check_mode:
             for build in host["builds"]:
                 os.utime(Path(host["prefix"]) / "releases" / build["id"])
             for identity in unneeded:
-                building.remove_release(host["prefix"], host["cache"], identity)
-            abandoned = [identity for identity in abandoned if building.clear_build(host["cache"], identity)]
+                stored.remove_release(host["prefix"], host["cache"], identity)
+            abandoned = [identity for identity in abandoned if stored.clear_build(host["cache"], identity)]
     except OSError as error:
         module.fail_json(
             msg=f"{', '.join(unneeded) or 'Old releases'} could not be removed: {error}. Fix that on the host and run the playbook again."
@@ -220,7 +220,7 @@ def main():
         module.fail_json(msg="state: fetched runs on the controller, in the action plugin llamacpp.cluster.release.")
     if params["state"] == "pruned":
         prune(module)
-    manifest = building.installed(Path(params["prefix"]) / "releases" / build["id"])
+    manifest = stored.installed(Path(params["prefix"]) / "releases" / build["id"])
     diff = {"before": "", "after": build["id"] + "\n"}
     try:
         if params["state"] == "packed":

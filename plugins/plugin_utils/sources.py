@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from ansible.errors import AnsibleError
 from ansible.module_utils.urls import open_url
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply.building import sha256
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply.stored import sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases

@@ -12,7 +12,7 @@ import tempfile
 import threading
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, prebuilt
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, prebuilt, stored
 
 pytestmark = pytest.mark.usefixtures("untried")
 
@@ -47,11 +47,11 @@ def pack(tree, tmp_path):
 def builder(tmp_path, archive, patches=(), **build):
     source = {
         "archive": str(archive),
-        "sha256": building.sha256(archive),
+        "sha256": stored.sha256(archive),
         "member": "package-1/vendor/llama.cpp",
         "commit": "abc1234def567",
         "number": 7,
-        "patches": [{"name": path.name, "path": str(path), "sha256": building.sha256(path)} for path in patches],
+        "patches": [{"name": path.name, "path": str(path), "sha256": stored.sha256(path)} for path in patches],
     }
     planned = {
         "id": "tiny",
@@ -92,7 +92,7 @@ def test_a_build_is_installed_with_a_manifest(tmp_path, tree):
         "llama-server": {"known": {"--fit": True, "--load-mode": True}, "removed": {}},
     }
     assert said(release).endswith("abc1234d\n")
-    assert building.installed(release) == manifest
+    assert stored.installed(release) == manifest
     assert not (tmp_path / "cache" / "builds" / "tiny").exists()
     assert [path.name for path in release.parent.iterdir()] == ["tiny"]
 
@@ -116,9 +116,9 @@ def test_a_damaged_release_is_built_again(tmp_path, tree):
     builder(tmp_path, archive).install()
     program = tmp_path / "prefix/releases/tiny/bin/llama-server"
     program.write_bytes(program.read_bytes()[:-1])
-    assert building.installed(program.parents[1]) is None
+    assert stored.installed(program.parents[1]) is None
     builder(tmp_path, archive).install()
-    assert building.installed(program.parents[1])
+    assert stored.installed(program.parents[1])
 
 
 def test_only_the_targets_are_built(tmp_path, tree):
@@ -228,12 +228,12 @@ def test_a_builder_whose_lock_was_removed_while_it_waited_takes_the_new_one(tmp_
     got = []
     with path.open("w") as first:
         fcntl.flock(first, fcntl.LOCK_EX)
-        thread = threading.Thread(target=lambda: got.append(building._lock(path, wait=True)))
+        thread = threading.Thread(target=lambda: got.append(stored.lock(path, wait=True)))
         thread.start()
         path.unlink()
     thread.join()
     assert os.path.samestat(os.fstat(got[0].fileno()), path.stat())
-    assert building._lock(path, wait=False) is None
+    assert stored.lock(path, wait=False) is None
     got[0].close()
 
 
@@ -246,7 +246,7 @@ def test_a_release_goes_to_another_host(tmp_path, tree):
     manifest = one.install()
     archive = building.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), one.build)
     assert other_host(tmp_path, one).receive(archive) == manifest
-    assert building.installed(tmp_path / "other" / "releases" / "tiny") == manifest
+    assert stored.installed(tmp_path / "other" / "releases" / "tiny") == manifest
 
 
 def test_a_release_goes_to_another_host_also_where_caches_were_removed(tmp_path, tree):
@@ -284,7 +284,7 @@ def test_a_packed_release_that_is_not_what_was_built_is_not_installed(tmp_path, 
     archive = building.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), one.build)
     with pytest.raises(building.BuildError, match="does not hold the release tiny as it was built"):
         other_host(tmp_path, one).receive(archive)
-    assert building.installed(tmp_path / "other" / "releases" / "tiny") is None
+    assert stored.installed(tmp_path / "other" / "releases" / "tiny") is None
 
 
 def test_members_of_a_packed_release_that_do_not_belong_there_are_left_out(tmp_path, tree):
@@ -319,7 +319,7 @@ def test_programs_of_a_package_are_linked(tmp_path):
     assert (installed / "bin" / "llama-server").resolve() == program
     assert manifest["options"]["llama-server"]["known"] == {"--fit": True}
     program.write_text("#!/bin/sh\necho usage: newer\n")
-    assert building.installed(installed) is None
+    assert stored.installed(installed) is None
 
 
 def test_a_package_that_lacks_a_program(tmp_path):
@@ -387,7 +387,7 @@ def test_patches_are_applied_in_their_order(tmp_path, greeting):
     one = builder(tmp_path, pack(greeting, tmp_path), patches)
     manifest = one.install()
     assert said(one.release) == "usage: three\n"
-    assert manifest["source"]["patches"] == [building.sha256(path) for path in patches]
+    assert manifest["source"]["patches"] == [stored.sha256(path) for path in patches]
 
 
 def test_a_patch_that_does_not_apply_is_named_and_the_next_run_starts_from_the_tree_as_it_was(tmp_path, greeting):
@@ -475,7 +475,7 @@ def binary(tmp_path, archive, **build):
         "targets": ["ggml-rpc-server", "llama-server"],
         **build,
     }
-    source = {"archive": str(archive), "sha256": building.sha256(archive), "commit": "unknown", "number": 9900}
+    source = {"archive": str(archive), "sha256": stored.sha256(archive), "commit": "unknown", "number": 9900}
     return building.Installer(str(tmp_path / "prefix"), planned, None).unpack(source)
 
 
@@ -500,9 +500,9 @@ def test_compiled_programs_are_installed_with_their_libraries(tmp_path, compiled
     assert said(release) == "usage: --rpc --fit\n"
     assert (release / "bin" / "libggml.so").readlink().name == "libggml.so.0"
     assert manifest["source"] == {"sha256": manifest["source"]["sha256"], "commit": "unknown", "number": 9900}
-    assert building.installed(release) == manifest
+    assert stored.installed(release) == manifest
     (release / "bin" / "libggml.so.0.9.4").write_text("another library")
-    assert building.installed(release) is None
+    assert stored.installed(release) is None
 
 
 @pytest.mark.parametrize(
@@ -673,10 +673,10 @@ def test_a_release_goes_with_what_its_build_left(tmp_path, tree):
     one.install()
     building.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), one.build)
     (tmp_path / "cache" / "builds" / "other.log").write_text("")
-    building.remove_release(str(tmp_path / "prefix"), str(tmp_path / "cache"), "tiny")
+    stored.remove_release(str(tmp_path / "prefix"), str(tmp_path / "cache"), "tiny")
     assert list(one.release.parent.iterdir()) == []
     assert [path.name for path in one.log.parent.iterdir()] == ["other.log"]
-    building.remove_release(str(tmp_path / "prefix"), str(tmp_path / "cache"), "tiny")
+    stored.remove_release(str(tmp_path / "prefix"), str(tmp_path / "cache"), "tiny")
 
 
 @pytest.mark.parametrize(

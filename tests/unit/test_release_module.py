@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, stored
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import DEFINITION_MARK as MARK
 from ansible_collections.llamacpp.cluster.plugins.modules import release
 
@@ -40,7 +40,7 @@ def programs(tmp_path):
         "build": {"id": "new", "cmake_options": {}, "environment": {}, "targets": targets, "packaged": {}},
         "prefix": str(tmp_path / "prefix"),
         "cache": str(tmp_path / "cache"),
-        "brought": {"archive": str(archive), "sha256": building.sha256(archive), "commit": "unknown", "patches": []},
+        "brought": {"archive": str(archive), "sha256": stored.sha256(archive), "commit": "unknown", "patches": []},
     }
 
 
@@ -199,7 +199,7 @@ def test_a_disk_that_a_build_fills_is_named(call, programs, small_disk, tmp_path
     archive = tmp_path / "tree.tar.gz"
     with tarfile.open(archive, "w:gz") as packed:
         packed.add(tree, tree.name)
-    programs["brought"].update(archive=str(archive), sha256=building.sha256(archive))
+    programs["brought"].update(archive=str(archive), sha256=stored.sha256(archive))
     told = call(**{**programs, "release": {"source": "git", "build": 1, "member": ""}, "cache": str(small_disk)})
     assert told["failed"]
     assert f"unpack failed: the disk of {small_disk} is full" in told["msg"]
@@ -230,7 +230,7 @@ def printing(programs, tmp_path):
         archive = tmp_path / "programs.tar.gz"
         with tarfile.open(archive, "w:gz") as packed:
             packed.add(tmp_path / "llama-b9900", "llama-b9900")
-        programs["brought"]["sha256"] = building.sha256(archive)
+        programs["brought"]["sha256"] = stored.sha256(archive)
         return {
             **programs,
             "release": {**programs["release"], "generation": 9900, **release},

@@ -10,8 +10,6 @@ interrupted build continues where it stopped.
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
 import os
 import pwd
@@ -25,17 +23,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import prebuilt, trial
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import prebuilt, stored, trial
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import SEARCH
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
 
-MANIFEST = "manifest.json"
 LOG_LINES_SHOWN = 15
 PATCH_LINES_SHOWN = 6
 COMMIT_DIGITS = 8
-PACKED, PARTIAL, UNPACKED, CONFIGURED = ".tar.gz", ".new", ".unpacked", ".configured"
-UNFINISHED = (UNPACKED, CONFIGURED, PACKED + PARTIAL)
-"""Endings of files beside the folder of a build that has not ended."""
 NEVER_USED = (0, 0)
 """Time of a release's folder until it is put to use: then it is the time of that."""
 FULL_BYTES = 1 << 20
@@ -50,114 +44,20 @@ class BuildError(Exception):
     """A step failed; the message says which, where its log is, and how it ended."""
 
 
-def sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while part := stream.read(1 << 20):
-            digest.update(part)
-    return digest.hexdigest()
-
-
 def _expect(path: Path, digest: str) -> None:
-    if sha256(path) != digest:
+    if stored.sha256(path) != digest:
         raise BuildError(f"{path} does not have the sha256 {digest}: remove that file and run the playbook again")
-
-
-def installed(release: Path) -> dict | None:
-    """The manifest of an installed release whose files are what it says, or None."""
-    try:
-        manifest = json.loads((release / MANIFEST).read_text())
-        intact = all(sha256(release / name) == digest for name, digest in manifest["files"].items())
-    except (OSError, ValueError, KeyError):
-        return None
-    return manifest if intact else None
-
-
-def log_path(cache: str, identity: str) -> str:
-    return f"{cache}/builds/{identity}.log"
-
-
-def packed_path(cache: str, identity: str) -> str:
-    """Where an installed release is packed to be sent to other hosts."""
-    return f"{cache}/builds/{identity}{PACKED}"
-
-
-def _lock(path: Path, wait: bool) -> IO[str] | None:
-    """Locks a build until the returned file is closed. Without wait it is None where another process has the lock."""
-    while True:
-        lock = path.open("w")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(lock.fileno()), path.stat()):
-                return lock
-        except BlockingIOError:
-            lock.close()
-            return None
-        except FileNotFoundError:
-            pass
-        lock.close()
-
-
-def under_way(cache: str, identity: str) -> bool:
-    """Whether a build runs on this host now, perhaps one that a killed playbook has left."""
-    path = Path(cache) / "builds" / f"{identity}.lock"
-    if not path.exists():
-        return False
-    lock = _lock(path, wait=False)
-    if lock:
-        lock.close()
-    return lock is None
-
-
-def unfinished_builds(cache: str, kept: set[str]) -> list[str]:
-    """Ids of builds that never ended and do not run now, and of releases that were copied here to be installed and were not.
-
-    :param kept: ids that are planned or installed, and left out.
-    """
-    builds, sources = Path(cache) / "builds", Path(cache) / "sources"
-    identities = {path.name for path in builds.glob("*") if path.is_dir()}
-    for ending in UNFINISHED:
-        identities.update(path.name[: -len(ending)] for path in builds.glob("*" + ending))
-    brought = {path.name[: -len(PACKED)] for path in sources.glob("*" + PACKED)}
-    identities |= {identity for identity in brought if backends.backend_of(identity)}
-    return sorted(identity for identity in identities - kept if not under_way(cache, identity))
-
-
-def clear_build(cache: str, identity: str) -> bool:
-    """Removes what a build left, apart from sources and ccache; returns False where it runs."""
-    builds = Path(cache) / "builds"
-    if builds.is_dir():
-        lock = _lock(builds / f"{identity}.lock", wait=False)
-        if not lock:
-            return False
-        with lock:
-            shutil.rmtree(builds / identity, ignore_errors=True)
-            for ending in (".log", PACKED, *UNFINISHED, ".lock"):
-                (builds / (identity + ending)).unlink(missing_ok=True)
-    (Path(cache) / "sources" / (identity + PACKED)).unlink(missing_ok=True)
-    return True
-
-
-def remove_release(prefix: str, cache: str, identity: str) -> None:
-    """Removes a release and what its build left, apart from sources and ccache."""
-    release = Path(prefix) / "releases" / identity
-    gone = release.with_name(f".{identity}")
-    shutil.rmtree(gone, ignore_errors=True)
-    if release.exists():
-        release.rename(gone)
-        shutil.rmtree(gone)
-    clear_build(cache, identity)
 
 
 def pack(prefix: str, cache: str, build: dict) -> str:
     """Packs an installed release; returns the path of the archive."""
     release = Path(prefix) / "releases" / build["id"]
-    target = packed_path(cache, build["id"])
+    target = stored.packed_path(cache, build["id"])
     Path(target).parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(target + PARTIAL, "w:gz", compresslevel=1) as archive:
-        for name in [MANIFEST, *(f"bin/{target}" for target in build["targets"])]:
+    with tarfile.open(target + stored.PARTIAL, "w:gz", compresslevel=1) as archive:
+        for name in [stored.MANIFEST, *(f"bin/{target}" for target in build["targets"])]:
             archive.add(release / name, name)
-    os.replace(target + PARTIAL, target)
+    os.replace(target + stored.PARTIAL, target)
     return target
 
 
@@ -212,13 +112,13 @@ class Installer:
     def receive(self, archive: str) -> dict:
         """Installs a release that another host of the same kind has built; returns the manifest."""
         partial = self._begin()
-        wanted = {MANIFEST, *(f"bin/{target}" for target in self.build["targets"])}
+        wanted = {stored.MANIFEST, *(f"bin/{target}" for target in self.build["targets"])}
         with tarfile.open(archive) as packed:
             for member in packed:
                 if member.name in wanted and member.isfile():
                     with (partial / member.name).open("wb") as stream:
                         shutil.copyfileobj(cast(IO[bytes], packed.extractfile(member)), stream)
-        received = installed(partial)
+        received = stored.installed(partial)
         if not received or received["id"] != self.build["id"]:
             raise BuildError(
                 f"{archive} does not hold the release {self.build['id']} as it was built: remove it from the controller's cache and run the playbook again"
@@ -240,10 +140,10 @@ class Installer:
             "id": self.build["id"],
             "cmake_options": self.build["cmake_options"],
             "options": listed,
-            "files": {f"bin/{path.name}": sha256(path) for path in sorted((partial / "bin").iterdir())},
+            "files": {f"bin/{path.name}": stored.sha256(path) for path in sorted((partial / "bin").iterdir())},
             **details,
         }
-        (partial / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+        (partial / stored.MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
         shutil.rmtree(self.release, ignore_errors=True)
         partial.rename(self.release)
         os.utime(self.release, NEVER_USED)
@@ -308,7 +208,7 @@ class Builder(Installer):
         self.cache = Path(cache)
         self.source = source
         self.work = self.cache / "builds" / build["id"]
-        self.log = Path(log_path(cache, build["id"]))
+        self.log = Path(stored.log_path(cache, build["id"]))
 
     def _folder(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
@@ -369,7 +269,7 @@ class Builder(Installer):
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """A killed playbook leaves its build running: the next one waits for it here."""
-        lock = _lock(self.cache / "builds" / f"{self.build['id']}.lock", wait=True)
+        lock = stored.lock(self.cache / "builds" / f"{self.build['id']}.lock", wait=True)
         try:
             yield
         finally:
@@ -379,7 +279,7 @@ class Builder(Installer):
         """Builds and installs the release where it is missing; returns the manifest."""
         (self.cache / "builds").mkdir(parents=True, exist_ok=True)
         with self._alone():
-            manifest = installed(self.release)
+            manifest = stored.installed(self.release)
             if manifest:
                 return manifest
             started = time.monotonic()
@@ -392,14 +292,14 @@ class Builder(Installer):
             self._run("compile", ["cmake", "--build", "build", "--parallel", jobs, "--target", *self.build["targets"]])
             manifest = self._install(round(time.monotonic() - started))
             shutil.rmtree(self.work)
-            for ending in (UNPACKED, CONFIGURED):
+            for ending in (stored.UNPACKED, stored.CONFIGURED):
                 self.log.with_suffix(ending).unlink()
             return manifest
 
     def _prepare(self) -> None:
         """Unpacks and patches the tree where an interrupted build has not left the same one."""
         wanted = [self.source["sha256"], *(patch["sha256"] for patch in self.source["patches"])]
-        ready = self.log.with_suffix(UNPACKED)
+        ready = self.log.with_suffix(stored.UNPACKED)
         if ready.exists() and ready.read_text().split() == wanted and (self.work / "source").exists():
             return
         ready.unlink(missing_ok=True)
@@ -467,7 +367,7 @@ class Builder(Installer):
             "LLAMA_BUILD_NUMBER": str(self.source["number"] or 0),
         }
         settings = json.dumps([options, self.build["environment"]])
-        ready = self.log.with_suffix(CONFIGURED)
+        ready = self.log.with_suffix(stored.CONFIGURED)
         if not ready.exists() or ready.read_text() != settings:
             # cmake keeps the results of probing the compilers, even where it could not identify them.
             ready.unlink(missing_ok=True)

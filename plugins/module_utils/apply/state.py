@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, firewall, links, tuning
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall, links, stored, tuning
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services as managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import output
@@ -225,7 +225,7 @@ def _changed_files(planned: list[dict]) -> list[str]:
             not digest
             or not path.is_file()
             or path.stat().st_size != file["bytes"]
-            or (file["bytes"] <= HASHED_BYTES and building.sha256(path) != digest)
+            or (file["bytes"] <= HASHED_BYTES and stored.sha256(path) != digest)
         ):
             paths.append(file["path"])
     return paths
@@ -348,7 +348,7 @@ def unneeded_releases(planned: dict, applied: bool = False) -> list[str]:
     partial = {
         name
         for name in times
-        if name.startswith(".") and name[1:] not in wanted and not building.under_way(planned["cache"], name[1:])
+        if name.startswith(".") and name[1:] not in wanted and not stored.under_way(planned["cache"], name[1:])
     }
     others = {name for name in times if not name.startswith(".")} - wanted
     room = {
@@ -358,7 +358,7 @@ def unneeded_releases(planned: dict, applied: bool = False) -> list[str]:
     if all(sum(backends.backend_of(name) == backend for name in others) <= left for backend, left in room.items()):
         return sorted(partial)
     held = _named_releases(planned, others, applied)
-    held |= {name for name in others if building.under_way(planned["cache"], name)}
+    held |= {name for name in others if stored.under_way(planned["cache"], name)}
     unneeded = []
     for backend, left in room.items():
         own = {name for name in others if backends.backend_of(name) == backend}
@@ -395,7 +395,7 @@ def drift(planned: dict) -> dict:
     missing = [
         build["id"]
         for build in planned["builds"]
-        if not building.installed(Path(planned["prefix"]) / "releases" / build["id"])
+        if not stored.installed(Path(planned["prefix"]) / "releases" / build["id"])
     ]
     stale = sorted(set(defined) - set(services))
     changed_files, redefined = _changed_files(planned["files"]), _redefined(planned, services)
