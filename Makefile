@@ -70,7 +70,7 @@ sanity: dev ## Run ansible-test sanity
 	@cd $(SANITY)/ansible_collections/llamacpp/cluster && git init -q && git add -A && \
 	  export PIP_CONFIG_FILE=$${PIP_CONFIG_FILE:-$$HOME/.config/pip/pip.conf} HOME=$(CURDIR)/$(SANITY) PATH=$(BIN):$$PATH PIP_QUIET=1 && \
 	  ansible-test sanity --python $$(python -c 'import sys; print("%d.%d" % sys.version_info[:2])') && \
-	  $(if $(OLDEST),ansible-test sanity --python 3.9 --python-interpreter $(OLDEST) --test compile --test import,\
+	  $(if $(OLDEST),PATH=$(BIN):$(dir $(OLDEST)):$$PATH ansible-test sanity --python 3.9 --python-interpreter $(OLDEST) --test compile --test import,\
 	  echo "Not run: sanity on Python 3.9, the oldest version for hosts. Install it, or name it with OLDEST=/path/to/python3.9")
 
 unit: dev ## Run the unit tests
