@@ -28,7 +28,7 @@ def repository(tmp_path_factory):
     """The tree that the demo builds as a git repository: tag b11063, and a branch with one commit more."""
     folder = tmp_path_factory.mktemp("repository") / "llama.cpp"
     folder.mkdir()
-    release = releases.release_of(inventory.specification()["llama_release"]["default"], {})
+    release = releases.release_of(inventory.specification()["llama_release"]["default"], {}).as_json()
     unpack = ["tar", "-xf", sources.fetch(release).path, "--strip-components=3", "--exclude=.git", release["member"]]
     subprocess.run(unpack, cwd=folder, check=True)
     git(folder, "init", "--quiet", "--initial-branch=master")
