@@ -99,7 +99,7 @@ sources:
   type: list
   elements: str
 lacking:
-  description: Host of O(facts) and the tools that are missing there, with their packages. C(required), and C(optional) where it builds.
+  description: Host of O(facts) that lacks tools, and these with their packages. C(required), and C(optional) where it builds.
   returned: when O(plan) is not for the staging ports
   type: dict
   sample: {"localhost": {"required": {"cmake": "cmake"}, "optional": {}}}

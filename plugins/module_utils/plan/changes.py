@@ -65,18 +65,19 @@ def decide(plan: dict[str, Any], drifts: dict[str, dict[str, Any] | None]) -> di
 def missing_tools(
     plan: dict[str, Any], tools: dict[str, list[str]], builders: Collection[str]
 ) -> dict[str, dict[str, Any]]:
-    """Missing tools of each host: ``required`` and ``optional``, tool → package. Optional ones only for hosts that build now.
+    """Hosts that lack tools, and which: ``required`` and ``optional``, tool → package. Optional ones only for hosts that build now.
 
     :param tools: host that answered → tools that it has.
     :param builders: hosts that build.
     """
-    return {
+    lacking = {
         name: {
             "required": _missing(plan["hosts"][name]["tools"], present),
             "optional": _missing(plan["hosts"][name]["optional_tools"], present) if name in builders else {},
         }
         for name, present in tools.items()
     }
+    return {name: missing for name, missing in lacking.items() if any(missing.values())}
 
 
 def _missing(packages: dict[str, str], present: Collection[str]) -> dict[str, str]:
