@@ -56,7 +56,7 @@ def look(tmp_path):
 
     include = next(
         task
-        for task in yaml.safe_load((TASKS / "plan.yml").read_text())
+        for task in yaml.safe_load((TASKS / "make_plan.yml").read_text())
         if task.get("ansible.builtin.include_tasks") == "package_list.yml"
     )
 
