@@ -323,6 +323,23 @@ def ids(plan):
     return {advisory["id"] for advisory in plan["advisories"] if not advisory["accepted"]}
 
 
+@pytest.mark.parametrize(
+    "facts, said",
+    [
+        ({"units_filter": False}, "lacks BPF for control groups"),
+        ({"units_filter": None}, "systemd-run could not be run as root there"),
+        ({"scope": "user", "service_manager": "systemd_user"}, "systemd_user does not filter addresses"),
+    ],
+)
+def test_a_unit_closes_ports_only_where_the_host_was_seen_to_filter(facts, said):
+    cluster = cluster_of(facts=facts, workers=1)
+    met = {advisory["id"]: advisory["message"] for advisory in cluster.plan()["advisories"]}
+    assert said in met["unprotected-worker"]
+    cluster.hosts["worker1"]["facts"].update(units_filter=facts.get("units_filter"), firewall="nftables")
+    closed_by_another = cluster.hosts["worker1"]["facts"]["scope"] == "system"
+    assert ("unprotected-worker" not in [met["id"] for met in cluster.plan()["advisories"]]) == closed_by_another
+
+
 def test_each_advisory_has_a_case_and_an_id_of_its_own():
     assert sorted(case[0] for case in CASES) == sorted(advisory.id for advisory in advisories.ADVISORIES)
 

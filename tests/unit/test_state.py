@@ -192,6 +192,7 @@ def planned(tmp_path):
         "services": [{**service(prefix / "x", free_port()), "definition": DEFINED}],
         "firewall": [],
         "firewall_manager": None,
+        "knocks": [],
         "links": [],
         "tuning": {"parameters": {}, "profile": "", "reboot": False},
     }
@@ -313,6 +314,14 @@ def test_a_link_that_must_not_be_touched_stops_before_anything_is_changed(planne
     monkeypatch.setattr(state.links, "problems", lambda wanted, known: ["eth0 carries the connection"])
     with pytest.raises(links.LinkError, match="carries the connection"):
         state.drift(planned)
+
+
+def test_ports_that_the_plan_names_are_tried(planned, monkeypatch):
+    monkeypatch.setattr(links, "own_addresses", lambda: ["127.0.0.1", "127.0.0.9"])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
+        planned["knocks"] = [endpoint]
+        assert state.drift(planned)["knocks"] == [{"endpoint": endpoint, "source": "127.0.0.9", "open": True}]
 
 
 def test_a_definition_that_is_newer_than_what_runs_by_it(planned, installation):

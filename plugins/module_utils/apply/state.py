@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall, links, stored, tuning
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall, knocks, links, stored, tuning
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services as managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import output
@@ -386,8 +386,10 @@ def drift(planned: dict) -> dict:
     :returns: ``services`` (name → state, pid, addresses, clients), ``defined`` (names of services that have a definition), ``stale``
         (those of them that are not planned), ``missing_builds`` (ids of planned builds that are not installed or not intact),
         ``running_releases`` (ids of the releases whose programs run), ``changed_files`` (paths), ``redefined`` (names of services),
+        ``knocks`` (of knocks.results),
         ``differences`` (all that an apply would change, each ``{"kind", "subject", "text"}``, as common.differences defines it).
     """
+    knocking = knocks.begin(planned["knocks"], links.own_addresses() if planned["knocks"] else [])
     running = processes(planned["prefix"])
     services = {service["name"]: service_state(service, running) for service in planned["services"]}
     defined = host.defined_services(planned["service_manager"], planned["units"])
@@ -407,6 +409,7 @@ def drift(planned: dict) -> dict:
         "running_releases": running_releases(planned["prefix"], running),
         "changed_files": changed_files,
         "redefined": redefined,
+        "knocks": knocks.results(knocking),
         "differences": [
             difference.as_dict()
             for difference in (

@@ -110,9 +110,18 @@ def _unprotected_workers(seen: Seen) -> Cases:
     cases = []
     for name, host in seen.plan["hosts"].items():
         exposed = [worker["endpoint"] for worker in host["workers"] if not worker["endpoint"].startswith(LOOPBACK)]
-        if exposed and not service_managers.MANAGERS[host["service_manager"]].closes_ports_by:
-            cases.append((name, {"endpoints": ", ".join(exposed)}))
+        if exposed and not host["unit_closes"] and not host["firewall_manager"]:
+            cases.append((name, {"endpoints": ", ".join(exposed), "reason": _why_no_unit_closes(seen, name)}))
     return cases
+
+
+def _why_no_unit_closes(seen: Seen, name: str) -> str:
+    facts = seen.cluster.hosts[name].facts
+    if not service_managers.MANAGERS[facts.service_manager].closes_ports_by:
+        return f"{facts.service_manager} does not filter addresses"
+    if facts.units_filter is None:
+        return "systemd-run could not be run as root there, so it is not known whether systemd filters addresses, and no firewall is active"
+    return "systemd there does not filter addresses, since the kernel or the container lacks BPF for control groups, and no firewall is active"
 
 
 def _open_server(seen: Seen) -> Cases:
@@ -379,9 +388,11 @@ ADVISORIES = (
         "unprotected-worker",
         "error",
         _unprotected_workers,
-        "RPC has no authentication, and on {host} nothing limits {endpoints} to the head.",
-        "Close the port with a firewall of your own and accept this advisory, or run the workers as systemd system services.",
+        "RPC has no authentication, and on {host} nothing limits {endpoints} to the head: {reason}.",
+        "Close the port with a firewall of your own and accept this advisory, or run the workers as systemd system services where systemd "
+        "filters addresses.",
         "https://github.com/ggml-org/llama.cpp/blob/master/tools/rpc/README.md",
+        (("reason", "launchd does not filter addresses"),),
     ),
     Advisory(
         "open-server",

@@ -51,6 +51,7 @@ DECLARED: dict[str, Any] = {
     "scope": "system",
     "python": "/usr/bin/python3",
     "service_manager": "systemd",
+    "units_filter": True,
     "packaged": {"version": list(capabilities.PACKAGED_TREES)[-1], "installed": []},
     "prefix": "/opt/llamacpp",
     "cache": "/var/cache/llamacpp",
@@ -284,6 +285,7 @@ def facts_of(given: Mapping[str, Any]) -> Facts:
         accounts=given.get("accounts") or {},
         device_groups=tuple(given.get("device_groups") or ()),
         firewall=given.get("firewall"),
+        units_filter=given.get("units_filter"),
         kernel=given.get("kernel") or "",
         firmware=given.get("firmware") or "",
         thunderbolt=tuple(

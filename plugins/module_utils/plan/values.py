@@ -69,6 +69,8 @@ class Facts(NamedTuple):
     """Account whose name begins like ours → its home."""
     device_groups: tuple[str, ...]
     firewall: str | None
+    units_filter: bool | None
+    """Whether IPAddressDeny of a unit takes effect; None where that is not known."""
     kernel: str
     firmware: str
     thunderbolt: tuple[Thunderbolt, ...]
