@@ -324,32 +324,69 @@ def test_ports_that_the_plan_names_are_tried(planned, monkeypatch):
         assert state.drift(planned)["knocks"] == [{"endpoint": endpoint, "source": "127.0.0.9", "open": True}]
 
 
-def test_a_definition_that_is_newer_than_what_runs_by_it(planned, installation):
+def test_a_definition_that_is_newer_than_what_runs_by_it(planned, installation, monkeypatch):
     prefix, program, start = installation
     port = free_port()
     process = start(port)
     planned.update(prefix=str(prefix), folders=[], files=[], builds=[])
     planned["services"] = [{**service(program, port), "definition": DEFINED}]
     assert state.drift(planned)["redefined"] == []
-    started = state.started_at(process.pid)
-    assert abs(started - time.time()) < 60
-    definition = state.managers.manager_of(planned).path("llamacpp-x")
-    os.utime(definition, (started + 60, started + 60))
-    assert state.drift(planned)["redefined"] == ["llamacpp-x"]
+    assert abs(state.started_at(process.pid) - time.time()) < 60
     assert state.started_at(None) is None
+    long_ago(monkeypatch)
+    assert state.drift(planned)["redefined"] == ["llamacpp-x"]
 
 
-def test_a_file_that_was_replaced_since_the_service_read_it(planned, installation):
+def long_ago(monkeypatch):
+    """Lets all processes have started a minute ago."""
+    monkeypatch.setattr(state, "started_at", lambda pid: None if pid is None else time.time() - 60)
+
+
+def test_a_file_that_was_replaced_since_the_service_read_it(planned, installation, monkeypatch):
     prefix, program, start = installation
     port = free_port()
-    started = state.started_at(start(port).pid)
+    start(port)
     model = prefix / "model"
     model.write_text("one")
     planned.update(prefix=str(prefix), folders=[], files=[], builds=[])
     planned["services"] = [{**service(program, port), "definition": DEFINED, "reads": [str(model), "/not/there"]}]
     assert state.drift(planned)["redefined"] == []
-    os.utime(model, (started + 60, started + 60))
+    long_ago(monkeypatch)
+    definition = state.managers.manager_of(planned).path("llamacpp-x")
+    os.utime(definition, (0, 0))
     assert state.drift(planned)["redefined"] == ["llamacpp-x"]
+    os.utime(model, (0, 0))
+    assert state.drift(planned)["redefined"] == []
+
+
+def test_a_file_whose_time_is_ahead_of_the_clock_restarts_its_service_once(planned, installation, monkeypatch):
+    prefix, program, start = installation
+    port = free_port()
+    start(port)
+    model = prefix / "model"
+    model.write_text("one")
+    definition = state.managers.manager_of(planned).path("llamacpp-x")
+    for path in (model, definition):
+        os.utime(path, (time.time() + 86400, time.time() + 86400))
+    planned.update(prefix=str(prefix), folders=[], files=[], builds=[])
+    planned["services"] = [{**service(program, port), "definition": DEFINED, "reads": [str(model)]}]
+    started_at = state.started_at
+    long_ago(monkeypatch)
+    assert state.drift(planned)["redefined"] == ["llamacpp-x"]
+    monkeypatch.setattr(state, "started_at", started_at)
+    assert state.drift(planned)["redefined"] == []
+
+
+def test_a_clock_that_was_set_back_restarts_nothing(planned, installation, monkeypatch):
+    prefix, program, start = installation
+    port = free_port()
+    start(port)
+    planned.update(prefix=str(prefix), folders=[], files=[], builds=[])
+    planned["services"] = [{**service(program, port), "definition": DEFINED}]
+    started, now = state.started_at, time.time
+    monkeypatch.setattr(state, "started_at", lambda pid: started(pid) - 3600)
+    monkeypatch.setattr(time, "time", lambda: now() - 3600)
+    assert state.drift(planned)["redefined"] == []
 
 
 def test_a_unit_that_systemd_has_not_read(planned, monkeypatch):

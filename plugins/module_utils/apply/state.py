@@ -12,6 +12,7 @@ import pwd
 import socket
 import stat
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -253,22 +254,25 @@ def _redefined(planned: dict, services: dict) -> list[str]:
         path = manager.path(service["name"])
         try:
             same = path.read_text() == service["definition"]
-            written = path.stat().st_mtime
         except OSError:
-            same, written = False, 0.0
+            same = False
         started = started_at(services[service["name"]]["pid"])
-        written = max(written, *(_modified(read) for read in service["reads"]), 0.0)
+        written = max(_modified(read) for read in (path, *service["reads"]))
         newer = started is not None and started + CLOCK_SECONDS < written
         if not same or newer or service["name"] in unread:
             names.append(service["name"])
     return names
 
 
-def _modified(path: str) -> float:
+def _modified(path: str | Path) -> float:
+    """When a file was changed, in seconds since 1970; 0 where it is missing. Its own time may be of another host's clock, or set by hand: it
+    never counts as later than the kernel's. One that is still ahead of the clock, which was set back since, says nothing and is 0."""
     try:
-        return os.stat(path).st_mtime
+        status = os.stat(path)
     except OSError:
         return 0.0
+    modified = min(status.st_mtime, status.st_ctime)
+    return modified if modified <= time.time() + CLOCK_SECONDS else 0.0
 
 
 def started_at(pid: int | None) -> float | None:
