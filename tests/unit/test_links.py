@@ -1,6 +1,7 @@
 import configparser
 import json
 import os
+import pwd
 import re
 from pathlib import Path
 
@@ -825,3 +826,39 @@ def test_measure_refuses_what_is_no_address_or_port(tools, values):
     with pytest.raises(ValueError, match=r"."):
         links.measure(*values, [], runner)
     assert runner.commands == []
+
+
+def listened(account, unit):
+    ran = []
+    links.listen("10.99.0.12", 50152, "10.99.0.11", 50, account, unit, lambda *arguments: ran.append(arguments))
+    return ran[0]
+
+
+def test_iperf3_listens_once_as_the_account_of_services(tools):
+    argv, seconds, account = listened("llamacpp", unit=False)
+    assert argv == ["iperf3", "--server", "--one-off", "--bind", "10.99.0.12", "--port", "50152"]
+    assert (seconds, account) == (50, "llamacpp")
+
+
+def test_a_unit_lets_in_the_head_alone_and_ends_by_itself(tools):
+    argv, _seconds = listened("llamacpp", unit=True)
+    server = argv.index("--one-off") - 2
+    assert argv[server + 2 :] == ["--one-off", "--bind", "10.99.0.12", "--port", "50152"]
+    assert {"--wait", "--collect", "--uid=llamacpp"} < set(argv[:server])
+    given = [word.split("=", 2)[1:] for word in argv[:server] if word.startswith("--property=")]
+    assert dict(given) == {**links.LISTENING, "IPAddressAllow": "10.99.0.11", "RuntimeMaxSec": "50"}
+
+
+def test_iperf3_sends_as_the_account_of_services(tools):
+    sender, runner = Recorded(), Recorded()
+    links.measure("10.99.0.12", 50152, 3, [], runner, sender)
+    assert {argv[0] for argv in sender.commands} == {"iperf3"}
+    assert {argv[0] for argv in runner.commands} == {"ping"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another account needs root")
+def test_root_runs_a_command_as_another_account():
+    assert links.run(["id", "-un"], account="nobody") == "nobody\n"
+    assert links.run(["id", "-G"], account="nobody").split() == [str(pwd.getpwnam("nobody").pw_gid)]
+    with pytest.raises(links.LinkError, match="the account llamacpp-none is missing on this host"):
+        links.run(["id"], account="llamacpp-none")

@@ -54,12 +54,15 @@ class LinkError(ValueError):
     """One sentence for each reason why the links cannot be configured."""
 
 
-def run(argv: list[str]) -> str:
-    """What a command prints; LinkError where it is not installed or fails."""
+def run(argv: list[str], seconds: float = COMMAND_SECONDS, account: str | None = None) -> str:
+    """What a command prints; LinkError where it is not installed or fails.
+
+    :param account: as which root runs it.
+    """
     if not installed(argv[0]):
         raise LinkError(f"The program {argv[0]} is not installed on this host.")
     try:
-        return commands.run(argv, COMMAND_SECONDS)
+        return commands.run(argv, seconds, account=account)
     except commands.CommandError as error:
         raise LinkError(f"{' '.join(argv)} failed: {error.reason}") from error
 
@@ -743,12 +746,52 @@ def parse_measurement(iperf_json: str, ping_text: str) -> dict:
     }
 
 
-def measure(address: str, port: int | None, seconds: int, lacking: list[str], runner: Run = run) -> dict:
+LISTENING = {
+    "IPAddressDeny": "any",
+    "CapabilityBoundingSet": "",
+    "NoNewPrivileges": "true",
+    "PrivateDevices": "true",
+    "PrivateTmp": "true",
+    "ProtectHome": "true",
+    "ProtectSystem": "strict",
+}
+"""Properties of the unit in which iperf3 listens."""
+
+
+def listen(
+    address: str,
+    port: int,
+    client: str,
+    seconds: int,
+    account: str | None,
+    unit: bool,
+    runner: Callable[..., str] = run,
+) -> None:
+    """Lets iperf3 listen until one measurement is made, on this address alone and not as root.
+
+    :param client: numeric IPv4 address of the host that measures.
+    :param seconds: after which iperf3 ends, whatever happens to this process.
+    :param unit: whether systemd runs it, which lets in the client alone.
+    """
+    server = ["iperf3", "--server", "--one-off", "--bind", address, "--port", str(port)]
+    if not unit:
+        runner(server, seconds, account)
+        return
+    properties = {**LISTENING, "IPAddressAllow": client, "RuntimeMaxSec": seconds}
+    words = [f"--property={name}={value}" for name, value in sorted(properties.items())]
+    server[0] = commands.find("iperf3") or server[0]
+    runner(["systemd-run", "--quiet", "--wait", "--collect", f"--uid={account}", *words, *server], seconds)
+
+
+def measure(
+    address: str, port: int | None, seconds: int, lacking: list[str], runner: Run = run, sender: Run | None = None
+) -> dict:
     """Throughput and round trip from this host to another one.
 
     :param address: numeric IPv4 address of the other host.
     :param port: where iperf3 listens there, or None to measure the round trip only.
     :param lacking: hosts without iperf3, which is why there is no port.
+    :param sender: runs iperf3, where that is not the runner.
     :returns: what ``parse_measurement`` returns, and ``detail``: what was not measured and why, or nothing.
     """
     ipaddress.IPv4Address(address)
@@ -761,7 +804,7 @@ def measure(address: str, port: int | None, seconds: int, lacking: list[str], ru
     details = [f"{program} is not installed on {os.uname().nodename}" for program in missing]
     if port and "iperf3" not in missing:
         try:
-            sent = _send(address, port, seconds, runner)
+            sent = _send(address, port, seconds, sender or runner)
         except LinkError as error:
             details.append(str(error))
     if "ping" not in missing:
