@@ -4,7 +4,7 @@
 """Direct links between hosts: how they are, how they should be, and how an interface gets its address.
 
 A link is ``{"interface": "eth1", "address": "10.99.0.12/24", "mtu": 9000, "peer": "head", "manage": True}``; ``mtu`` (bytes),
-``peer`` and ``manage`` may be absent. Only interfaces of links with ``manage`` are configured. Files of ours are known by their names.
+``peer``, ``manage`` and ``thunderbolt`` may be absent. Only interfaces of links with ``manage`` are configured. Files of ours are known by their names.
 """
 
 from __future__ import annotations
@@ -46,6 +46,9 @@ NETPLAN_FOLDERS = ("lib/netplan", "etc/netplan", "run/netplan")
 KEYFILE_FOLDERS = tuple(f"{top}/NetworkManager/system-connections" for top in ("etc", "run", "usr/lib"))
 MARK = re.compile(r"^# link (\S+) (\S+) (\d+|-)$", re.MULTILINE)
 """A line in each of our files, so that a link can be removed that is in no variable any more."""
+
+THUNDERBOLT = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d+-[0-9a-f]+"
+"""UUID of a device, or its route as sysfs names it."""
 
 Run = Callable[[list[str]], str]
 
@@ -340,6 +343,12 @@ def _syntax(links: list[dict]) -> list[str]:
             sentences.append(
                 f"llama_links: mtu {mtu!r} of {name} is not a number from 1280 to 65535: correct it or leave it out."
             )
+        device = link.get("thunderbolt")
+        if device is not None and not re.fullmatch(THUNDERBOLT, str(device)):
+            sentences.append(
+                f"llama_links: thunderbolt {device!r} of {name} is neither the UUID nor the route of a device: give it as `boltctl list` or "
+                "/sys/bus/thunderbolt/devices shows it."
+            )
     return sentences
 
 
@@ -460,7 +469,8 @@ def _problem(link: dict, host: dict, root: Path, runner: Run) -> str | None:
         if _unauthorised([link], host):
             return None
         present = ", ".join(host["interfaces"]) or "none"
-        return f"llama_links: this host has no interface {name} (it has {present}): correct the name, or plug in its cable."
+        waiting = " ".join(_unnamed([link], host["thunderbolt"]))
+        return f"llama_links: this host has no interface {name} (it has {present}): correct the name, or plug in its cable. {waiting}".strip()
     if _read(folder / "type") != ETHERNET or any(
         (folder / kind).exists() for kind in ("bridge", "bonding", "wireless")
     ):
@@ -520,13 +530,36 @@ def problems(links: list[dict], facts: dict, root: Path = ROOT, runner: Run = ru
 # -------------------------------------------------------------------------------------------------------------- state
 
 
+def _named(links: list[dict]) -> set[str]:
+    return {link["thunderbolt"] for link in managed(links) if link.get("thunderbolt")}
+
+
 def _unauthorised(links: list[dict], host: dict) -> list[dict]:
-    """Thunderbolt devices that wait to be authorised, if a managed link needs one."""
-    for link in managed(links):
-        driver = (host["interfaces"].get(link["interface"], {}).get("driver") or "").replace("_", "-")
-        if driver == "thunderbolt-net" or re.fullmatch(r"thunderbolt\d+", link["interface"]):
-            return [device for device in host["thunderbolt"] if device["authorized"] == 0]
-    return []
+    """Thunderbolt devices that wait to be authorised, and that a managed link names by UUID or route."""
+    named = _named(links)
+    return [
+        device
+        for device in host["thunderbolt"]
+        if device["authorized"] == 0 and named & {device["uuid"], device["name"]}
+    ]
+
+
+def _unnamed(links: list[dict], devices: list[dict]) -> list[str]:
+    """A sentence for each Thunderbolt device that waits to be authorised and that no link names, where a managed link goes through Thunderbolt."""
+    if not any(re.fullmatch(r"thunderbolt\d+", str(link["interface"])) for link in managed(links)):
+        return []
+    named = _named(links)
+    return [
+        f"The Thunderbolt device {device['name']} ({device['device']!r}) waits to be authorised, and no link names it: if a link goes through it, add "
+        f"«thunderbolt: {device['uuid']}» to that link in llama_links."
+        for device in devices
+        if device["authorized"] == 0 and not named & {device["uuid"], device["name"]}
+    ]
+
+
+def notes(links: list[dict], root: Path = ROOT) -> list[str]:
+    """What an operator may want to change, a sentence each."""
+    return _unnamed(links, thunderbolt(root)) if managed(links) else []
 
 
 def _by_network_manager(interface: str, host: dict, root: Path) -> bool:

@@ -164,6 +164,7 @@ def _link(given: Mapping[str, Any]) -> Link:
         given.get("mtu"),
         given.get("peer"),
         bool(given.get("manage")),
+        given.get("thunderbolt"),
     )
 
 

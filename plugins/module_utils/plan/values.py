@@ -94,6 +94,7 @@ class Link(NamedTuple):
     mtu: int | None
     peer: str | None
     manage: bool
+    thunderbolt: str | None = None
 
 
 class Endpoint(NamedTuple):
