@@ -111,7 +111,8 @@ def _unprotected_workers(seen: Seen) -> Cases:
     for name, host in seen.plan["hosts"].items():
         exposed = [worker["endpoint"] for worker in host["workers"] if not worker["endpoint"].startswith(LOOPBACK)]
         if exposed and not host["unit_closes"] and not host["firewall_manager"]:
-            cases.append((name, {"endpoints": ", ".join(exposed), "reason": _why_no_unit_closes(seen, name)}))
+            reason = f"{_why_no_unit_closes(seen, name)}, and the run sets up no firewall there"
+            cases.append((name, {"endpoints": ", ".join(exposed), "reason": reason}))
     return cases
 
 
@@ -120,8 +121,8 @@ def _why_no_unit_closes(seen: Seen, name: str) -> str:
     if not service_managers.MANAGERS[facts.service_manager].closes_ports_by:
         return f"{facts.service_manager} does not filter addresses"
     if facts.units_filter is None:
-        return "systemd-run could not be run as root there, so it is not known whether systemd filters addresses, and no firewall is active"
-    return "systemd there does not filter addresses, since the kernel or the container lacks BPF for control groups, and no firewall is active"
+        return "systemd-run could not be run as root there, so it is not known whether systemd filters addresses"
+    return "systemd there does not filter addresses, since the kernel or the container lacks BPF for control groups"
 
 
 def _open_server(seen: Seen) -> Cases:
@@ -129,6 +130,13 @@ def _open_server(seen: Seen) -> Cases:
     if head["address"].startswith(LOOPBACK) or "--api-key-file" in head["argv"]:
         return []
     return [(head["host"], {"address": f"{head['address']}:{head['port']}"})]
+
+
+def _unlimited_server(seen: Seen) -> Cases:
+    head = seen.plan["head"]
+    if not head["allowed"] or head["address"].startswith(LOOPBACK) or seen.plan["hosts"][head["host"]]["unit_closes"]:
+        return []
+    return [(head["host"], {"networks": ", ".join(head["allowed"]), "reason": _why_no_unit_closes(seen, head["host"])})]
 
 
 def _unused_accelerators(seen: Seen) -> Cases:
@@ -401,6 +409,15 @@ ADVISORIES = (
         "The server listens on {address} and answers anyone who reaches it.",
         "Set llama_server_api_key_file, or set llama_server_host to 127.0.0.1 and use a proxy of your own.",
         "https://github.com/ggml-org/llama.cpp/pull/25655",
+    ),
+    Advisory(
+        "unlimited-server",
+        "error",
+        _unlimited_server,
+        "llama_server_allowed is {networks}, but nothing on {host} limits the server to that: {reason}.",
+        "Limit the port with a firewall of your own and accept this advisory, or leave llama_server_allowed out.",
+        "docs/operating.md",
+        (("reason", "launchd does not filter addresses"),),
     ),
     Advisory(
         "hip-mmap-hang",

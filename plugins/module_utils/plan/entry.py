@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -212,6 +213,15 @@ def _texts(where: str, values: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(text(where, value) for value in values or ())
 
 
+def _networks(where: str, values: Sequence[str] | None) -> tuple[str, ...]:
+    try:
+        return tuple(str(ipaddress.IPv4Network(value)) for value in values or ())
+    except ValueError as error:
+        raise Refusal(
+            f"{where} has a value that is not an IPv4 network ({error}): use a form like 192.168.1.0/24"
+        ) from None
+
+
 def _optional_text(where: str, value: str | None) -> str | None:
     return None if value is None else text(where, value)
 
@@ -232,6 +242,7 @@ def server_of(variables: Mapping[str, Any]) -> Server:
     """:param variables: ``llama_server_…``, with their defaults."""
     given = {name: variables[f"llama_server_{name}"] for name in Server._fields}
     return Server(**given)._replace(
+        allowed=_networks("llama_server_allowed", given["allowed"]),
         staging_port=given["staging_port"] or given["port"] + STAGING_DISTANCE,
         tensor_split=tuple(given["tensor_split"] or ()),
         override_tensor=_texts("llama_server_override_tensor", given["override_tensor"]),

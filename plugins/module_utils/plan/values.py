@@ -158,6 +158,8 @@ class Server(NamedTuple):
     """What the inventory says of llama-server: the variables ``llama_server_…``."""
 
     host: str
+    allowed: tuple[str, ...]
+    """IPv4 networks; empty where nobody says who may connect."""
     port: int
     staging_port: int
     backend: str | None
