@@ -1859,3 +1859,15 @@ def test_the_ports_of_a_worker_are_tried_by_its_host_and_the_next_two():
         "worker4": [endpoint(1), endpoint(2)],
     }
     assert all(host["knocks"] == [] for host in cluster.plan(staging=True)["hosts"].values())
+
+
+@pytest.mark.parametrize("name", ["head", "worker1"])
+def test_nothing_in_a_plan_is_left_of_an_address_that_changed(pair, name):
+    """The definitions of services are made of it, so an apply writes them again."""
+    old = pair.hosts[name]["ansible_host"]
+    assert old in json.dumps(pair.plan()["hosts"])
+    pair.hosts[name]["ansible_host"] = "192.0.2.99"
+    plan = pair.plan()
+    assert old not in json.dumps(plan)
+    allowed = [service["allow"] for host in plan["hosts"].values() for service in host["services"] if service["allow"]]
+    assert any("192.0.2.99" in addresses for addresses in allowed)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-SECONDS = 0.5
+SECONDS = 0.3
 """How long a host that is reached may take to answer. The answer of a port that is open comes at once."""
 ARP = Path("/proc/net/arp")
 ANSWERED = 0x2
