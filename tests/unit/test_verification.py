@@ -333,6 +333,16 @@ def test_other_hosts_are_judged_by_their_answers(plan, drifts, evidence, monkeyp
     assert answered or "release of here: the host does not answer" in result["msg"]
 
 
+def test_the_hosts_that_a_run_changed_are_known_to_the_judgement(plan, drifts, evidence, monkeypatch):
+    asked = []
+    monkeypatch.setattr(verification, "judge", lambda *arguments: asked.append(arguments) or {"checks": []})
+    task = mock.Mock(args={"plan": plan, "answers": {}, "changed": ["here"]}, async_val=0)
+    action = verify_action.ActionModule(task, *(mock.Mock() for _number in range(5)))
+    monkeypatch.setattr(action, "_collect", lambda *_arguments: {"evidence": evidence})
+    action.run(task_vars={"hostvars": {"here": {}}})
+    assert asked[0][-1] == ["here"]
+
+
 def test_knocking():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
