@@ -334,8 +334,8 @@ def test_other_hosts_are_judged_by_their_answers(plan, drifts, evidence, monkeyp
 
 
 def test_the_hosts_that_a_run_changed_are_known_to_the_judgement(plan, drifts, evidence, monkeypatch):
-    asked = []
-    monkeypatch.setattr(verification, "judge", lambda *arguments: asked.append(arguments) or {"checks": []})
+    asked, judge = [], verification.judge
+    monkeypatch.setattr(verification, "judge", lambda *arguments: asked.append(arguments) or judge(*arguments))
     task = mock.Mock(args={"plan": plan, "answers": {}, "changed": ["here"]}, async_val=0)
     action = verify_action.ActionModule(task, *(mock.Mock() for _number in range(5)))
     monkeypatch.setattr(action, "_collect", lambda *_arguments: {"evidence": evidence})
