@@ -637,9 +637,13 @@ def differs(links: list[dict], facts: dict, root: Path = ROOT) -> bool:
 # -------------------------------------------------------------------------------------------------------------- apply
 
 
-def _authorise(devices: list[dict], root: Path, runner: Run) -> None:
+def _authorise(devices: list[dict], named: set[str], root: Path, runner: Run) -> None:
+    """For good by UUID alone: at a route may be another device tomorrow.
+
+    :param named: UUIDs and routes that links name.
+    """
     for device in devices:
-        if installed("boltctl"):
+        if device["uuid"] in named and installed("boltctl"):
             runner(["boltctl", "enroll", "--policy", "auto", device["uuid"]])
         else:
             (root / "sys/bus/thunderbolt/devices" / device["name"] / "authorized").write_text("1")
@@ -747,7 +751,7 @@ def apply(links: list[dict], check: bool, root: Path = ROOT, runner: Run = run) 
         return before, after
     waiting = _unauthorised(links, host)
     if waiting:
-        _authorise(waiting, root, runner)
+        _authorise(waiting, _named(links), root, runner)
         missing = [link["interface"] for link in managed(links) if link["interface"] not in host["interfaces"]]
         _until(lambda: all((root / "sys/class/net" / name).exists() for name in missing))
         host = facts(root, runner)
