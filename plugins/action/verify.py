@@ -32,6 +32,7 @@ class ActionModule(ActionBase):
         staged = arguments.pop("staged", None)
         obstacles = arguments.pop("obstacles", None)
         answers = arguments.pop("answers", {})
+        changed = arguments.pop("changed", [])
         if obstacles is not None:
             staged = {"reasons": obstacles, **(staged or {})}
         plan = arguments["plan"]
@@ -51,7 +52,7 @@ class ActionModule(ActionBase):
         if "evidence" not in answer:
             return answer
         drifts[plan["head"]["host"]] = answer["evidence"].get("drift") or drifts[plan["head"]["host"]]
-        judged = verification.judge(plan, drifts, answer["evidence"], knocks, staged)
+        judged = verification.judge(plan, drifts, answer["evidence"], knocks, staged, changed)
         if plan["staging"]:
             return {"changed": False, "report": judged}
         if path:

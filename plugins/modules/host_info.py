@@ -82,6 +82,8 @@ def main():
         drift = state.drift(module.params["plan"])
     except (firewall.FirewallError, links.LinkError, tuning.TuningError) as error:
         module.fail_json(msg=str(error))
+    for note in links.notes(module.params["plan"]["links"]):
+        module.warn(note)
     taken = state.taken_ports(module.params["plan"], drift["services"])
     if taken:
         module.fail_json(msg=taken, drift=drift)

@@ -15,8 +15,8 @@ description:
     NetworkManager and systemd-networkd the host runs. The interface has the address again after a restart of the host.
   - Such an interface gets no gateway, no name server and no address from others, and nothing at boot waits for it.
   - It removes what it has configured before and no link names any more, so an empty list leaves nothing behind.
-  - Authorises connected Thunderbolt devices where a managed link goes through Thunderbolt. With C(boltctl) that is permanent. Without it, it
-    lasts until the next restart of the host.
+  - Authorises the connected Thunderbolt devices that managed links name, and no others. One that is named by its UUID is enrolled with
+    C(boltctl), for good. By its route, or without C(boltctl), it is authorised until the next restart of the host.
   - Changes nothing and fails if an interface carries the connection that Ansible uses or the default route, is missing, is configured or used by
     something else, or if the address is in the network of another interface.
 notes:
@@ -56,6 +56,9 @@ options:
         description: Whether the interface is configured. Other links are only checked for their form.
         type: bool
         default: false
+      thunderbolt:
+        description: UUID or route of the Thunderbolt device through which the link goes, which is authorised if it waits for that.
+        type: str
 """
 
 EXAMPLES = r"""
@@ -98,6 +101,7 @@ def main():
                     "mtu": {"type": "int"},
                     "peer": {"type": "str"},
                     "manage": {"type": "bool", "default": False},
+                    "thunderbolt": {"type": "str"},
                 },
             }
         },

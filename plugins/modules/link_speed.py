@@ -11,8 +11,7 @@ short_description: Measures a link to another host
 version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
-  - Sends for a few seconds to an C(iperf3) server on the other host and pings it. The tasks C(measure) of the role P(llamacpp.cluster.llama_link#role)
-    start that server.
+  - Sends for a few seconds to an C(iperf3) server on the other host and pings it. With O(listen_for) it is that server, for one measurement.
   - The module does not fail where a link cannot be measured. RV(detail) says why.
 attributes:
   check_mode:
@@ -20,16 +19,26 @@ attributes:
     description: Changes nothing in either mode. Measures nothing in check mode.
 options:
   address:
-    description: Numeric IPv4 address of the other host on the link.
+    description: Numeric IPv4 address of the other host on the link, or with O(listen_for) of this one.
     type: str
     required: true
   port:
     description: TCP port on which C(iperf3) listens there. Without it, only the round trip is measured.
     type: int
   seconds:
-    description: How long to send.
+    description: How long to send, or with O(listen_for) to listen at most.
     type: int
     default: 3
+  listen_for:
+    description: Numeric IPv4 address of the host that measures. Then this module only lets C(iperf3) listen, and returns when that has ended.
+    type: str
+  account:
+    description: Account as which root runs C(iperf3).
+    type: str
+  unit:
+    description: Whether C(iperf3) listens in a unit of systemd, which lets in O(listen_for) alone.
+    type: bool
+    default: false
   lacking:
     description: Names of the hosts on which C(iperf3) is not installed, for RV(detail).
     type: list
@@ -42,25 +51,36 @@ EXAMPLES = r"""
   llamacpp.cluster.link_speed:
     address: 10.99.0.12
     port: 50152
+
+- name: Let iperf3 listen on that host
+  llamacpp.cluster.link_speed:
+    address: 10.99.0.12
+    port: 50152
+    listen_for: 10.99.0.11
+    account: llamacpp
+    unit: true
+    seconds: 60
 """
 
 RETURN = r"""
 mbit_per_second:
   description: What the other host received, or null.
-  returned: always
+  returned: when O(listen_for) is not given
   type: int
   sample: 9412
 round_trip_ms:
   description: Mean of ten pings in milliseconds, or null.
-  returned: always
+  returned: when O(listen_for) is not given
   type: float
   sample: 0.213
 detail:
   description: What was not measured and why, or an empty text.
-  returned: always
+  returned: when O(listen_for) is not given
   type: str
   sample: "not measured: iperf3 is not installed on strix0"
 """
+
+import functools
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import links
@@ -73,15 +93,26 @@ def main():
             "port": {"type": "int"},
             "seconds": {"type": "int", "default": 3},
             "lacking": {"type": "list", "elements": "str", "default": []},
+            "listen_for": {"type": "str"},
+            "account": {"type": "str"},
+            "unit": {"type": "bool", "default": False},
         },
+        required_by={"listen_for": ["port"]},
         supports_check_mode=True,
     )
     if module.check_mode:
         module.exit_json(
             changed=False, mbit_per_second=None, round_trip_ms=None, detail="not measured: this is check mode"
         )
+    address, port, seconds, client, account = (
+        module.params[name] for name in ("address", "port", "seconds", "listen_for", "account")
+    )
     try:
-        measured = links.measure(**module.params)
+        if client:
+            links.listen(address, port, client, seconds, account, module.params["unit"])
+            module.exit_json(changed=False)
+        send = functools.partial(links.run, account=account)
+        measured = links.measure(address, port, seconds, module.params["lacking"], sender=send)
     except ValueError as error:
         module.fail_json(msg=str(error))
     module.exit_json(changed=False, **measured)

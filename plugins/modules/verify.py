@@ -13,8 +13,8 @@ author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Runs on the head, asks the server, reads the log of its start and what its workers said before, and judges each check.
   - An action plugin of the same name waits for the server, adds what the other hosts reported, and shows a table. It fails when a check failed.
-  - It never asks a worker that the head holds. From the controller it tries to connect to each worker's port and says nothing, to see
-    that it is closed.
+  - It never asks a worker that the head holds. The controller tries to connect to each worker's port and says nothing, to see that it is
+    closed. So do the worker's host from another one of its addresses, and other hosts, when M(llamacpp.cluster.host_info) compares them.
 attributes:
   check_mode:
     support: full
@@ -30,6 +30,11 @@ options:
       - A host that is not in it did not answer, and the check V(release) fails for it. The action plugin does not pass it on.
     type: dict
     default: {}
+  changed:
+    description: Names of the hosts that this run changed. What others said of their ports before that does not count.
+    type: list
+    elements: str
+    default: []
   path:
     description: File on the controller for the report as JSON.
     type: path
@@ -78,6 +83,7 @@ def main():
         argument_spec={
             "plan": {"type": "dict", "required": True},
             "answers": {"type": "dict", "default": {}},
+            "changed": {"type": "list", "elements": "str", "default": []},
             "path": {"type": "path"},
             "staged": {"type": "dict"},
             "obstacles": {"type": "list", "elements": "str"},

@@ -32,6 +32,7 @@ FACTS = {
     "scope": "system",
     "python": "/usr/bin/python3",
     "service_manager": "systemd",
+    "units_filter": True,
     "prefix": "/opt/llamacpp",
     "cache": "/var/cache/llamacpp",
     "units": "/etc/systemd/system",

@@ -67,10 +67,13 @@ def strix_halos(count, gib, backend="hip", build=8600, **variables):
     return cluster
 
 
-def cluster_of(workers=2, facts=None, build=None, **variables):
+def cluster_of(workers=2, facts=None, build=None, head_facts=None, **variables):
     """A head and workers that serve the known-answer model."""
     release = {"llama_release": {**TREE, "build": build}} if build else {}
-    cluster = Cluster().add("head", "head", llama_model_known_answer=known_answer_of(), **{**release, **variables})
+    model = known_answer_of()
+    cluster = Cluster().add(
+        "head", "head", facts=head_facts, llama_model_known_answer=model, **{**release, **variables}
+    )
     for index in range(workers):
         cluster.add(
             f"worker{index + 1}", "worker", address=f"192.0.2.{11 + index}", facts=facts, **{**release, **variables}
@@ -190,6 +193,17 @@ CASES = [
         lambda: cluster_of(llama_server_host="192.0.2.1"),
         setting("head", llama_server_api_key_file="/etc/llama.key"),
         ["192.0.2.1:8080", "llama_server_api_key_file"],
+    ),
+    (
+        "unlimited-server",
+        lambda: cluster_of(
+            llama_server_host="192.0.2.1",
+            llama_server_allowed=["192.0.2.0/24"],
+            llama_server_api_key_file="/etc/llama.key",
+            head_facts={"units_filter": False},
+        ),
+        being("head", units_filter=True),
+        ["192.0.2.0/24", "head", "lacks BPF"],
     ),
     (
         "hip-mmap-hang",
@@ -321,6 +335,23 @@ IN_THE_TABLE = {advisory.id: advisory for advisory in advisories.ADVISORIES}
 
 def ids(plan):
     return {advisory["id"] for advisory in plan["advisories"] if not advisory["accepted"]}
+
+
+@pytest.mark.parametrize(
+    "facts, said",
+    [
+        ({"units_filter": False}, "lacks BPF for control groups"),
+        ({"units_filter": None}, "systemd-run could not be run as root there"),
+        ({"scope": "user", "service_manager": "systemd_user"}, "systemd_user does not filter addresses"),
+    ],
+)
+def test_a_unit_closes_ports_only_where_the_host_was_seen_to_filter(facts, said):
+    cluster = cluster_of(facts=facts, workers=1)
+    met = {advisory["id"]: advisory["message"] for advisory in cluster.plan()["advisories"]}
+    assert said in met["unprotected-worker"]
+    cluster.hosts["worker1"]["facts"].update(units_filter=facts.get("units_filter"), firewall="nftables")
+    closed_by_another = cluster.hosts["worker1"]["facts"]["scope"] == "system"
+    assert ("unprotected-worker" not in [met["id"] for met in cluster.plan()["advisories"]]) == closed_by_another
 
 
 def test_each_advisory_has_a_case_and_an_id_of_its_own():

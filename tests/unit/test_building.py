@@ -10,6 +10,7 @@ import subprocess
 import tarfile
 import tempfile
 import threading
+import time
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, prebuilt, stored
@@ -95,6 +96,13 @@ def test_a_build_is_installed_with_a_manifest(tmp_path, tree):
     assert stored.installed(release) == manifest
     assert not (tmp_path / "cache" / "builds" / "tiny").exists()
     assert [path.name for path in release.parent.iterdir()] == ["tiny"]
+
+
+def test_a_source_that_is_newer_than_the_clock_is_built(tmp_path, tree):
+    """ninja would write its own file again and again: the clock of a host may be late."""
+    for path in tree.rglob("*"):
+        os.utime(path, (time.time() + 86400, time.time() + 86400))
+    assert builder(tmp_path, pack(tree, tmp_path)).install()["files"]
 
 
 def test_a_release_counts_as_used_only_when_it_is_put_to_use(tmp_path, tree):

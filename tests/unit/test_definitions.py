@@ -8,6 +8,8 @@ import subprocess
 
 import pytest
 from ansible.errors import AnsibleActionFail
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions
 
 WORDS = ["/opt/a b/run", "50 %", "$HOME", 'say "hi"', "back\\slash", "it's", "", "a=b,c"]
@@ -90,6 +92,91 @@ def test_a_worker_lets_in_the_head_alone_and_reads_no_homes(pair):
     assert "IPAddressDeny=any\nIPAddressAllow=192.0.2.10 192.0.2.11 localhost\n" in text
     assert "ProtectHome=true\n" in text
     assert "ProtectHome=read-only\n" in definitions.definition(head, head["services"][0])
+
+
+def serving(pair, **variables):
+    """A head that serves a network."""
+    given = {"llama_server_host": "192.0.2.10", "llama_server_api_key_file": "/etc/keys", **variables}
+    pair.hosts["head"]["variables"].update(given)
+    return pair
+
+
+def test_a_head_that_serves_declared_networks_talks_to_nobody_else(pair):
+    head = serving(pair, llama_server_allowed=["198.51.100.0/24", "203.0.113.7"], llama_placement="all").plan()[
+        "hosts"
+    ]["head"]
+    text = definitions.definition(head, head["services"][0])
+    allowed = "192.0.2.10 192.0.2.11 192.0.2.12 198.51.100.0/24 203.0.113.7/32 localhost"
+    assert f"IPAddressDeny=any\nIPAddressAllow={allowed}\n" in text
+    pair.hosts["head"]["variables"]["llama_server_host"] = "0.0.0.0"
+    assert "0.0.0.0" not in pair.plan()["hosts"]["head"]["services"][0]["allow"]
+    assert pair.plan(staging=True)["hosts"]["head"]["services"][0]["allow"] == []
+    pair.hosts["head"]["variables"]["llama_server_allowed"] = []
+    head = pair.plan()["hosts"]["head"]
+    assert "IPAddressDeny" not in definitions.definition(head, head["services"][0])
+
+
+@pytest.mark.parametrize(
+    "value", ["lan", "198.51.100.7/24", "2001:db8::/32", "198.51.100.0/24\n", "any", "", "10.0.0.0/8 any"]
+)
+def test_who_may_reach_the_head_is_a_network(pair, value):
+    assert (
+        "llama_server_allowed has a value that is not an IPv4 network"
+        in serving(pair, llama_server_allowed=[value]).reason()
+    )
+
+
+WORST_EXPOSURE = 16
+"""As systemd-analyze security --threshold takes it: 1.6."""
+DEVICES = {
+    "cpu": [],
+    "hip": [{"backend": "hip", "name": "x", "architecture": "gfx1151", "memory_mib": 9999, "unified": False}],
+    "cuda": [{"backend": "cuda", "name": "x", "architecture": "8.6", "memory_mib": 9999, "unified": False}],
+    "vulkan": [{"backend": "vulkan", "name": "x", "architecture": "", "memory_mib": 9999, "unified": False}],
+    "sycl": [{"backend": "sycl", "name": "x", "architecture": "", "memory_mib": 9999, "unified": False}],
+}
+
+
+def exposed(text, name, folder):
+    """What systemd-analyze finds wrong with a unit that is more exposed than it may be, or nothing."""
+    unit = folder / name
+    unit.write_text(text)
+    argv = ["systemd-analyze", "security", "--no-pager", "--offline=true", f"--threshold={WORST_EXPOSURE}", str(unit)]
+    judged = subprocess.run(argv, capture_output=True, text=True, check=False)
+    return "" if judged.returncode == 0 else judged.stdout + judged.stderr
+
+
+judging = pytest.mark.skipif(
+    "--offline"
+    not in subprocess.run(["sh", "-c", "systemd-analyze --help"], capture_output=True, text=True, check=False).stdout,
+    reason="systemd-analyze, of systemd 250 or newer, is not installed",
+)
+
+
+@judging
+@pytest.mark.parametrize("backend", DEVICES)
+@pytest.mark.parametrize("variables", [{}, {"llama_server_allowed": ["198.51.100.0/24"]}])
+def test_units_of_all_hosts_are_locked_in(pair, tmp_path, backend, variables):
+    for host in serving(pair, **variables).hosts.values():
+        host["facts"]["accelerators"] = DEVICES[backend]
+        host["facts"]["toolchain"] = entry.DECLARED["toolchain"]
+        host["variables"]["llama_backend"] = backend
+    units = [
+        (service["name"], definitions.definition(host, service))
+        for plan in (pair.plan(), pair.plan(staging=True))
+        for host in plan["hosts"].values()
+        for service in host["services"]
+    ]
+    assert len(units) >= 6
+    assert "".join(exposed(text, f"{name}.service", tmp_path) for name, text in units) == ""
+
+
+@judging
+def test_the_unit_of_the_firewall_is_locked_in(tmp_path, monkeypatch):
+    manager = firewall.Nftables(firewall.System(str(tmp_path)))
+    monkeypatch.setattr(manager.system, "program", lambda name: f"/usr/sbin/{name}")
+    rule = {"address": "192.0.2.11", "port": 50052, "protocol": "tcp", "sources": ["192.0.2.10"]}
+    assert exposed(manager._unit([rule], ["inet filter input"]), firewall.UNIT, tmp_path) == ""
 
 
 def test_api_keys_are_handed_over_as_a_credential(pair):

@@ -3,11 +3,13 @@
 import json
 import os
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply.firewall import FirewallError
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
 
 RECORDED = Path(__file__).parent / "data" / "firewall"
 ADDED, ZONES, POLICIES, RULESET = (
@@ -413,6 +415,125 @@ def test_nftables_keeps_its_accept_in_a_chain_that_closes_nothing_just_now(tmp_p
 def test_nftables_that_cannot_be_read_on_a_host_that_does_not_use_it(tmp_path):
     host = Host(tmp_path, programs=["nft"], nft=FirewallError("Operation not permitted"))
     assert not firewall.differs(None, [], host)
+
+
+# ------------------------------------------------------------------------------------------------ addresses that change
+
+
+def firewalld_that_remembers(tmp_path):
+    """One zone, whose rich rules are those that firewall-cmd was given."""
+    rich = []
+
+    def answer(line):
+        words = shlex.split(line)
+        verb, _equals, text = words[-1].partition("=")
+        if verb == "--add-rich-rule":
+            rich.append(text)
+        elif verb == "--remove-rich-rule":
+            rich.remove(text)
+        zone = "\n".join(["public (default, active)", "  rich rules: ", *(f"\t{text}" for text in rich)])
+        return zone if "all-zones" in line else ""
+
+    host = firewalld_host(tmp_path)
+    host.answers["firewall-cmd"] = answer
+    return host, lambda: "\n".join(rich) + host.text(POLICY)
+
+
+@pytest.fixture
+def network():
+    """A process that has a network of its own; nft has rules there and nowhere else."""
+    process = subprocess.Popen(
+        ["unshare", "--net", "sh", "-c", "echo ready; exec sleep 60"], stdout=subprocess.PIPE, text=True
+    )
+    process.stdout.readline()
+    yield process.pid
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+class Netfilter(Host):
+    """A host with the kernel's own rules, in a network of its own, and a systemd that answers as if all were well."""
+
+    def __init__(self, root, pid):
+        super().__init__(root, "nftables", firewall.UNIT, programs=["nft"])
+        self.inside = ["nsenter", f"--net=/proc/{pid}/ns/net"]
+        self.path("/etc/systemd/system/nftables.service.wants").mkdir(parents=True)
+        self.path(firewall.Nftables.link).symlink_to("/nowhere")
+
+    def run(self, argv, text="", may_fail=False):
+        if argv[0] != "nft":
+            return super().run(argv, text, may_fail)
+        return commands.run([*self.inside, *argv], 20, text)
+
+
+def nft_works():
+    tried = ["unshare", "--net", "nft", "list", "ruleset"]
+    return (
+        os.geteuid() == 0
+        and subprocess.run(["sh", "-c", '"$@"', "sh", *tried], capture_output=True, check=False).returncode == 0
+    )
+
+
+@pytest.fixture(params=["ufw", "firewalld", "nftables"])
+def remembering(request, tmp_path):
+    """Name of a manager, a host on which it keeps what it is given, and a function that returns all that it keeps."""
+    if request.param == "ufw":
+        added = []
+        return request.param, ufw_host(tmp_path, added), lambda: "\n".join(added)
+    if request.param == "firewalld":
+        return (request.param, *firewalld_that_remembers(tmp_path))
+    if not nft_works():
+        pytest.skip("nft does not work in a network of its own here: that needs root, nft and unshare")
+    host = Netfilter(tmp_path, request.getfixturevalue("network"))
+    host.run(
+        ["nft", "-f", "-"], "table inet filter { chain input { type filter hook input priority 0; policy drop; }; }"
+    )
+    files = [firewall.Nftables.file, firewall.Nftables.unit]
+    return request.param, host, lambda: "".join([host.run(["nft", "list", "ruleset"]), *map(host.text, files)])
+
+
+OTHER_HEAD = [{**rule(port), "sources": ["10.1.0.99"]} for port in (50060, 50152)]
+OTHER_WORKER = [{**rule(port), "address": "10.1.0.98"} for port in (50060, 50152)]
+
+
+@pytest.mark.parametrize("changed, old", [(OTHER_HEAD, "10.1.0.11"), (OTHER_WORKER, "10.1.0.12")])
+def test_nothing_is_left_of_an_address_that_changed(remembering, changed, old):
+    manager, host, kept = remembering
+    firewall.apply(manager, BOTH, check=False, system=host)
+    assert old in kept()
+    assert firewall.differs(manager, changed, host)
+    firewall.apply(manager, changed, check=False, system=host)
+    assert old not in kept()
+    assert "10.1.0.99" in kept() or "10.1.0.98" in kept()
+    assert not firewall.differs(manager, changed, host)
+
+
+def test_a_run_that_was_killed_while_an_address_changes_is_healed_by_the_next(remembering, monkeypatch):
+    manager, host, kept = remembering
+    run, killed, changed = host.run, 0, OTHER_HEAD
+    for last in range(20):
+        firewall.apply(manager, BOTH, check=False, system=host)
+        left = [last]
+
+        def dying(argv, *more, left=left, **options):
+            if not shlex.join(argv).startswith(LOOKS):
+                left[0] -= 1
+                if left[0] < 0:
+                    raise KeyboardInterrupt
+            return run(argv, *more, **options)
+
+        monkeypatch.setattr(host, "run", dying)
+        try:
+            firewall.apply(manager, changed, check=False, system=host)
+        except KeyboardInterrupt:
+            killed += 1
+        monkeypatch.setattr(host, "run", run)
+        firewall.apply(manager, changed, check=False, system=host)
+        assert "10.1.0.11" not in kept()
+        if killed == last:
+            break
+    assert killed >= 2
 
 
 # ------------------------------------------------------------------------------------------------ commands and failure

@@ -1,8 +1,10 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import firewall, host
 
 
 @pytest.mark.parametrize(
@@ -64,6 +66,41 @@ def test_facts_are_small_and_the_same_each_time():
     assert facts["scope"] == "user"
     assert set(facts["tools"]) == {tool for tool, version in facts["toolchain"].items() if version}
     assert len(str(facts)) < 4000
+
+
+@pytest.mark.parametrize("status, filters", [(0, False), (firewall.REFUSED, True), (1, None), (None, None)])
+def test_a_unit_tries_whether_its_addresses_are_filtered(status, filters):
+    ran = []
+
+    def run(argv, _seconds):
+        ran.append(argv)
+        if status != 0:
+            raise commands.CommandError(argv, "refused", status)
+        return ""
+
+    assert firewall.of_units("/usr/bin/python3", run) is filters
+    assert "--property=IPAddressDeny=any" in ran[0]
+    assert firewall.of_units(None, run) is None
+    assert len(ran) == 1
+
+
+def test_root_is_asked_for_where_the_connecting_user_is_another_one(monkeypatch):
+    ran = []
+    for uid in (0, 1000):
+        monkeypatch.setattr("os.geteuid", lambda uid=uid: uid)
+        firewall.of_units("/usr/bin/python3", lambda argv, _seconds: ran.append(argv))
+    assert [argv[:2] for argv in ran] == [["systemd-run", "--quiet"], ["sudo", "-n"]]
+
+
+def test_what_a_unit_tries_succeeds_where_nothing_filters():
+    assert subprocess.run([sys.executable, "-I", "-S", "-c", firewall.SEND], check=False).returncode == 0
+
+
+def test_what_a_unit_tries_knows_a_refusal():
+    refused = firewall.SEND.replace("socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto", "refuse")
+    stub = "def refuse(*_arguments): raise PermissionError\n"
+    ended = subprocess.run([sys.executable, "-c", stub + refused], check=False)
+    assert ended.returncode == firewall.REFUSED
 
 
 def test_whether_accounts_can_be_created(tmp_path):

@@ -1,6 +1,7 @@
 import configparser
 import json
 import os
+import pwd
 import re
 from pathlib import Path
 
@@ -690,11 +691,17 @@ def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
 # -------------------------------------------------------------------------------------------------------- thunderbolt
 
 
+DOCK = "c0010000-0070-7f18-2368-d2a8f1a2b101"
+
+
+@pytest.mark.parametrize("named", [DOCK, "0-1"])
 @pytest.mark.parametrize("boltctl", [True, False])
-def test_thunderbolt_devices_are_authorised(machine, boltctl, monkeypatch):
+def test_thunderbolt_devices_that_a_link_names_are_authorised(machine, boltctl, named, monkeypatch):
     """Constructed from the kernel's documentation of sysfs: the interface comes when the dock between the hosts is authorised."""
     machine.thunderbolt("0-0", 1).thunderbolt("0-1", 0).thunderbolt("0-3", None)
-    wanted = link(interface="thunderbolt0", mtu=65520)
+    stranger = "d1030000-0090-8f18-23c5-b11c6cd30923"
+    machine.thunderbolt("1-1", 0, stranger)
+    wanted = link(interface="thunderbolt0", mtu=65520, thunderbolt=named)
     authorized = machine.root / "sys/bus/thunderbolt/devices/0-1/authorized"
     plain = machine.run
 
@@ -715,23 +722,49 @@ def test_thunderbolt_devices_are_authorised(machine, boltctl, monkeypatch):
     assert authorized.read_text() == "0\n"
     machine.apply(wanted)
     assert authorized.read_text() == "1"
-    enrolled = "boltctl enroll --policy auto c0010000-0070-7f18-2368-d2a8f1a2b101"
-    assert (enrolled in machine.commands) == boltctl
+    enrolled = [command for command in machine.commands if command.startswith("boltctl")]
+    assert enrolled == [f"boltctl enroll --policy auto {DOCK}"] * (boltctl and named == DOCK)
+    assert (machine.root / "sys/bus/thunderbolt/devices/1-1/authorized").read_text() == "0\n"
+    notes = links.notes([wanted], machine.root)
+    assert len(notes) == 1
+    assert f"«thunderbolt: {stranger}»" in notes[0]
     assert machine.addresses["thunderbolt0"] == ["10.99.0.12/24"]
     before, after = machine.apply(wanted)
     assert before == after
 
 
-def test_thunderbolt_devices_are_left_alone_without_a_managed_link(machine):
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"manage": False, "thunderbolt": DOCK},
+        {"interface": "eth1", "thunderbolt": None},
+    ],
+)
+def test_thunderbolt_devices_are_left_alone_where_no_managed_link_names_them(machine, other):
     machine.thunderbolt("0-1", 0)
-    machine.apply(link(), link(interface="thunderbolt0", address="10.98.0.1/24", manage=False))
+    own = link(**{"interface": "thunderbolt0", "address": "10.98.0.1/24", **other})
+    machine.apply(own)
     assert (machine.root / "sys/bus/thunderbolt/devices/0-1/authorized").read_text() == "0\n"
+    assert links.notes([own], machine.root) == []
+
+
+def test_a_device_that_waits_is_reported_with_the_line_that_names_it(machine):
+    machine.thunderbolt("0-1", 0)
+    with pytest.raises(links.LinkError, match=f"no interface thunderbolt0.*Dock.*waits.*add «thunderbolt: {DOCK}» to"):
+        machine.apply(link(interface="thunderbolt0"))
+    assert (machine.root / "sys/bus/thunderbolt/devices/0-1/authorized").read_text() == "0\n"
+
+
+@pytest.mark.parametrize("value", ["", "Dock", DOCK.upper(), f"{DOCK}\n", "--all", "0-1/..", 7])
+def test_a_thunderbolt_device_is_named_by_uuid_or_route(machine, value):
+    with pytest.raises(links.LinkError, match="is neither the UUID nor the route of a device"):
+        machine.apply(link(thunderbolt=value))
 
 
 def test_an_interface_that_does_not_come_after_authorising_is_refused(machine):
     machine.thunderbolt("0-1", 0)
     with pytest.raises(links.LinkError, match="no interface thunderbolt0"):
-        machine.apply(link(interface="thunderbolt0"))
+        machine.apply(link(interface="thunderbolt0", thunderbolt=DOCK))
     assert links.ours(machine.root) == {}
 
 
@@ -825,3 +858,39 @@ def test_measure_refuses_what_is_no_address_or_port(tools, values):
     with pytest.raises(ValueError, match=r"."):
         links.measure(*values, [], runner)
     assert runner.commands == []
+
+
+def listened(account, unit):
+    ran = []
+    links.listen("10.99.0.12", 50152, "10.99.0.11", 50, account, unit, lambda *arguments: ran.append(arguments))
+    return ran[0]
+
+
+def test_iperf3_listens_once_as_the_account_of_services(tools):
+    argv, seconds, account = listened("llamacpp", unit=False)
+    assert argv == ["iperf3", "--server", "--one-off", "--bind", "10.99.0.12", "--port", "50152"]
+    assert (seconds, account) == (50, "llamacpp")
+
+
+def test_a_unit_lets_in_the_head_alone_and_ends_by_itself(tools):
+    argv, _seconds = listened("llamacpp", unit=True)
+    server = argv.index("--one-off") - 2
+    assert argv[server + 2 :] == ["--one-off", "--bind", "10.99.0.12", "--port", "50152"]
+    assert {"--wait", "--collect", "--uid=llamacpp"} < set(argv[:server])
+    given = [word.split("=", 2)[1:] for word in argv[:server] if word.startswith("--property=")]
+    assert dict(given) == {**links.LISTENING, "IPAddressAllow": "10.99.0.11", "RuntimeMaxSec": "50"}
+
+
+def test_iperf3_sends_as_the_account_of_services(tools):
+    sender, runner = Recorded(), Recorded()
+    links.measure("10.99.0.12", 50152, 3, [], runner, sender)
+    assert {argv[0] for argv in sender.commands} == {"iperf3"}
+    assert {argv[0] for argv in runner.commands} == {"ping"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another account needs root")
+def test_root_runs_a_command_as_another_account():
+    assert links.run(["id", "-un"], account="nobody") == "nobody\n"
+    assert links.run(["id", "-G"], account="nobody").split() == [str(pwd.getpwnam("nobody").pw_gid)]
+    with pytest.raises(links.LinkError, match="the account llamacpp-none is missing on this host"):
+        links.run(["id"], account="llamacpp-none")

@@ -1840,3 +1840,34 @@ def test_latent_attention_that_an_override_puts_on_a_head_with_amx(pair):
         llama_server_gpu_layers=None, llama_server_override_tensor=["attn_k_b=CPU"]
     )
     assert "--no-repack" in pair.plan()["head"]["argv"]
+
+
+def test_the_ports_of_a_worker_are_tried_by_its_host_and_the_next_two():
+    cluster = Cluster().add("head", "head", address="192.0.2.10", llama_model_known_answer=known_answer_of())
+    for number in range(1, 5):
+        cluster.add(f"worker{number}", "worker", address=f"192.0.2.1{number}")
+    cluster.hosts["worker2"]["facts"].update(units_filter=False, firewall="ufw")
+    cluster.hosts["worker4"]["facts"].update(service_manager="openrc")
+    cluster.hosts["head"]["variables"]["llama_accept_advisories"] = ["unprotected-worker"]
+    tried = {name: host["knocks"] for name, host in cluster.plan()["hosts"].items()}
+    endpoint = "192.0.2.1{}:50052".format
+    assert tried == {
+        "head": [],
+        "worker1": [endpoint(1), endpoint(2), endpoint(3)],
+        "worker2": [endpoint(3)],
+        "worker3": [endpoint(3), endpoint(1)],
+        "worker4": [endpoint(1), endpoint(2)],
+    }
+    assert all(host["knocks"] == [] for host in cluster.plan(staging=True)["hosts"].values())
+
+
+@pytest.mark.parametrize("name", ["head", "worker1"])
+def test_nothing_in_a_plan_is_left_of_an_address_that_changed(pair, name):
+    """The definitions of services are made of it, so an apply writes them again."""
+    old = pair.hosts[name]["ansible_host"]
+    assert old in json.dumps(pair.plan()["hosts"])
+    pair.hosts[name]["ansible_host"] = "192.0.2.99"
+    plan = pair.plan()
+    assert old not in json.dumps(plan)
+    allowed = [service["allow"] for host in plan["hosts"].values() for service in host["services"] if service["allow"]]
+    assert any("192.0.2.99" in addresses for addresses in allowed)

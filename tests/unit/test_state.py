@@ -192,6 +192,7 @@ def planned(tmp_path):
         "services": [{**service(prefix / "x", free_port()), "definition": DEFINED}],
         "firewall": [],
         "firewall_manager": None,
+        "knocks": [],
         "links": [],
         "tuning": {"parameters": {}, "profile": "", "reboot": False},
     }
@@ -315,32 +316,77 @@ def test_a_link_that_must_not_be_touched_stops_before_anything_is_changed(planne
         state.drift(planned)
 
 
-def test_a_definition_that_is_newer_than_what_runs_by_it(planned, installation):
+def test_ports_that_the_plan_names_are_tried(planned, monkeypatch):
+    monkeypatch.setattr(links, "own_addresses", lambda: ["127.0.0.1", "127.0.0.9"])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
+        planned["knocks"] = [endpoint]
+        assert state.drift(planned)["knocks"] == [{"endpoint": endpoint, "source": "127.0.0.9", "open": True}]
+
+
+def test_a_definition_that_is_newer_than_what_runs_by_it(planned, installation, monkeypatch):
     prefix, program, start = installation
     port = free_port()
     process = start(port)
     planned.update(prefix=str(prefix), folders=[], files=[], builds=[])
     planned["services"] = [{**service(program, port), "definition": DEFINED}]
     assert state.drift(planned)["redefined"] == []
-    started = state.started_at(process.pid)
-    assert abs(started - time.time()) < 60
-    definition = state.managers.manager_of(planned).path("llamacpp-x")
-    os.utime(definition, (started + 60, started + 60))
-    assert state.drift(planned)["redefined"] == ["llamacpp-x"]
+    assert abs(state.started_at(process.pid) - time.time()) < 60
     assert state.started_at(None) is None
+    long_ago(monkeypatch)
+    assert state.drift(planned)["redefined"] == ["llamacpp-x"]
 
 
-def test_a_file_that_was_replaced_since_the_service_read_it(planned, installation):
+def long_ago(monkeypatch):
+    """Lets all processes have started a minute ago."""
+    monkeypatch.setattr(state, "started_at", lambda pid: None if pid is None else time.time() - 60)
+
+
+def test_a_file_that_was_replaced_since_the_service_read_it(planned, installation, monkeypatch):
     prefix, program, start = installation
     port = free_port()
-    started = state.started_at(start(port).pid)
+    start(port)
     model = prefix / "model"
     model.write_text("one")
     planned.update(prefix=str(prefix), folders=[], files=[], builds=[])
     planned["services"] = [{**service(program, port), "definition": DEFINED, "reads": [str(model), "/not/there"]}]
     assert state.drift(planned)["redefined"] == []
-    os.utime(model, (started + 60, started + 60))
+    long_ago(monkeypatch)
+    definition = state.managers.manager_of(planned).path("llamacpp-x")
+    os.utime(definition, (0, 0))
     assert state.drift(planned)["redefined"] == ["llamacpp-x"]
+    os.utime(model, (0, 0))
+    assert state.drift(planned)["redefined"] == []
+
+
+def test_a_file_whose_time_is_ahead_of_the_clock_restarts_its_service_once(planned, installation, monkeypatch):
+    prefix, program, start = installation
+    port = free_port()
+    start(port)
+    model = prefix / "model"
+    model.write_text("one")
+    definition = state.managers.manager_of(planned).path("llamacpp-x")
+    for path in (model, definition):
+        os.utime(path, (time.time() + 86400, time.time() + 86400))
+    planned.update(prefix=str(prefix), folders=[], files=[], builds=[])
+    planned["services"] = [{**service(program, port), "definition": DEFINED, "reads": [str(model)]}]
+    started_at = state.started_at
+    long_ago(monkeypatch)
+    assert state.drift(planned)["redefined"] == ["llamacpp-x"]
+    monkeypatch.setattr(state, "started_at", started_at)
+    assert state.drift(planned)["redefined"] == []
+
+
+def test_a_clock_that_was_set_back_restarts_nothing(planned, installation, monkeypatch):
+    prefix, program, start = installation
+    port = free_port()
+    start(port)
+    planned.update(prefix=str(prefix), folders=[], files=[], builds=[])
+    planned["services"] = [{**service(program, port), "definition": DEFINED}]
+    started, now = state.started_at, time.time
+    monkeypatch.setattr(state, "started_at", lambda pid: started(pid) - 3600)
+    monkeypatch.setattr(time, "time", lambda: now() - 3600)
+    assert state.drift(planned)["redefined"] == []
 
 
 def test_a_unit_that_systemd_has_not_read(planned, monkeypatch):

@@ -37,3 +37,16 @@ def test_a_run_alone_may_fetch_a_list_of_packages():
     """plan.yml and verify.yml change no host."""
     users = {path.name for path in (ROOT / "playbooks").glob("*.yml") if "llama_list_fetched" in path.read_text()}
     assert users == {"site.yml"}
+
+
+def test_facts_are_read_as_root_where_the_installation_is_the_systems():
+    """Root alone may ask systemd whether it filters addresses, and a password of sudo is there for tasks with become alone."""
+    read = yaml.safe_load((ROOT / "playbooks" / "tasks" / "facts.yml").read_text())[0]
+    assert read["become"] == "{{ llama_host_scope | default('auto') == 'system' }}"
+
+
+def test_measuring_a_link_changes_nothing():
+    measured = yaml.safe_load((ROOT / "roles" / "llama_link" / "tasks" / "measure.yml").read_text())
+    asked = [task for task in measured if {"async", "ansible.builtin.async_status"} & set(task)]
+    assert len(asked) == 2
+    assert all(task["changed_when"] is False for task in asked)

@@ -211,6 +211,35 @@ def test_a_worker_on_a_network_is_closed_where_somebody_else_could_not_connect(p
     assert said in found[0]["evidence"]
 
 
+def knocked(source, is_open):
+    return [{"endpoint": "192.0.2.11:50052", "source": source, "open": is_open}]
+
+
+@pytest.mark.parametrize(
+    "by, knock, status, said",
+    [
+        ("worker1", knocked("10.0.0.11", False), "passed", "worker1 reaches the host from 10.0.0.11, but not this"),
+        ("worker1", knocked("10.0.0.11", True), "failed", "worker1 can connect from 10.0.0.11"),
+        ("worker2", knocked("192.0.2.12", False), "passed", "worker2 reaches the host from 192.0.2.12, but not this"),
+        ("worker2", knocked("192.0.2.12", True), "failed", "worker2 can connect from 192.0.2.12: close the port"),
+        ("worker2", [], "not tested", "no other host could try"),
+    ],
+)
+@pytest.mark.parametrize("controller", [{}, {"192.0.2.11:50052": "192.0.2.10"}])
+def test_other_hosts_say_whether_a_worker_is_closed(pair, by, knock, status, said, controller):
+    """The controller cannot: it does not reach that address, or is the head."""
+    plan = pair.plan()
+    found = verification._closed(plan, {by: {"services": {}, "knocks": knock}}, controller)
+    assert (found[0]["status"], said in found[0]["evidence"]) == (status, True)
+
+
+def test_what_a_host_said_before_another_one_was_changed_does_not_count(pair):
+    plan = pair.plan()
+    drifts = {"worker2": {"services": {}, "knocks": knocked("192.0.2.12", False)}}
+    for changed, status in ((["worker1"], "not tested"), (["worker1", "worker2"], "passed"), (["worker2"], "passed")):
+        assert verification._closed(plan, drifts, {}, changed)[0]["status"] == status
+
+
 @pytest.mark.parametrize(
     "measured, status, said",
     [
@@ -302,6 +331,16 @@ def test_other_hosts_are_judged_by_their_answers(plan, drifts, evidence, monkeyp
     result = action.run(task_vars={"hostvars": {"here": {}}})
     assert bool(result.get("failed")) != answered
     assert answered or "release of here: the host does not answer" in result["msg"]
+
+
+def test_the_hosts_that_a_run_changed_are_known_to_the_judgement(plan, drifts, evidence, monkeypatch):
+    asked, judge = [], verification.judge
+    monkeypatch.setattr(verification, "judge", lambda *arguments: asked.append(arguments) or judge(*arguments))
+    task = mock.Mock(args={"plan": plan, "answers": {}, "changed": ["here"]}, async_val=0)
+    action = verify_action.ActionModule(task, *(mock.Mock() for _number in range(5)))
+    monkeypatch.setattr(action, "_collect", lambda *_arguments: {"evidence": evidence})
+    action.run(task_vars={"hostvars": {"here": {}}})
+    assert asked[0][-1] == ["here"]
 
 
 def test_knocking():
@@ -421,6 +460,7 @@ def asked(server, tmp_path, **head):
                 "services": [],
                 "builds": [],
                 "keep_releases": 2,
+                "knocks": [],
                 "accounts": [],
                 "folders": [],
                 "files": [],

@@ -320,7 +320,7 @@ class Builder(Installer):
             "unpack",
             [
                 "tar",
-                "-xf",
+                "-xmf",
                 str(archive),
                 "-C",
                 "source",

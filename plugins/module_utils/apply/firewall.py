@@ -25,6 +25,35 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import fire
 MARK = "llamacpp.cluster"
 PURPOSE = "Ports of llama.cpp workers, open to their head and closed to all others"
 COMMAND_SECONDS = 60
+LOCKED_IN = (
+    "CapabilityBoundingSet=CAP_NET_ADMIN",
+    "IPAddressDeny=any",
+    "KeyringMode=private",
+    "LockPersonality=true",
+    "MemoryDenyWriteExecute=true",
+    "NoNewPrivileges=true",
+    "PrivateDevices=true",
+    "PrivateMounts=true",
+    "ProtectClock=true",
+    "ProtectControlGroups=true",
+    "ProtectHome=true",
+    "ProtectHostname=true",
+    "ProtectKernelLogs=true",
+    "ProtectKernelModules=true",
+    "ProtectKernelTunables=true",
+    "ProtectProc=invisible",
+    "ProtectSystem=strict",
+    "RestrictAddressFamilies=AF_NETLINK AF_UNIX",
+    "RestrictNamespaces=true",
+    "RestrictRealtime=true",
+    "RestrictSUIDSGID=true",
+    "SystemCallArchitectures=native",
+    "SystemCallFilter=@system-service",
+    "SystemCallFilter=~@privileged @resources",
+    "SystemCallErrorNumber=EPERM",
+    "UMask=0077",
+)
+"""What our unit, which runs nft as root, cannot do."""
 Places = dict[tuple[str, ...], list[str]]
 """Arguments of firewall-cmd that name a place → rich rules there."""
 UNIT = "firewall-llamacpp.service"
@@ -371,8 +400,7 @@ class Nftables:
                 "[Service]",
                 "Type=oneshot",
                 "RemainAfterExit=true",
-                "ProtectSystem=full",
-                "ProtectHome=true",
+                *LOCKED_IN,
                 *(f"{moment}={step}" for moment in ("ExecStart", "ExecReload") for step in steps),
                 "",
                 "[Install]",

@@ -4,7 +4,7 @@
 """Direct links between hosts: how they are, how they should be, and how an interface gets its address.
 
 A link is ``{"interface": "eth1", "address": "10.99.0.12/24", "mtu": 9000, "peer": "head", "manage": True}``; ``mtu`` (bytes),
-``peer`` and ``manage`` may be absent. Only interfaces of links with ``manage`` are configured. Files of ours are known by their names.
+``peer``, ``manage`` and ``thunderbolt`` may be absent. Only interfaces of links with ``manage`` are configured. Files of ours are known by their names.
 """
 
 from __future__ import annotations
@@ -47,6 +47,9 @@ KEYFILE_FOLDERS = tuple(f"{top}/NetworkManager/system-connections" for top in ("
 MARK = re.compile(r"^# link (\S+) (\S+) (\d+|-)$", re.MULTILINE)
 """A line in each of our files, so that a link can be removed that is in no variable any more."""
 
+THUNDERBOLT = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d+-[0-9a-f]+"
+"""UUID of a device, or its route as sysfs names it."""
+
 Run = Callable[[list[str]], str]
 
 
@@ -54,12 +57,15 @@ class LinkError(ValueError):
     """One sentence for each reason why the links cannot be configured."""
 
 
-def run(argv: list[str]) -> str:
-    """What a command prints; LinkError where it is not installed or fails."""
+def run(argv: list[str], seconds: float = COMMAND_SECONDS, account: str | None = None) -> str:
+    """What a command prints; LinkError where it is not installed or fails.
+
+    :param account: as which root runs it.
+    """
     if not installed(argv[0]):
         raise LinkError(f"The program {argv[0]} is not installed on this host.")
     try:
-        return commands.run(argv, COMMAND_SECONDS)
+        return commands.run(argv, seconds, account=account)
     except commands.CommandError as error:
         raise LinkError(f"{' '.join(argv)} failed: {error.reason}") from error
 
@@ -111,6 +117,12 @@ def _addresses(runner: Run) -> dict[str, list[str]]:
         for entry in entries
         if "ifname" in entry
     }
+
+
+def own_addresses(runner: Run = run) -> list[str]:
+    """IPv4 addresses of this host, without loopback."""
+    held = [address.split("/")[0] for entries in _addresses(runner).values() for address in entries]
+    return sorted(address for address in held if ":" not in address and not address.startswith("127."))
 
 
 def interfaces(addresses: dict[str, list[str]], root: Path = ROOT) -> dict[str, dict]:
@@ -331,6 +343,12 @@ def _syntax(links: list[dict]) -> list[str]:
             sentences.append(
                 f"llama_links: mtu {mtu!r} of {name} is not a number from 1280 to 65535: correct it or leave it out."
             )
+        device = link.get("thunderbolt")
+        if device is not None and not re.fullmatch(THUNDERBOLT, str(device)):
+            sentences.append(
+                f"llama_links: thunderbolt {device!r} of {name} is neither the UUID nor the route of a device: give it as `boltctl list` or "
+                "/sys/bus/thunderbolt/devices shows it."
+            )
     return sentences
 
 
@@ -451,7 +469,8 @@ def _problem(link: dict, host: dict, root: Path, runner: Run) -> str | None:
         if _unauthorised([link], host):
             return None
         present = ", ".join(host["interfaces"]) or "none"
-        return f"llama_links: this host has no interface {name} (it has {present}): correct the name, or plug in its cable."
+        waiting = " ".join(_unnamed([link], host["thunderbolt"]))
+        return f"llama_links: this host has no interface {name} (it has {present}): correct the name, or plug in its cable. {waiting}".strip()
     if _read(folder / "type") != ETHERNET or any(
         (folder / kind).exists() for kind in ("bridge", "bonding", "wireless")
     ):
@@ -511,13 +530,36 @@ def problems(links: list[dict], facts: dict, root: Path = ROOT, runner: Run = ru
 # -------------------------------------------------------------------------------------------------------------- state
 
 
+def _named(links: list[dict]) -> set[str]:
+    return {link["thunderbolt"] for link in managed(links) if link.get("thunderbolt")}
+
+
 def _unauthorised(links: list[dict], host: dict) -> list[dict]:
-    """Thunderbolt devices that wait to be authorised, if a managed link needs one."""
-    for link in managed(links):
-        driver = (host["interfaces"].get(link["interface"], {}).get("driver") or "").replace("_", "-")
-        if driver == "thunderbolt-net" or re.fullmatch(r"thunderbolt\d+", link["interface"]):
-            return [device for device in host["thunderbolt"] if device["authorized"] == 0]
-    return []
+    """Thunderbolt devices that wait to be authorised, and that a managed link names by UUID or route."""
+    named = _named(links)
+    return [
+        device
+        for device in host["thunderbolt"]
+        if device["authorized"] == 0 and named & {device["uuid"], device["name"]}
+    ]
+
+
+def _unnamed(links: list[dict], devices: list[dict]) -> list[str]:
+    """A sentence for each Thunderbolt device that waits to be authorised and that no link names, where a managed link goes through Thunderbolt."""
+    if not any(re.fullmatch(r"thunderbolt\d+", str(link["interface"])) for link in managed(links)):
+        return []
+    named = _named(links)
+    return [
+        f"The Thunderbolt device {device['name']} ({device['device']!r}) waits to be authorised, and no link names it: if a link goes through it, add "
+        f"«thunderbolt: {device['uuid']}» to that link in llama_links."
+        for device in devices
+        if device["authorized"] == 0 and not named & {device["uuid"], device["name"]}
+    ]
+
+
+def notes(links: list[dict], root: Path = ROOT) -> list[str]:
+    """What an operator may want to change, a sentence each."""
+    return _unnamed(links, thunderbolt(root)) if managed(links) else []
 
 
 def _by_network_manager(interface: str, host: dict, root: Path) -> bool:
@@ -595,9 +637,13 @@ def differs(links: list[dict], facts: dict, root: Path = ROOT) -> bool:
 # -------------------------------------------------------------------------------------------------------------- apply
 
 
-def _authorise(devices: list[dict], root: Path, runner: Run) -> None:
+def _authorise(devices: list[dict], named: set[str], root: Path, runner: Run) -> None:
+    """For good by UUID alone: at a route may be another device tomorrow.
+
+    :param named: UUIDs and routes that links name.
+    """
     for device in devices:
-        if installed("boltctl"):
+        if device["uuid"] in named and installed("boltctl"):
             runner(["boltctl", "enroll", "--policy", "auto", device["uuid"]])
         else:
             (root / "sys/bus/thunderbolt/devices" / device["name"] / "authorized").write_text("1")
@@ -705,7 +751,7 @@ def apply(links: list[dict], check: bool, root: Path = ROOT, runner: Run = run) 
         return before, after
     waiting = _unauthorised(links, host)
     if waiting:
-        _authorise(waiting, root, runner)
+        _authorise(waiting, _named(links), root, runner)
         missing = [link["interface"] for link in managed(links) if link["interface"] not in host["interfaces"]]
         _until(lambda: all((root / "sys/class/net" / name).exists() for name in missing))
         host = facts(root, runner)
@@ -737,12 +783,52 @@ def parse_measurement(iperf_json: str, ping_text: str) -> dict:
     }
 
 
-def measure(address: str, port: int | None, seconds: int, lacking: list[str], runner: Run = run) -> dict:
+LISTENING = {
+    "IPAddressDeny": "any",
+    "CapabilityBoundingSet": "",
+    "NoNewPrivileges": "true",
+    "PrivateDevices": "true",
+    "PrivateTmp": "true",
+    "ProtectHome": "true",
+    "ProtectSystem": "strict",
+}
+"""Properties of the unit in which iperf3 listens."""
+
+
+def listen(
+    address: str,
+    port: int,
+    client: str,
+    seconds: int,
+    account: str | None,
+    unit: bool,
+    runner: Callable[..., str] = run,
+) -> None:
+    """Lets iperf3 listen until one measurement is made, on this address alone and not as root.
+
+    :param client: numeric IPv4 address of the host that measures.
+    :param seconds: after which iperf3 ends, whatever happens to this process.
+    :param unit: whether systemd runs it, which lets in the client alone.
+    """
+    server = ["iperf3", "--server", "--one-off", "--bind", address, "--port", str(port)]
+    if not unit:
+        runner(server, seconds, account)
+        return
+    properties = {**LISTENING, "IPAddressAllow": client, "RuntimeMaxSec": seconds}
+    words = [f"--property={name}={value}" for name, value in sorted(properties.items())]
+    server[0] = commands.find("iperf3") or server[0]
+    runner(["systemd-run", "--quiet", "--wait", "--collect", f"--uid={account}", *words, *server], seconds)
+
+
+def measure(
+    address: str, port: int | None, seconds: int, lacking: list[str], runner: Run = run, sender: Run | None = None
+) -> dict:
     """Throughput and round trip from this host to another one.
 
     :param address: numeric IPv4 address of the other host.
     :param port: where iperf3 listens there, or None to measure the round trip only.
     :param lacking: hosts without iperf3, which is why there is no port.
+    :param sender: runs iperf3, where that is not the runner.
     :returns: what ``parse_measurement`` returns, and ``detail``: what was not measured and why, or nothing.
     """
     ipaddress.IPv4Address(address)
@@ -755,7 +841,7 @@ def measure(address: str, port: int | None, seconds: int, lacking: list[str], ru
     details = [f"{program} is not installed on {os.uname().nodename}" for program in missing]
     if port and "iperf3" not in missing:
         try:
-            sent = _send(address, port, seconds, runner)
+            sent = _send(address, port, seconds, sender or runner)
         except LinkError as error:
             details.append(str(error))
     if "ping" not in missing:

@@ -12,12 +12,13 @@ import pwd
 import socket
 import stat
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall, links, stored, tuning
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall, knocks, links, stored, tuning
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services as managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import output
@@ -253,22 +254,25 @@ def _redefined(planned: dict, services: dict) -> list[str]:
         path = manager.path(service["name"])
         try:
             same = path.read_text() == service["definition"]
-            written = path.stat().st_mtime
         except OSError:
-            same, written = False, 0.0
+            same = False
         started = started_at(services[service["name"]]["pid"])
-        written = max(written, *(_modified(read) for read in service["reads"]), 0.0)
+        written = max(_modified(read) for read in (path, *service["reads"]))
         newer = started is not None and started + CLOCK_SECONDS < written
         if not same or newer or service["name"] in unread:
             names.append(service["name"])
     return names
 
 
-def _modified(path: str) -> float:
+def _modified(path: str | Path) -> float:
+    """When a file was changed, in seconds since 1970; 0 where it is missing. Its own time may be of another host's clock, or set by hand: it
+    never counts as later than the kernel's. One that is still ahead of the clock, which was set back since, says nothing and is 0."""
     try:
-        return os.stat(path).st_mtime
+        status = os.stat(path)
     except OSError:
         return 0.0
+    modified = min(status.st_mtime, status.st_ctime)
+    return modified if modified <= time.time() + CLOCK_SECONDS else 0.0
 
 
 def started_at(pid: int | None) -> float | None:
@@ -386,8 +390,10 @@ def drift(planned: dict) -> dict:
     :returns: ``services`` (name → state, pid, addresses, clients), ``defined`` (names of services that have a definition), ``stale``
         (those of them that are not planned), ``missing_builds`` (ids of planned builds that are not installed or not intact),
         ``running_releases`` (ids of the releases whose programs run), ``changed_files`` (paths), ``redefined`` (names of services),
+        ``knocks`` (of knocks.results),
         ``differences`` (all that an apply would change, each ``{"kind", "subject", "text"}``, as common.differences defines it).
     """
+    knocking = knocks.begin(planned["knocks"], links.own_addresses() if planned["knocks"] else [])
     running = processes(planned["prefix"])
     services = {service["name"]: service_state(service, running) for service in planned["services"]}
     defined = host.defined_services(planned["service_manager"], planned["units"])
@@ -407,6 +413,7 @@ def drift(planned: dict) -> dict:
         "running_releases": running_releases(planned["prefix"], running),
         "changed_files": changed_files,
         "redefined": redefined,
+        "knocks": knocks.results(knocking),
         "differences": [
             difference.as_dict()
             for difference in (

@@ -182,7 +182,7 @@ def _ports(plan: dict) -> list[str]:
         for rule in host["firewall"]:
             ports.setdefault((rule["address"], tuple(rule["sources"])), []).append(str(rule["port"]))
         unit = service_managers.MANAGERS[host["service_manager"]].closes_ports_by
-        closed_by = host["firewall_manager"] or unit
+        closed_by = host["firewall_manager"] or (unit if host["unit_closes"] else "")
         closed = f"closed to others by {closed_by}" if closed_by else "not closed to others by this collection"
         for (address, sources), numbers in ports.items():
             text = f"{name}  {address}: {', '.join(numbers)} for {', '.join(sources)}; {closed}"

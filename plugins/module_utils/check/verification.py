@@ -15,6 +15,7 @@ import re
 import socket
 import stat
 import time
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -288,42 +289,61 @@ def knock(endpoint: str) -> str | None:
         return None
 
 
-def _closed(plan: dict, drifts: dict, knocks: dict[str, str | None]) -> list[dict]:
+class Try(NamedTuple):
+    """An attempt of somebody else than the head to connect to a worker, who reached its host."""
+
+    by: str
+    source: str
+    is_open: bool
+
+
+def _tries(drifts: dict, knocks: dict[str, str | None], stale: Callable[[str, str], bool]) -> dict[str, list[Try]]:
+    """Endpoint → the attempts of the controller and of other hosts.
+
+    :param stale: whether what a host said of an endpoint was said before that endpoint's host was changed.
+    """
+    tries = {endpoint: [Try("the controller", source or "", source is not None)] for endpoint, source in knocks.items()}
+    for name, drift in drifts.items():
+        for knock in (drift or {}).get("knocks", []):
+            if not stale(name, knock["endpoint"]):
+                tries.setdefault(knock["endpoint"], []).append(Try(name, knock["source"], knock["open"]))
+    return tries
+
+
+def _closed(plan: dict, drifts: dict, knocks: dict[str, str | None], changed: Collection[str] = ()) -> list[dict]:
     checks = []
     accepted = {a["host"] for a in plan["advisories"] if a["id"] == "unprotected-worker" and a["accepted"]}
+    owners = {worker["endpoint"]: name for name, planned in plan["hosts"].items() for worker in planned["workers"]}
+    tries = _tries(drifts, knocks, lambda name, endpoint: owners.get(endpoint) in changed and name not in changed)
     for name, planned in plan["hosts"].items():
         for worker in planned["workers"]:
             address = worker["endpoint"].rsplit(":", 1)[0]
             service = (drifts.get(name) or {"services": {}})["services"].get(f"llamacpp-worker-{worker['name']}", {})
             listening = service.get("addresses", [])
             if any(other != address for other in listening):
-                checks.append(_check("closed", worker["endpoint"], False, f"it listens on {', '.join(listening)}"))
+                judged: tuple[bool | None, str] = False, f"it listens on {', '.join(listening)}"
             elif address.startswith("127.") and listening:
-                checks.append(_check("closed", worker["endpoint"], True, "listens on loopback only"))
+                judged = True, "listens on loopback only"
             else:
-                checks.append(
-                    _check(
-                        "closed",
-                        worker["endpoint"],
-                        *_judge_knock(planned, worker["endpoint"], knocks, name in accepted),
-                    )
-                )
+                judged = _judge_tries(planned, tries.get(worker["endpoint"], []), name in accepted)
+            checks.append(_check("closed", worker["endpoint"], *judged))
     return checks
 
 
-def _judge_knock(
-    planned: dict, endpoint: str, knocks: dict[str, str | None], accepted: bool
-) -> tuple[bool | None, str]:
-    if endpoint not in knocks:
-        return None, "the controller reaches the host at another address, and no other host has tried to connect"
-    source = knocks[endpoint]
-    if source is None:
-        return True, "the controller reaches the host, but not this port"
-    if source in {source for rule in planned["firewall"] for source in rule["sources"]}:
-        return None, "the controller is the head, and no other host has tried to connect"
-    if accepted:
-        return None, "the port is open: llama_accept_advisories accepts that (unprotected-worker)"
-    return False, f"the controller can connect from {source}: close the port to all hosts but the head"
+def _judge_tries(planned: dict, tries: list[Try], accepted: bool) -> tuple[bool | None, str]:
+    heads = {source for rule in planned["firewall"] for source in rule["sources"]}
+    for attempt in tries:
+        if attempt.is_open and attempt.source not in heads:
+            if accepted:
+                return None, "the port is open: llama_accept_advisories accepts that (unprotected-worker)"
+            return False, f"{attempt.by} can connect from {attempt.source}: close the port to all hosts but the head"
+    for attempt in tries:
+        if not attempt.is_open:
+            origin = f" from {attempt.source}" if attempt.source else ""
+            return True, f"{attempt.by} reaches the host{origin}, but not this port"
+    if tries:
+        return None, "the controller is the head, and no other host could try to connect"
+    return None, "the controller reaches the host at another address, and no other host could try to connect"
 
 
 def _links(evidence: dict) -> list[dict]:
@@ -476,6 +496,7 @@ def judge(
     evidence: dict,
     knocks: dict[str, str | None],
     staged: dict | None = None,
+    changed: Collection[str] = (),
 ) -> dict:
     """The report on a cluster.
 
@@ -483,9 +504,12 @@ def judge(
     :param evidence: what collect found on the head.
     :param knocks: endpoint at the address where the controller reaches the host → what knock said there.
     :param staged: where staging was asked for, ``reasons`` why there are no instances, and ``checks`` of the report on them.
+    :param changed: hosts that the run changed, and that were compared again since.
     :returns: ``{"schema", "cluster", "passed", "checks"}``; passed says that no check failed.
     """
-    checks = [] if plan["staging"] else _releases(plan, drifts) + _closed(plan, drifts, knocks) + _links(evidence)
+    checks = (
+        [] if plan["staging"] else _releases(plan, drifts) + _closed(plan, drifts, knocks, changed) + _links(evidence)
+    )
     checks += [_staging(plan, staged)] if staged else []
     health = "; ".join(evidence.get("waits_for") or [evidence["health"]["said"]])
     checks.append(_check("health", plan["head"]["url"], evidence["health"]["healthy"], health))

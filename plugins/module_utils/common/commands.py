@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 SEARCH = os.pathsep.join(
     [
@@ -52,11 +54,23 @@ def find_user_session() -> None:
         os.environ.setdefault("XDG_RUNTIME_DIR", runtime)
 
 
-def run(argv: list[str], seconds: float, text: str = "", may_fail: bool = False) -> str:
+def _as_account(account: str | None) -> dict[str, Any]:
+    """How subprocess runs a command as an account: as the own one where this process is not root's.
+
+    :raises KeyError: there is no such account.
+    """
+    if account is None or os.geteuid() != 0:
+        return {}
+    entry = pwd.getpwnam(account)
+    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+
+
+def run(argv: list[str], seconds: float, text: str = "", may_fail: bool = False, account: str | None = None) -> str:
     """What a command prints, given ``text``. It speaks no other language, since what it prints is read.
 
     :param seconds: how long it may take.
     :param may_fail: whether its status says something else than that it failed.
+    :param account: as which root runs it.
     """
     try:
         done = subprocess.run(
@@ -67,7 +81,10 @@ def run(argv: list[str], seconds: float, text: str = "", may_fail: bool = False)
             timeout=seconds,
             check=False,
             env={**os.environ, "PATH": SEARCH, "LC_ALL": "C"},
+            **_as_account(account),
         )
+    except KeyError:
+        raise CommandError(argv, f"the account {account} is missing on this host", None) from None
     except (OSError, subprocess.SubprocessError) as error:
         raise CommandError(argv, str(error), None) from error
     if done.returncode and not may_fail:

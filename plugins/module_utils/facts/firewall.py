@@ -1,12 +1,13 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which firewall manager filters on a host."""
+"""What filters on a host: a firewall manager, and systemd for its units."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
@@ -15,6 +16,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files impo
 MANAGERS = ("firewalld", "ufw", "nftables")
 """Units of systemd, in the order in which they are looked for: two of them may be active."""
 UFW_SETTINGS = "/etc/ufw/ufw.conf"
+REFUSED = 77
+SEND = f"""import socket, sys
+try:
+    socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"", ("127.0.0.1", 9))
+except PermissionError:
+    sys.exit({REFUSED})
+"""
+"""Ends with REFUSED where the kernel does not let it send: unlike a connection, a datagram fails at once."""
 
 
 def manager(active: Collection[str], ufw_settings: str) -> str | None:
@@ -45,3 +54,24 @@ def of_host() -> str | None:
     except commands.CommandError:
         return None
     return manager(active_units(MANAGERS, printed), text_of(Path(UFW_SETTINGS)))
+
+
+def of_units(interpreter: str | None, run: Callable[[list[str], float], str] = commands.run) -> bool | None:
+    """Whether IPAddressDeny of a unit takes effect here, or None where root or systemd-run is missing. Without BPF for control groups, as in
+    many containers, systemd logs a warning and starts the unit all the same. So a unit tries; that takes 50 ms."""
+    if interpreter is None:
+        return None
+    root = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    unit = [
+        "systemd-run",
+        "--quiet",
+        "--wait",
+        "--collect",
+        "--property=IPAddressDeny=any",
+        "--property=RuntimeMaxSec=5",
+    ]
+    try:
+        run([*root, *unit, interpreter, "-I", "-S", "-c", SEND], commands.COMMAND_SECONDS)
+    except commands.CommandError as error:
+        return True if error.status == REFUSED else None
+    return False

@@ -214,7 +214,7 @@ def facts(wanted_scope: str, catalogue: dict | None = None) -> dict:
     """
     wanted_scope = scope(wanted_scope)
     manager = service_manager(wanted_scope)
-    settings = service_managers.MANAGERS[manager].host_settings
+    record = service_managers.MANAGERS[manager]
     user = pwd.getpwuid(os.geteuid()).pw_name
     place = names.places(wanted_scope, manager, {"HOME": pwd.getpwuid(os.getuid()).pw_dir, **os.environ})
     interpreter = python(wanted_scope)
@@ -253,8 +253,9 @@ def facts(wanted_scope: str, catalogue: dict | None = None) -> dict:
             "enabled": lingers(user),
             "by_us": os.path.exists(place["prefix"] + "/lingering"),
         },
-        "firewall": firewall.of_host() if settings else None,
-        "host_settings": settings,
+        "firewall": firewall.of_host() if record.host_settings else None,
+        "units_filter": firewall.of_units(interpreter) if record.closes_ports_by else None,
+        "host_settings": record.host_settings,
         "kernel": platform.release(),
         "firmware": firmware(devices, distributed["family"]),
         "thunderbolt": hardware.thunderbolt(),

@@ -110,9 +110,19 @@ def _unprotected_workers(seen: Seen) -> Cases:
     cases = []
     for name, host in seen.plan["hosts"].items():
         exposed = [worker["endpoint"] for worker in host["workers"] if not worker["endpoint"].startswith(LOOPBACK)]
-        if exposed and not service_managers.MANAGERS[host["service_manager"]].closes_ports_by:
-            cases.append((name, {"endpoints": ", ".join(exposed)}))
+        if exposed and not host["unit_closes"] and not host["firewall_manager"]:
+            reason = f"{_why_no_unit_closes(seen, name)}, and the run sets up no firewall there"
+            cases.append((name, {"endpoints": ", ".join(exposed), "reason": reason}))
     return cases
+
+
+def _why_no_unit_closes(seen: Seen, name: str) -> str:
+    facts = seen.cluster.hosts[name].facts
+    if not service_managers.MANAGERS[facts.service_manager].closes_ports_by:
+        return f"{facts.service_manager} does not filter addresses"
+    if facts.units_filter is None:
+        return "systemd-run could not be run as root there, so it is not known whether systemd filters addresses"
+    return "systemd there does not filter addresses, since the kernel or the container lacks BPF for control groups"
 
 
 def _open_server(seen: Seen) -> Cases:
@@ -120,6 +130,13 @@ def _open_server(seen: Seen) -> Cases:
     if head["address"].startswith(LOOPBACK) or "--api-key-file" in head["argv"]:
         return []
     return [(head["host"], {"address": f"{head['address']}:{head['port']}"})]
+
+
+def _unlimited_server(seen: Seen) -> Cases:
+    head = seen.plan["head"]
+    if not head["allowed"] or head["address"].startswith(LOOPBACK) or seen.plan["hosts"][head["host"]]["unit_closes"]:
+        return []
+    return [(head["host"], {"networks": ", ".join(head["allowed"]), "reason": _why_no_unit_closes(seen, head["host"])})]
 
 
 def _unused_accelerators(seen: Seen) -> Cases:
@@ -379,9 +396,11 @@ ADVISORIES = (
         "unprotected-worker",
         "error",
         _unprotected_workers,
-        "RPC has no authentication, and on {host} nothing limits {endpoints} to the head.",
-        "Close the port with a firewall of your own and accept this advisory, or run the workers as systemd system services.",
+        "RPC has no authentication, and on {host} nothing limits {endpoints} to the head: {reason}.",
+        "Close the port with a firewall of your own and accept this advisory, or run the workers as systemd system services where systemd "
+        "filters addresses.",
         "https://github.com/ggml-org/llama.cpp/blob/master/tools/rpc/README.md",
+        (("reason", "launchd does not filter addresses"),),
     ),
     Advisory(
         "open-server",
@@ -390,6 +409,15 @@ ADVISORIES = (
         "The server listens on {address} and answers anyone who reaches it.",
         "Set llama_server_api_key_file, or set llama_server_host to 127.0.0.1 and use a proxy of your own.",
         "https://github.com/ggml-org/llama.cpp/pull/25655",
+    ),
+    Advisory(
+        "unlimited-server",
+        "error",
+        _unlimited_server,
+        "llama_server_allowed is {networks}, but nothing on {host} limits the server to that: {reason}.",
+        "Limit the port with a firewall of your own and accept this advisory, or leave llama_server_allowed out.",
+        "docs/operating.md",
+        (("reason", "launchd does not filter addresses"),),
     ),
     Advisory(
         "hip-mmap-hang",

@@ -41,6 +41,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
 )
 
 SCHEMA = 1
+KNOCKING_HOSTS = 2
+"""So many other hosts try whether a worker's port is closed to them."""
 
 
 def refused(cluster: str, refusal: Refusal) -> dict[str, Any]:
@@ -343,6 +345,8 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) ->
         "workers": [_worker(prepared, worker, facts) for worker in entry.workers],
         "firewall": [] if is_head else _firewall(prepared.head.host, entry.workers),
         "firewall_manager": facts.firewall if system else None,
+        "unit_closes": _unit_closes(facts),
+        "knocks": [] if staged else _knocks(prepared, entry),
         "links": [link._asdict() for link in host.links],
         "state": _state_folder(facts, staged),
     }
@@ -373,6 +377,24 @@ def _firewall(head: Host, declared: Sequence[Worker]) -> list[dict[str, Any]]:
         for worker in declared
         for port in (worker.port, worker.staging_port)
     ]
+
+
+def _unit_closes(facts: Facts) -> bool:
+    """Whether the definition of a worker closes its port to all but the head."""
+    return bool(service_managers.MANAGERS[facts.service_manager].closes_ports_by and facts.units_filter)
+
+
+def _knocks(prepared: Prepared, entry: Equipped) -> list[str]:
+    """Endpoints that are closed to this host: its own ones to its other addresses, and those of the hosts after it."""
+    name = entry.host.name
+    if name == prepared.cluster.head:
+        return []
+    names = [other for other in prepared.equipped if other != prepared.cluster.head]
+    place = names.index(name)
+    following = [prepared.equipped[other] for other in [*names[place + 1 :], *names[:place]][:KNOCKING_HOSTS]]
+    closed = [other for other in following if _unit_closes(other.host.facts) or other.host.facts.firewall]
+    own = [entry] if _unit_closes(entry.host.facts) else []
+    return [worker.endpoint for other in [*own, *closed] for worker in other.workers]
 
 
 def _accounts(facts: Facts, sources: set[str]) -> list[dict[str, Any]]:

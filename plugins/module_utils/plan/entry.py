@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -51,6 +52,7 @@ DECLARED: dict[str, Any] = {
     "scope": "system",
     "python": "/usr/bin/python3",
     "service_manager": "systemd",
+    "units_filter": True,
     "packaged": {"version": list(capabilities.PACKAGED_TREES)[-1], "installed": []},
     "prefix": "/opt/llamacpp",
     "cache": "/var/cache/llamacpp",
@@ -163,6 +165,7 @@ def _link(given: Mapping[str, Any]) -> Link:
         given.get("mtu"),
         given.get("peer"),
         bool(given.get("manage")),
+        given.get("thunderbolt"),
     )
 
 
@@ -210,6 +213,15 @@ def _texts(where: str, values: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(text(where, value) for value in values or ())
 
 
+def _networks(where: str, values: Sequence[str] | None) -> tuple[str, ...]:
+    try:
+        return tuple(str(ipaddress.IPv4Network(value)) for value in values or ())
+    except ValueError as error:
+        raise Refusal(
+            f"{where} has a value that is not an IPv4 network ({error}): use a form like 192.168.1.0/24"
+        ) from None
+
+
 def _optional_text(where: str, value: str | None) -> str | None:
     return None if value is None else text(where, value)
 
@@ -230,6 +242,7 @@ def server_of(variables: Mapping[str, Any]) -> Server:
     """:param variables: ``llama_server_…``, with their defaults."""
     given = {name: variables[f"llama_server_{name}"] for name in Server._fields}
     return Server(**given)._replace(
+        allowed=_networks("llama_server_allowed", given["allowed"]),
         staging_port=given["staging_port"] or given["port"] + STAGING_DISTANCE,
         tensor_split=tuple(given["tensor_split"] or ()),
         override_tensor=_texts("llama_server_override_tensor", given["override_tensor"]),
@@ -284,6 +297,7 @@ def facts_of(given: Mapping[str, Any]) -> Facts:
         accounts=given.get("accounts") or {},
         device_groups=tuple(given.get("device_groups") or ()),
         firewall=given.get("firewall"),
+        units_filter=given.get("units_filter"),
         kernel=given.get("kernel") or "",
         firmware=given.get("firmware") or "",
         thunderbolt=tuple(

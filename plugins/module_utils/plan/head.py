@@ -261,6 +261,7 @@ def plan_of(name: str, serving: Serving, environment: Mapping[str, str]) -> dict
         "backends": sorted({device.backend for device in own}),
         "url": url,
         "address": server.host,
+        "allowed": list(server.allowed),
         "port": server.port,
         "api_key_file": server.api_key_file,
         "start_timeout": server.start_timeout,

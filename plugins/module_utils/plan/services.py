@@ -25,6 +25,16 @@ def _cache_keeper(plan: dict[str, Any], host: str, worker: dict[str, Any]) -> li
     return [*launcher, "--cache", f"{worker['environment']['LLAMA_CACHE']}/rpc", "--limit-mib", str(limit), "--"]
 
 
+def _reachable_for_head(plan: dict[str, Any]) -> list[str]:
+    """To whom the head's service may talk: its networks, its workers and itself; empty where nobody said who may connect."""
+    head = plan["head"]
+    if not head["allowed"]:
+        return []
+    used = [worker["endpoint"] for host in plan["hosts"].values() for worker in host["workers"] if worker["used"]]
+    own = [] if head["address"] == "0.0.0.0" else [head["address"]]
+    return sorted({"localhost", *own, *(endpoint.rsplit(":", 1)[0] for endpoint in used), *head["allowed"]})
+
+
 def of_host(plan: dict[str, Any], host: str) -> list[dict[str, Any]]:
     """The services of one host, as its service manager needs them."""
     prefix = names.STAGING_SERVICES if plan["staging"] else names.SERVICES
@@ -69,7 +79,7 @@ def of_host(plan: dict[str, Any], host: str) -> list[dict[str, Any]]:
                 "after": [service["name"] for service in services],
                 "devices": sorted({path for backend in head["backends"] for path in backends.device_files(backend)}),
                 "credentials": {heads.KEYS: head["api_key_file"]} if head["api_key_file"] else {},
-                "allow": [],
+                "allow": _reachable_for_head(plan),
             }
         )
     return services

@@ -24,6 +24,7 @@ def cluster_of(cluster: Cluster) -> Cluster:
         placement="all",
         server=server._replace(
             host="127.0.0.1",
+            allowed=(),
             port=server.staging_port,
             staging_port=server.port,
             api_key_file=None,

@@ -69,6 +69,8 @@ class Facts(NamedTuple):
     """Account whose name begins like ours → its home."""
     device_groups: tuple[str, ...]
     firewall: str | None
+    units_filter: bool | None
+    """Whether IPAddressDeny of a unit takes effect; None where that is not known."""
     kernel: str
     firmware: str
     thunderbolt: tuple[Thunderbolt, ...]
@@ -92,6 +94,7 @@ class Link(NamedTuple):
     mtu: int | None
     peer: str | None
     manage: bool
+    thunderbolt: str | None = None
 
 
 class Endpoint(NamedTuple):
@@ -155,6 +158,8 @@ class Server(NamedTuple):
     """What the inventory says of llama-server: the variables ``llama_server_…``."""
 
     host: str
+    allowed: tuple[str, ...]
+    """IPv4 networks; empty where nobody says who may connect."""
     port: int
     staging_port: int
     backend: str | None

@@ -1,0 +1,85 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whether ports that are to be closed to this host are closed: it tries to connect, and sends nothing."""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+SECONDS = 0.3
+"""How long a host that is reached may take to answer. The answer of a port that is open comes at once."""
+ARP = Path("/proc/net/arp")
+ANSWERED = 0x2
+"""Flag of an address in ARP that has answered."""
+
+
+class Knock(NamedTuple):
+    """A connection that is under way."""
+
+    endpoint: str
+    socket: socket.socket
+    inside: bool
+    """Whether it comes from another address of the host itself."""
+    begun: float
+
+
+def begin(endpoints: Sequence[str], own: Sequence[str]) -> list[Knock]:
+    """Tries all at the same time. The host's own endpoints are tried from another address of the host, if it has one.
+
+    :param own: addresses of this host, without loopback.
+    """
+    knocks = []
+    for endpoint in endpoints:
+        address, port = endpoint.rsplit(":", 1)
+        inside, others = address in own, [other for other in own if other != address]
+        if inside and not others:
+            continue
+        attempt = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        attempt.setblocking(False)
+        if inside:
+            attempt.bind((others[0], 0))
+        if attempt.connect_ex((address, int(port))) in (0, errno.EINPROGRESS):
+            knocks.append(Knock(endpoint, attempt, inside, time.monotonic()))
+        else:
+            attempt.close()
+    return knocks
+
+
+def results(knocks: Sequence[Knock], arp: Path = ARP) -> list[dict]:
+    """``endpoint``, ``source`` (the address that tried) and ``open``, of those attempts that say something: one that is not answered does
+    so where ARP knows the other host, since it is in the same network then."""
+    said = []
+    for knock in knocks:
+        with knock.socket as attempt:
+            status = _wait(knock)
+            source, address = attempt.getsockname()[0], knock.endpoint.rsplit(":", 1)[0]
+        closed = status != errno.ECONNREFUSED if knock.inside else _is_reached(status, address, arp)
+        if status == 0 or closed:
+            said.append({"endpoint": knock.endpoint, "source": source, "open": status == 0})
+    return said
+
+
+def _wait(knock: Knock) -> int | None:
+    """0 where it is connected, or the number of the error; None without an answer."""
+    poll = select.poll()
+    poll.register(knock.socket, select.POLLOUT)
+    if not poll.poll(1000 * max(0.0, knock.begun + SECONDS - time.monotonic())):
+        return None
+    return knock.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+
+
+def _is_reached(status: int | None, address: str, arp: Path) -> bool:
+    if status == errno.ECONNREFUSED:
+        return True
+    with suppress(OSError):
+        rows = [line.split() for line in arp.read_text().splitlines()[1:]]
+        return any(row[0] == address and int(row[2], 16) & ANSWERED for row in rows)
+    return False

@@ -1,0 +1,77 @@
+"""Attempts to connect: to real listeners, to one whose queue is full and answers nobody, and to nothing."""
+
+import contextlib
+import socket
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import knocks, links
+
+ARP_HEADER = "IP address       HW type     Flags       HW address            Mask     Device\n"
+
+
+@pytest.fixture
+def arp(tmp_path):
+    """The kernel's table, in which 127.0.0.1 has answered and 127.0.0.3 has not."""
+    path = tmp_path / "arp"
+    path.write_text(
+        f"{ARP_HEADER}127.0.0.1        0x1         0x2         02:00:00:00:00:01     *        eth0\n"
+        "127.0.0.3        0x1         0x0         00:00:00:00:00:00     *        eth0\n"
+    )
+    return path
+
+
+@contextlib.contextmanager
+def listener(address="127.0.0.1", full=False):
+    """The endpoint of one that listens; a full queue answers nobody else."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server((address, 0), backlog=0))
+        for _number in range(2 if full else 0):
+            client = stack.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(server.getsockname())
+        yield f"{address}:{server.getsockname()[1]}"
+
+
+def tried(endpoint, arp, own=()):
+    return knocks.results(knocks.begin([endpoint], own), arp)
+
+
+def test_a_port_that_is_open(arp):
+    with listener() as endpoint:
+        assert tried(endpoint, arp) == [{"endpoint": endpoint, "source": "127.0.0.1", "open": True}]
+
+
+def test_a_port_that_does_not_answer_is_closed_where_its_host_is_in_the_same_network(arp):
+    with listener(full=True) as endpoint:
+        assert tried(endpoint, arp) == [{"endpoint": endpoint, "source": "127.0.0.1", "open": False}]
+    for address in ("127.0.0.2", "127.0.0.3"):
+        with listener(address, full=True) as endpoint:
+            assert tried(endpoint, arp) == []
+
+
+def test_a_port_that_refuses_is_closed(tmp_path):
+    with listener() as endpoint:
+        pass
+    assert tried(endpoint, tmp_path / "none") == [{"endpoint": endpoint, "source": "127.0.0.1", "open": False}]
+
+
+def test_the_own_port_is_tried_from_another_address(tmp_path):
+    own = ["127.0.0.1", "127.0.0.9"]
+    with listener() as endpoint:
+        assert tried(endpoint, tmp_path / "none", own) == [{"endpoint": endpoint, "source": "127.0.0.9", "open": True}]
+        assert tried(endpoint, tmp_path / "none", own[:1]) == []
+    assert tried(endpoint, tmp_path / "none", own) == []
+    with listener(full=True) as endpoint:
+        assert tried(endpoint, tmp_path / "none", own) == [{"endpoint": endpoint, "source": "127.0.0.9", "open": False}]
+
+
+def test_an_address_without_a_route_says_nothing(tmp_path):
+    assert tried("255.255.255.255:9", tmp_path / "none") == []
+
+
+def test_own_addresses_are_those_of_ipv4_without_loopback():
+    shown = (
+        '[{"ifname": "lo", "addr_info": [{"local": "127.0.0.1", "prefixlen": 8}]}, {"ifname": "eth0", "addr_info": ['
+    )
+    shown += '{"local": "192.0.2.7", "prefixlen": 24}, {"local": "2001:db8::7", "prefixlen": 64}]}]'
+    assert links.own_addresses(lambda argv: shown) == ["192.0.2.7"]
