@@ -2,7 +2,7 @@
 
 import struct
 
-U8, U32, F32, BOOL, STRING, ARRAY, U64 = 0, 4, 6, 7, 8, 9, 10
+U8, U16, U32, I32, F32, BOOL, STRING, ARRAY, U64 = 0, 2, 4, 5, 6, 7, 8, 9, 10
 LLAMA = (
     ("general.architecture", STRING, "llama"),
     ("llama.block_count", U32, 2),
@@ -95,9 +95,9 @@ def write_parts(folder, count=2, numbers=None, tensors=None, said=None):
     for index in range(count):
         keys = [
             *(LLAMA if index == 0 else ()),
-            ("split.count", U32, count),
-            ("split.no", U32, (numbers or range(count))[index]),
-            ("split.tensors.count", U32, said or count),
+            ("split.count", U16, count),
+            ("split.no", U16, (numbers or range(count))[index]),
+            ("split.tensors.count", I32, said or count),
         ]
         name = (tensors or [f"blk.{index}.attn_q.weight" for index in range(count)])[index]
         paths.append(folder / f"big-{index + 1:05d}-of-{count:05d}.gguf")
