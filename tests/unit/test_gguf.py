@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import struct
 import threading
 import tracemalloc
@@ -20,6 +21,7 @@ MODULE = gguf_info
 
 MEMORY = 20 * gguf.MIB
 """What no header may need more of, where the limits are an eighth of the real ones or less: counting memory is slow."""
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "200"))
 thorough = settings(
     max_examples=60,
     deadline=None,
@@ -210,6 +212,25 @@ def test_a_long_vocabulary_is_cut_anywhere_by_the_window(monkeypatch):
 def test_without_a_known_file_type_the_quantisation_is_that_of_most_bytes():
     found = gguf.summarize(read(moe()))
     assert (found["quantisation"], found["parameters"]) == ("Q8_0", 64 * 32 + 64 * 64 * 9 + 128)
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"layers": 513, "layer_bytes": [1] * 513}, "has 513 layers, llama.cpp loads 512 at most"),
+        ({"width": 1 << 31}, "has 2147483648 as width"),
+        ({"output_bytes": 1 << 63}, "has 9223372036854775808 as output_bytes"),
+        ({"layer_bytes": [1 << 63, 0]}, "as layer_bytes"),
+        ({"largest_tensor_bytes": "many"}, "has 'many' as largest_tensor_bytes"),
+        ({"keys": {"attention.sliding_window": 1 << 63}}, "as keys"),
+        ({"keys": {"attention.sliding_window": True}}, "as keys"),
+        ({"tensors": [{"name": "a", "type": "F32", "shape": [1], "bytes": [4], "layers": None}]}, "among its tensors"),
+    ],
+)
+def test_a_summary_has_the_limits_of_a_header(change, said):
+    summary = gguf.summarize(read(files.model()))
+    assert gguf.problem(summary) is None
+    assert said in gguf.problem({**summary, **change})
 
 
 def test_tensors_in_few_rows():
@@ -725,6 +746,13 @@ def test_changed_files_need_no_more_memory():
                 summary_or_error(data[:position] + struct.pack("<Q", number) + data[position + 8 :])
 
     assert peak(work) < 8 * gguf.MIB
+
+
+@pytest.mark.fuzz
+@given(st.integers(0, (1 << 64) - 1))
+@settings(thorough, max_examples=EXAMPLES, derandomize="FUZZ_EXAMPLES" not in os.environ)
+def test_a_header_that_is_nearly_right_is_a_model_or_an_error(seed):
+    summary_or_error(files.fuzzed(random.Random(seed)))
 
 
 # The module

@@ -33,7 +33,7 @@ MAX_STRINGS = 4 * MIB
 """In arrays of all parts: a vocabulary of a million tokens with as many merges is half of it."""
 MAX_DIMENSIONS = 4
 MAX_KEY, MAX_TENSOR_NAME, MAX_TITLE = 65535, 63, 255
-MAX_ELEMENTS = (1 << 63) - 1
+MAX_ELEMENTS, MAX_COUNT = (1 << 63) - 1, (1 << 31) - 1
 FIRST_CHUNK, LARGEST_CHUNK = 256 * 1024, 4 * MIB
 """Bytes asked for at first, and at most; each time twice as many as before."""
 KEPT_ARRAY = 4096
@@ -551,7 +551,7 @@ def _whole(value: Any, what: str) -> int:
     """A positive count; of a list (one value a layer) the largest."""
     if isinstance(value, list):
         value = max(value, default=None)
-    if not is_whole(value) or not 0 < value < 1 << 31:
+    if not is_whole(value) or not 0 < value <= MAX_COUNT:
         raise GGUFError(f"is refused: its {what} is {short(value)}")
     return int(value)
 
@@ -571,7 +571,7 @@ def _kept_keys(model: Model, architecture: str, layers: int) -> dict[str, int | 
         elif isinstance(value, int) and key not in KEYS_BY_LAYER:
             keys[key] = value
     for key, value in keys.items():
-        if not all(0 <= entry < 1 << 31 for entry in (value if isinstance(value, list) else [value])):
+        if not all(0 <= entry <= MAX_COUNT for entry in (value if isinstance(value, list) else [value])):
             raise GGUFError(f"is refused: its {key} is {short(value)}")
     return keys
 
@@ -661,9 +661,13 @@ COUNTS = ("layers", "width", "heads", "kv_heads", "key_dimension", "value_dimens
 SIZES = ("input_bytes", "output_bytes")
 
 
-def _numbers(value: Any, least: int) -> bool:
-    """Whether this is a whole number, or a list of them."""
-    return all(isinstance(one, int) and one >= least for one in (value if isinstance(value, list) else [value]))
+def _number(value: Any, least: int, most: int) -> bool:
+    return is_whole(value) and least <= value <= most
+
+
+def _numbers(values: Any, least: int, most: int) -> bool:
+    """Whether this is a list of whole numbers."""
+    return isinstance(values, list) and all(_number(value, least, most) for value in values)
 
 
 def _row(row: dict[str, Any], layers: int) -> bool:
@@ -671,19 +675,14 @@ def _row(row: dict[str, Any], layers: int) -> bool:
     within, shape = row.get("layers"), row.get("shape")
     return (
         all(isinstance(row.get(key), str) for key in ("name", "type"))
-        and _numbers(row.get("bytes"), 0)
-        and isinstance(shape, list)
-        and _numbers(shape, 1)
-        and (within is None or (isinstance(within, list) and _numbers(within, 0) and max(within, default=0) < layers))
+        and _number(row.get("bytes"), 0, MAX_ELEMENTS)
+        and _numbers(shape, 1, MAX_ELEMENTS)
+        and (within is None or _numbers(within, 0, layers - 1))
     )
 
 
 def problem(summary: Mapping[str, Any]) -> str | None:
     """What is wrong with a summary that was written down, or None."""
-
-    def whole(value: Any, least: int) -> bool:
-        return is_whole(value) and value >= least
-
     for key in ("architecture", "name", *COUNTS, "layer_bytes", *SIZES):
         if key not in summary:
             return f"lacks {key}"
@@ -691,15 +690,20 @@ def problem(summary: Mapping[str, Any]) -> str | None:
         if not isinstance(summary[key], str):
             return f"has {short(summary[key])} as {key}"
     for key in (*COUNTS, *SIZES):
-        if not whole(summary[key], 1 if key in COUNTS else 0):
+        if not (_number(summary[key], 1, MAX_COUNT) if key in COUNTS else _number(summary[key], 0, MAX_ELEMENTS)):
             return f"has {short(summary[key])} as {key}"
+    if not _number(summary.get("largest_tensor_bytes", 0), 0, MAX_ELEMENTS):
+        return f"has {short(summary['largest_tensor_bytes'])} as largest_tensor_bytes"
     if summary["layers"] > caches.MAX_LAYERS:
         return f"has {summary['layers']} layers, llama.cpp loads {caches.MAX_LAYERS} at most"
     sizes = summary["layer_bytes"]
-    if not isinstance(sizes, list) or len(sizes) != summary["layers"] or not all(whole(size, 0) for size in sizes):
+    if not _numbers(sizes, 0, MAX_ELEMENTS) or len(sizes) != summary["layers"]:
         return f"has {short(sizes)} as layer_bytes, which are not the sizes of {summary['layers']} layers"
     keys, rows = summary.get("keys", {}), summary.get("tensors", [])
-    if not isinstance(keys, dict) or not all(key in CACHE_KEYS and _numbers(value, 0) for key, value in keys.items()):
+    if not isinstance(keys, dict) or not all(
+        key in CACHE_KEYS and (_number(value, 0, MAX_COUNT) or _numbers(value, 0, MAX_COUNT))
+        for key, value in keys.items()
+    ):
         return f"has {short(keys)} as keys"
     for row in rows if isinstance(rows, list) else [rows]:
         if not isinstance(row, dict) or not _row(row, summary["layers"]):
