@@ -477,6 +477,8 @@ WRONG_TYPES = [
     ("llama.attention.head_count_kv", files.ARRAY, (files.U8, [1, 1]), "array of uint8"),
     ("llama.attention.key_length", 5, 64, "int32"),
     ("llama.vocab_size", files.U64, 10, "uint64"),
+    ("llama.attention.value_length_swa", files.ARRAY, (files.U32, [64, 64]), "array of uint32"),
+    ("llama.nextn_predict_layers", files.ARRAY, (files.U32, [1, 1]), "array of uint32"),
     ("llama.attention.sliding_window", files.BOOL, True, "bool"),
     ("llama.feed_forward_length", files.F32, 1.0, "float32"),
     ("tokenizer.ggml.tokens", files.U32, 5, "uint32"),
@@ -501,6 +503,16 @@ def test_a_type_that_llama_cpp_does_not_take(key, kind, value, said):
 )
 def test_a_list_that_is_not_as_long_as_the_model(key, kind, count):
     refused(with_key(f"llama.{key}", files.ARRAY, (kind, [1] * count)), f"has {count} values of {key} and 2 layers")
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_model_whose_layers_all_predict_further_tokens(count):
+    refused(with_key("llama.nextn_predict_layers", files.U32, count), "all of its 2 layers are for predicting further")
+
+
+def test_the_size_of_the_vocabulary_has_its_type_beside_tokens_too():
+    keys = [*files.LLAMA, ("tokenizer.ggml.tokens", files.ARRAY, (files.STRING, ["a"]))]
+    refused(files.model(keys=[*keys, ("llama.vocab_size", 5, 1)]), "'llama.vocab_size' is of type int32")
 
 
 @pytest.mark.parametrize("name", [b"general.alignment\0x", b"\0"])

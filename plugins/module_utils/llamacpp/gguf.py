@@ -110,6 +110,8 @@ FILE_TYPES = {
 
 
 KEYS_BY_LAYER = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
+FLAGS_BY_LAYER = ("attention.sliding_window_pattern", "attention.recurrent_layers")
+"""Keys that may have a value for each layer."""
 CACHE_KEYS = (
     *KEYS_BY_LAYER,
     *(f"attention.{name}_length_{kind}" for name in ("key", "value") for kind in ("mla", "swa")),
@@ -126,7 +128,7 @@ CACHE_KEYS = (
 
 BY_LAYER = ("uint32", "array of uint32", "array of int32")
 FLAGS = (*BY_LAYER, "array of bool")
-"""Types of keys that may have a value for each layer."""
+"""Types of KEYS_BY_LAYER and of FLAGS_BY_LAYER."""
 
 
 class GGUFError(ValueError):
@@ -556,12 +558,17 @@ def _whole(value: Any, what: str) -> int:
     return int(value)
 
 
+def _types_of(key: str) -> Sequence[str]:
+    """Types that llama.cpp takes for one of CACHE_KEYS."""
+    return BY_LAYER if key in KEYS_BY_LAYER else FLAGS if key in FLAGS_BY_LAYER else FLAGS[:1]
+
+
 def _kept_keys(model: Model, architecture: str, layers: int) -> dict[str, int | list[int]]:
     """CACHE_KEYS by their names without that of the architecture; KEYS_BY_LAYER only where they differ from layer to layer."""
     keys: dict[str, int | list[int]] = {}
     for key in CACHE_KEYS:
         value = model.metadata.get(f"{architecture}.{key}")
-        _hold_type(model.types, f"{architecture}.{key}", *(BY_LAYER if key in KEYS_BY_LAYER else FLAGS))
+        _hold_type(model.types, f"{architecture}.{key}", *_types_of(key))
         if model.types.get(f"{architecture}.{key}") in FLAGS[1:]:
             count = len(value) if isinstance(value, list) else int(value or 0)
             if count > caches.MAX_LAYERS or (key in KEYS_BY_LAYER and count != layers):
@@ -573,6 +580,9 @@ def _kept_keys(model: Model, architecture: str, layers: int) -> dict[str, int | 
     for key, value in keys.items():
         if not all(0 <= entry <= MAX_COUNT for entry in (value if isinstance(value, list) else [value])):
             raise GGUFError(f"is refused: its {key} is {short(value)}")
+    further = keys.get("nextn_predict_layers", 0)
+    if not isinstance(further, int) or further >= layers:
+        raise GGUFError(f"is refused: all of its {layers} layers are for predicting further tokens")
     return keys
 
 
@@ -591,10 +601,8 @@ def _counts(model: Model, architecture: str) -> dict[str, int]:
     if architecture not in caches.RECURRENT:
         heads = count("attention.head_count", "number of heads", taken=BY_LAYER)
         kv_heads = count("attention.head_count_kv", "number of KV heads", heads, taken=BY_LAYER)
-    tokens = model.metadata.get("tokenizer.ggml.tokens")
+    tokens, said = model.metadata.get("tokenizer.ggml.tokens"), count("vocab_size", "vocabulary", 1)
     _hold_type(model.types, "tokenizer.ggml.tokens", "array of string")
-    if tokens is None:
-        tokens = count("vocab_size", "vocabulary", 1)
     return {
         "layers": layers,
         "width": width,
@@ -603,7 +611,7 @@ def _counts(model: Model, architecture: str) -> dict[str, int]:
         "key_dimension": count("attention.key_length", "key length", width // heads),
         "value_dimension": count("attention.value_length", "value length", width // heads),
         "context": count("context_length", "context length"),
-        "vocabulary": len(tokens) if isinstance(tokens, list) else tokens,
+        "vocabulary": said if tokens is None else len(tokens) if isinstance(tokens, list) else tokens,
     }
 
 
