@@ -27,10 +27,11 @@ MIB = 1024 * 1024
 MAX_HEADER_BYTES = 128 * MIB
 MAX_KEPT_BYTES = 8 * MIB
 """Of the headers of all parts together, as are the other limits."""
-MAX_KEYS = MAX_TENSORS = 65536
+MAX_KEYS, MAX_TENSORS = 8192, 16384
+"""Ten times what the largest models have."""
 MAX_PARTS = 4096
-MAX_STRINGS = 4 * MIB
-"""In arrays of all parts: a vocabulary of a million tokens with as many merges is half of it."""
+MAX_STRINGS = 2 * MIB
+"""In arrays of all parts: a vocabulary of a million tokens with as many merges."""
 MAX_DIMENSIONS = 4
 MAX_KEY, MAX_TENSOR_NAME, MAX_TITLE = 65535, 63, 255
 MAX_ELEMENTS, MAX_COUNT = (1 << 63) - 1, (1 << 31) - 1
