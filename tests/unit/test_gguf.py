@@ -385,9 +385,13 @@ def test_a_folder(tmp_path):
         gguf.read_path(str(tmp_path))
 
 
-def test_what_is_not_a_file_is_not_read(tmp_path):
-    """Nobody writes into the pipe: opening it as a file is opened waits for ever."""
+@pytest.mark.parametrize("late", [False, True])
+def test_what_is_not_a_file_is_not_read(tmp_path, monkeypatch, late):
+    """Nobody writes into the pipe: opening it as a file is opened waits for ever. A look at it before may be too early."""
     os.mkfifo(tmp_path / "model.gguf")
+    if late:
+        before = os.stat(__file__)
+        monkeypatch.setattr(gguf.os, "stat", lambda *_arguments, **_options: before)
     with pytest.raises(gguf.GGUFError, match="is not a file"):
         gguf.read_path(str(tmp_path / "model.gguf"))
 
