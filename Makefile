@@ -15,8 +15,9 @@ ARGS ?=
 TESTS ?= not slow
 SCENARIO ?= default
 ACTION ?= test
+FUZZ_EXAMPLES ?= 100000
 
-.PHONY: help venv dev demo down plan build docs lint sanity unit check integration molecule test test-full
+.PHONY: help venv dev demo down plan build docs lint sanity unit fuzz check integration molecule test test-full
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +76,9 @@ sanity: dev ## Run ansible-test sanity
 
 unit: dev ## Run the unit tests
 	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -q --numprocesses auto --maxprocesses 8 tests/unit
+
+fuzz: dev ## Run the fuzzers with FUZZ_EXAMPLES inputs each; ARGS goes to pytest, as in ARGS='-k header'
+	@FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -q --timeout 0 --numprocesses auto --maxprocesses 8 -m fuzz $(ARGS) tests/unit
 
 integration: dev ## Run the playbooks on real llama.cpp
 	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -v --timeout 1800 -m "$(TESTS)" tests/integration

@@ -32,7 +32,7 @@ options:
       - It is sent to the server of O(url), not to where that redirects.
     type: str
   timeout:
-    description: Seconds that reading from O(url) may take.
+    description: Seconds that reading may take, from O(url) or from the disk or network mount of O(path).
     type: int
     default: 60
   tensors:
@@ -123,8 +123,10 @@ def from_url(module):
     url, timeout = module.params["url"], module.params["timeout"]
     named = f"url is {remote.shown(url)}, which"
     try:
-        model = remote.within(timeout, lambda: remote.read(url, module.params["token"]))
-        module.exit_json(changed=False, **result(model, module.params["tensors"]))
+        read = gguf.within(timeout, lambda: result(remote.read(url, module.params["token"]), module.params["tensors"]))
+        module.exit_json(changed=False, **read)
+    except gguf.TooSlow as error:
+        module.fail_json(msg=f"{named} {error}: raise the option timeout, or use another server.")
     except remote.RemoteError as error:
         module.fail_json(msg=f"{named} {error}.")
     except gguf.GGUFError as error:
@@ -132,11 +134,19 @@ def from_url(module):
 
 
 def from_path(module):
-    path = module.params["path"]
+    path, account = module.params["path"], module.params["account"]
     remedy = "Give the path of a complete GGUF file on the head."
+
+    def read():
+        model = gguf.read_path(path)
+        return {"closed": host.closed_to(account, path), **result(model, module.params["tensors"])}
+
     try:
-        read = result(gguf.read_path(path), module.params["tensors"])
-        module.exit_json(changed=False, closed=host.closed_to(module.params["account"], path), **read)
+        module.exit_json(changed=False, **gguf.within(module.params["timeout"], read))
+    except gguf.TooSlow as error:
+        module.fail_json(
+            msg=f"llama_model_path is {path}, which {error}: check the disk or network mount that holds it."
+        )
     except gguf.GGUFError as error:
         module.fail_json(msg=f"llama_model_path is {path}, which {error}. {remedy}")
     except FileNotFoundError:

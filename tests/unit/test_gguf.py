@@ -1,7 +1,10 @@
 """Headers of models: those that are right, those that are wrong, and those that are meant to do harm."""
 
 import json
+import os
+import random
 import struct
+import threading
 import tracemalloc
 
 import gguf as gguf_package
@@ -18,6 +21,7 @@ MODULE = gguf_info
 
 MEMORY = 20 * gguf.MIB
 """What no header may need more of, where the limits are an eighth of the real ones or less: counting memory is slow."""
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "200"))
 thorough = settings(
     max_examples=60,
     deadline=None,
@@ -210,6 +214,25 @@ def test_without_a_known_file_type_the_quantisation_is_that_of_most_bytes():
     assert (found["quantisation"], found["parameters"]) == ("Q8_0", 64 * 32 + 64 * 64 * 9 + 128)
 
 
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"layers": 513, "layer_bytes": [1] * 513}, "has 513 layers, llama.cpp loads 512 at most"),
+        ({"width": 1 << 31}, "has 2147483648 as width"),
+        ({"output_bytes": 1 << 63}, "has 9223372036854775808 as output_bytes"),
+        ({"layer_bytes": [1 << 63, 0]}, "as layer_bytes"),
+        ({"largest_tensor_bytes": "many"}, "has 'many' as largest_tensor_bytes"),
+        ({"keys": {"attention.sliding_window": 1 << 63}}, "as keys"),
+        ({"keys": {"attention.sliding_window": True}}, "as keys"),
+        ({"tensors": [{"name": "a", "type": "F32", "shape": [1], "bytes": [4], "layers": None}]}, "among its tensors"),
+    ],
+)
+def test_a_summary_has_the_limits_of_a_header(change, said):
+    summary = gguf.summarize(read(files.model()))
+    assert gguf.problem(summary) is None
+    assert said in gguf.problem({**summary, **change})
+
+
 def test_tensors_in_few_rows():
     rows = gguf.group(read(moe()).tensors)
     assert rows == [
@@ -292,6 +315,63 @@ def test_a_number_of_parts_that_cannot_be(kind, count):
     refused(files.model(keys=[*files.LLAMA, ("split.count", kind, count)]), "is one of .* parts: name the first one")
 
 
+@pytest.mark.parametrize(
+    "key, kind", [(b"split.no", files.U32), (b"split.count", files.U32), (b"split.tensors.count", files.U32)]
+)
+def test_split_models_with_types_that_llama_cpp_does_not_take(tmp_path, key, kind):
+    (first, *_others) = files.write_parts(tmp_path)
+    right = files.I32 if key == b"split.tensors.count" else files.U16
+    value = {b"split.no": 0}.get(key, 2)
+    data = first.read_bytes().replace(files.key(key, right, value), files.key(key, kind, value))
+    first.write_bytes(data)
+    with pytest.raises(gguf.GGUFError, match=f"its '{key.decode()}' is of type uint32, llama.cpp takes u?int"):
+        gguf.read_path(str(first))
+
+
+def test_a_part_whose_number_is_of_another_type(tmp_path):
+    first, second = files.write_parts(tmp_path)
+    data = second.read_bytes()
+    second.write_bytes(data.replace(files.key("split.no", files.U16, 1), files.key("split.no", files.U32, 1)))
+    with pytest.raises(gguf.GGUFError, match=r"has the part .*, which is refused: its 'split.no' is of type uint32"):
+        gguf.read_path(str(first))
+
+
+def test_a_split_model_that_does_not_say_its_tensors(tmp_path):
+    first, _second = files.write_parts(tmp_path)
+    data = first.read_bytes().replace(b"split.tensors.count", b"split.tensors.other")
+    first.write_bytes(data)
+    with pytest.raises(gguf.GGUFError, match="its parts hold 2 tensors, it says None"):
+        gguf.read_path(str(first))
+
+
+def many_parts(keys, count=3):
+    """A split model whose parts have these keys, too; opens one by its name."""
+    numbers = {f"m-{index + 1:05d}-of-{count:05d}.gguf": index for index in range(count)}
+
+    def open_part(name):
+        said = [("split.count", files.U16, count), ("split.no", files.U16, numbers[name])]
+        return files.Source(files.model(keys=[*(files.LLAMA if not numbers[name] else ()), *said, *keys], tensors=()))
+
+    return open_part
+
+
+@pytest.mark.parametrize(
+    "limit, most, keys, said",
+    [
+        ("MAX_STRINGS", 25, [("k", files.ARRAY, (files.STRING, [""] * 10))], "its arrays have 30 strings, at most 25"),
+        ("MAX_KEPT_BYTES", 2500, [("k", files.STRING, "x" * 1000)], "more than 0 MiB of metadata"),
+        ("MAX_HEADER_BYTES", 2500, [("k", files.STRING, "x" * 1000)], "its header is longer than 0 MiB"),
+        ("MAX_PARTS", 2, [], "it is one of 3 parts, at most 2 are read"),
+    ],
+)
+def test_limits_are_those_of_all_parts_together(monkeypatch, limit, most, keys, said):
+    open_part = many_parts([*keys, ("split.tensors.count", files.I32, 0)])
+    gguf.read("m-00001-of-00003.gguf", open_part)
+    monkeypatch.setattr(gguf, limit, most)
+    with pytest.raises(gguf.GGUFError, match=said):
+        gguf.read("m-00001-of-00003.gguf", open_part)
+
+
 # What is wrong
 
 
@@ -303,6 +383,17 @@ def test_missing(tmp_path):
 def test_a_folder(tmp_path):
     with pytest.raises(gguf.GGUFError, match="is not a file"):
         gguf.read_path(str(tmp_path))
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_is_not_a_file_is_not_read(tmp_path, monkeypatch, late):
+    """Nobody writes into the pipe: opening it as a file is opened waits for ever. A look at it before may be too early."""
+    os.mkfifo(tmp_path / "model.gguf")
+    if late:
+        before = os.stat(__file__)
+        monkeypatch.setattr(gguf.os, "stat", lambda *_arguments, **_options: before)
+    with pytest.raises(gguf.GGUFError, match="is not a file"):
+        gguf.read_path(str(tmp_path / "model.gguf"))
 
 
 @pytest.mark.parametrize(
@@ -371,6 +462,69 @@ def with_tensors(*tensors, keys=files.LLAMA, **further):
     return files.header(keys, tensors, **further) + bytes(65536)
 
 
+def with_key(name, kind, value):
+    """A model with this value of one key."""
+    return files.model(keys=[*(entry for entry in files.LLAMA if entry[0] != name), (name, kind, value)])
+
+
+WRONG_TYPES = [
+    ("general.alignment", files.U64, 32, "uint64"),
+    ("general.alignment", 5, 32, "int32"),
+    ("general.name", files.ARRAY, (files.STRING, ["x"]), "array of string"),
+    ("general.file_type", files.BOOL, True, "bool"),
+    ("llama.block_count", 5, 2, "int32"),
+    ("llama.block_count", files.U64, 2, "uint64"),
+    ("llama.block_count", files.ARRAY, (files.U32, [2]), "array of uint32"),
+    ("llama.embedding_length", files.U16, 64, "uint16"),
+    ("llama.context_length", files.ARRAY, (files.U8, [1] * 5000), "array of uint8"),
+    ("llama.attention.head_count", files.U64, 1, "uint64"),
+    ("llama.attention.head_count_kv", files.ARRAY, (files.U8, [1, 1]), "array of uint8"),
+    ("llama.attention.key_length", 5, 64, "int32"),
+    ("llama.vocab_size", files.U64, 10, "uint64"),
+    ("llama.attention.value_length_swa", files.ARRAY, (files.U32, [64, 64]), "array of uint32"),
+    ("llama.nextn_predict_layers", files.ARRAY, (files.U32, [1, 1]), "array of uint32"),
+    ("llama.attention.sliding_window", files.BOOL, True, "bool"),
+    ("llama.feed_forward_length", files.F32, 1.0, "float32"),
+    ("tokenizer.ggml.tokens", files.U32, 5, "uint32"),
+    ("split.count", files.U32, 1, "uint32"),
+    ("split.count", files.BOOL, True, "bool"),
+]
+
+
+@pytest.mark.parametrize("key, kind, value, said", WRONG_TYPES)
+def test_a_type_that_llama_cpp_does_not_take(key, kind, value, said):
+    refused(with_key(key, kind, value), f"its '{key}' is of type {said}, llama.cpp takes ")
+
+
+@pytest.mark.parametrize(
+    "key, kind, count",
+    [
+        ("attention.head_count", files.U32, 3),
+        ("attention.head_count_kv", files.U32, 1),
+        ("feed_forward_length", 5, 5000),
+        ("attention.sliding_window_pattern", files.BOOL, 513),
+    ],
+)
+def test_a_list_that_is_not_as_long_as_the_model(key, kind, count):
+    refused(with_key(f"llama.{key}", files.ARRAY, (kind, [1] * count)), f"has {count} values of {key} and 2 layers")
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_model_whose_layers_all_predict_further_tokens(count):
+    refused(with_key("llama.nextn_predict_layers", files.U32, count), "all of its 2 layers are for predicting further")
+
+
+def test_the_size_of_the_vocabulary_has_its_type_beside_tokens_too():
+    keys = [*files.LLAMA, ("tokenizer.ggml.tokens", files.ARRAY, (files.STRING, ["a"]))]
+    refused(files.model(keys=[*keys, ("llama.vocab_size", 5, 1)]), "'llama.vocab_size' is of type int32")
+
+
+@pytest.mark.parametrize("name", [b"general.alignment\0x", b"\0"])
+def test_a_name_that_ends_elsewhere_for_llama_cpp(name):
+    refused(with_key(name, files.U32, 64), "the name of the key .* has a zero byte")
+    refused(files.model(tensors=[(name, (1,), 0)]), "the name of the tensor .* has a zero byte")
+
+
 @pytest.mark.parametrize(
     "data, said",
     [
@@ -412,17 +566,17 @@ def with_tensors(*tensors, keys=files.LLAMA, **further):
         ),
         (
             files.model(keys=[*files.LLAMA[:1], ("llama.block_count", files.U32, 1 << 30), *files.LLAMA[2:]]),
-            "claims 1073741824 layers and holds 4 tensors",
+            "has 1073741824 layers, llama.cpp loads 512 at most",
         ),
+        (with_key("llama.block_count", files.U32, 513), "has 513 layers, llama.cpp loads 512 at most"),
+        (with_key("llama.block_count", files.U32, 512), "claims 512 layers and holds 4 tensors"),
     ],
 )
 def test_what_llama_cpp_would_not_load(data, said):
     refused(data, said)
 
 
-@pytest.mark.parametrize(
-    "name", [b"a\0b", b"\xff\xfe", b"\x1b[31mred", "\u202eevil".encode(), b"new\nline", b"\xed\xa0\x80"]
-)
+@pytest.mark.parametrize("name", [b"\xff\xfe", b"\x1b[31mred", "\u202eevil".encode(), b"new\nline", b"\xed\xa0\x80"])
 def test_names_are_escaped(name):
     refused(files.model(keys=[(name, 13, b"")]), r"\\\\")
     refused(files.model(tensors=[(name, (1,), 0), (name, (1,), 0)]), r"\\\\")
@@ -475,10 +629,10 @@ WORDS = struct.pack("<IQ", files.STRING, (1 << 19) - 7)
 @pytest.mark.parametrize(
     "begin, after, said",
     [
-        (files.header([], counts=(0, 60000)), files.key("k", files.U8, 1), "has 'k' twice"),
+        (files.header([], counts=(0, 8000)), files.key("k", files.U8, 1), "has 'k' twice"),
         (files.header([], counts=(0, 1 << 40)), b"\0", "header is longer than 4 MiB"),
-        (files.header([], counts=(0, 65537)), b"\0", "has 65537 keys, at most 65536 are read"),
-        (files.header([], counts=(65537, 0)), b"\0", "has 65537 tensors, at most 65536 are read"),
+        (files.header([], counts=(0, 8193)), b"\0", "has 8193 keys, at most 8192 are read"),
+        (files.header([], counts=(16385, 0)), b"\0", "has 16385 tensors, at most 16384 are read"),
         (files.header([("k", files.ARRAY, WORDS)], counts=(0, 2)), b"\0", "header is longer than 4 MiB"),
         (files.header([("k", files.ARRAY, WORDS)], counts=(0, 2)), files.string("x" * 50), "longer than 4 MiB"),
         (files.header([("k", files.ARRAY, struct.pack("<IQ", files.U8, 1 << 50))], counts=(0, 2)), b"\0", "4 MiB"),
@@ -497,6 +651,13 @@ def test_a_header_without_end(monkeypatch, begin, after, said):
     assert source.given <= gguf.MAX_HEADER_BYTES
 
 
+def test_sixteen_million_empty_strings_are_not_read():
+    source = Endless(files.header([("k", files.ARRAY, struct.pack("<IQ", files.STRING, (1 << 24) - 8))], counts=(0, 2)))
+    with pytest.raises(gguf.GGUFError, match="its arrays have 16777208 strings, at most 2097152 are read"):
+        gguf.read("model.gguf", lambda name: source)
+    assert source.given == gguf.FIRST_CHUNK
+
+
 @pytest.mark.parametrize("kind, value", [(files.U8, 1), (files.U32, 1 << 30), (files.STRING, ""), (files.STRING, "ab")])
 def test_metadata_that_is_kept_is_bounded(monkeypatch, kind, value):
     """Short arrays, which are kept, but too many of them."""
@@ -513,7 +674,7 @@ def test_metadata_that_is_kept_is_bounded(monkeypatch, kind, value):
 
 
 def test_as_many_tensors_as_there_may_be():
-    tensors = [(f"blk.0.tensor.{number:05d}.{'x' * 40}", (1,), 24) for number in range(gguf.MAX_TENSORS // 8)]
+    tensors = [(f"blk.0.tensor.{number:05d}.{'x' * 40}", (1,), 24) for number in range(gguf.MAX_TENSORS // 2)]
     data = files.model(tensors=tensors)
     assert peak(lambda: gguf.group(read(data).tensors)) < MEMORY
 
@@ -603,6 +764,13 @@ def test_changed_files_need_no_more_memory():
     assert peak(work) < 8 * gguf.MIB
 
 
+@pytest.mark.fuzz
+@given(st.integers(0, (1 << 64) - 1))
+@settings(thorough, max_examples=EXAMPLES, derandomize="FUZZ_EXAMPLES" not in os.environ)
+def test_a_header_that_is_nearly_right_is_a_model_or_an_error(seed):
+    summary_or_error(files.fuzzed(random.Random(seed)))
+
+
 # The module
 
 
@@ -632,6 +800,16 @@ def test_the_module_says_why_a_file_cannot_be_read(call, monkeypatch, model):
 
     monkeypatch.setattr(gguf, "File", closed)
     assert "which cannot be read: Permission denied" in call(path=str(model))["msg"]
+
+
+def test_the_module_does_not_wait_for_a_disk_that_does_not_answer(call, monkeypatch, model):
+    released = threading.Event()
+    monkeypatch.setattr(gguf.File, "read", lambda self, offset, count: released.wait(20) and b"")
+    message = call(path=str(model), timeout=1)["msg"]
+    released.set()
+    assert message == (
+        f"llama_model_path is {model}, which could not be read within 1 s: check the disk or network mount that holds it."
+    )
 
 
 def test_the_module_needs_a_path_or_a_url(call):

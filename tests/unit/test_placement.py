@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import placement
@@ -240,3 +242,51 @@ def test_the_bound_of_a_compute_buffer_follows_the_settings():
     assert loaded(summary, context=32768).compute > 1.9 * plain
     assert loaded({**summary, "keys": {"ssm.inner_size": 512}}, context=16384).compute > plain
     assert loaded(summary, context=256, micro_batch=4096).compute == loaded(summary, context=256).compute
+
+
+class Counted(int):
+    """A number of bytes that counts how often such numbers are added, subtracted or compared."""
+
+    operations = 0
+
+    def _count(name):
+        def operate(self, other):
+            Counted.operations += 1
+            result = getattr(int, name)(self, other)
+            return Counted(result) if type(result) is int else result
+
+        return operate
+
+    __add__, __radd__, __sub__, __rsub__ = map(_count, ("__add__", "__radd__", "__sub__", "__rsub__"))
+    __lt__, __le__, __gt__, __ge__ = map(_count, ("__lt__", "__le__", "__gt__", "__ge__"))
+
+
+def operations_of_a_plan(cluster, layers):
+    """How many sizes a plan for a model of so many layers adds and compares."""
+    summary = known_answer.summary(layers, 128, "f32")
+    for row in summary["tensors"]:
+        row["bytes"] = Counted((80 * GIB // layers) if "attn_q" in row["name"] else row["bytes"])
+    cluster.hosts["head"]["variables"]["llama_model_known_answer"] = None
+    cluster.hosts["head"]["variables"]["llama_model_path"] = "/srv/model.gguf"
+    cluster.model = {"summary": summary}
+    Counted.operations = 0
+    plan = cluster.plan()
+    assert (plan["fits"], len(plan["placement"])) == (True, 2)
+    return Counted.operations
+
+
+def test_the_work_of_a_plan_grows_with_the_layers_and_not_with_their_square(pair):
+    few, many = (operations_of_a_plan(copy.deepcopy(pair), layers) for layers in (64, 512))
+    assert many < 10 * few
+
+
+@pytest.mark.parametrize("layers", [500, 2000])
+def test_the_work_of_a_split_is_some_steps_for_each_layer(layers):
+    summary = known_answer.summary(layers, 64, "f32")
+    for row in summary["tensors"]:
+        row["bytes"] = Counted(row["bytes"])
+    Counted.operations = 0
+    load = placement.Load(summary, caches.Settings(256), caches.NEW)
+    room = [sum(load.of(0, load.units)) // 3] * 5
+    assert sum(placement.distribute(load, room)) == load.units
+    assert Counted.operations < 50 * layers

@@ -1,5 +1,6 @@
 """Headers of models on a web server, against real servers on this machine: right ones, wrong ones, and hostile ones."""
 
+import os
 import re
 import socket
 import ssl
@@ -12,6 +13,8 @@ import gguf_files as files
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, remote
 from ansible_collections.llamacpp.cluster.plugins.modules import gguf_info
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 MODULE = gguf_info
 
@@ -409,3 +412,52 @@ def test_what_the_module_returns(server, call):
     assert found["tensors"][1]["layers"] == [0, 1]
     assert not found["changed"]
     assert "closed" not in found
+
+
+def error_of(work):
+    try:
+        work()
+    except gguf.GGUFError as error:
+        return str(error)
+    return ""
+
+
+PIECES = st.one_of(
+    st.sampled_from(
+        [
+            *(b"HTTP/1.1 206 OK\r\n", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 302 Found\r\n", b"HTTP/1.0 100 Go on\r\n\r\n"),
+            *(
+                b"HTTP/1.1 206\r\n",
+                b"HTTP/1.1 99999 \r\n",
+                b"HTTP/9.9 206 OK\r\n",
+                b"Location: //[\r\n",
+                b"Location: /\r\n",
+            ),
+            *(b"Content-Range: bytes 0-99/100\r\n", b"Content-Range: bytes 0-9/10\r\n", b"Content-Length: 100\r\n"),
+            *(
+                b"Content-Length: -1\r\n",
+                b"Transfer-Encoding: chunked\r\n",
+                b"Content-Type: \xff;;=\r\n",
+                b"\r\n",
+                b"\n",
+            ),
+            *(b"5\r\n", b"ffffffffffffffffffff\r\n", b"GGUF", b"\0" * 76, b": \r\n", b" folded\r\n"),
+        ]
+    ),
+    st.binary(max_size=20),
+)
+
+
+@pytest.mark.fuzz
+@given(st.lists(PIECES, max_size=9).map(b"".join))
+@settings(
+    max_examples=int(os.environ.get("FUZZ_EXAMPLES", "200")),
+    deadline=None,
+    database=None,
+    derandomize="FUZZ_EXAMPLES" not in os.environ,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_whatever_a_server_answers_is_a_model_or_an_error(server, data):
+    server.faults["/"] = lambda handler: handler.wfile.write(data)
+    server.faults["//["] = server.faults["/"]
+    assert error_of(lambda: gguf.within(20, lambda: remote.read(server.url + "/"))).isprintable()

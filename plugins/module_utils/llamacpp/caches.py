@@ -17,6 +17,9 @@ OLD, MIDDLE, NEW = READ = (6170, 8643, 11063)
 MEASURED = 11669
 """Newest build whose every buffer in the log is what the sources of NEW say: Debian's llama.cpp 0.7.0."""
 
+MAX_LAYERS = 512
+"""Of a model that llama.cpp loads: LLAMA_MAX_LAYERS in llama-hparams.h of every build that was read, and of ik_llama.cpp."""
+
 CACHE_TYPES = {
     "f32": 4.0,
     "f16": 2.0,

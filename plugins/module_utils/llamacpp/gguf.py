@@ -15,7 +15,8 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,10 +26,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import c
 MIB = 1024 * 1024
 MAX_HEADER_BYTES = 128 * MIB
 MAX_KEPT_BYTES = 8 * MIB
-MAX_KEYS = MAX_TENSORS = 65536
+"""Of the headers of all parts together, as are the other limits."""
+MAX_KEYS, MAX_TENSORS = 8192, 16384
+"""Ten times what the largest models have."""
+MAX_PARTS = 4096
+MAX_STRINGS = 2 * MIB
+"""In arrays of all parts: a vocabulary of a million tokens with as many merges."""
 MAX_DIMENSIONS = 4
-MAX_KEY, MAX_TENSOR_NAME = 65535, 63
-MAX_ELEMENTS = (1 << 63) - 1
+MAX_KEY, MAX_TENSOR_NAME, MAX_TITLE = 65535, 63, 255
+MAX_ELEMENTS, MAX_COUNT = (1 << 63) - 1, (1 << 31) - 1
 FIRST_CHUNK, LARGEST_CHUNK = 256 * 1024, 4 * MIB
 """Bytes asked for at first, and at most; each time twice as many as before."""
 KEPT_ARRAY = 4096
@@ -38,6 +44,23 @@ KEPT_STRING = 65536
 
 STRING, ARRAY = 8, 9
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+TYPES = (
+    "uint8",
+    "int8",
+    "uint16",
+    "int16",
+    "uint32",
+    "int32",
+    "float32",
+    "bool",
+    "string",
+    "",
+    "uint64",
+    "int64",
+    "float64",
+)
+ARRAYS = tuple(f"array of {name}" for name in TYPES)
+"""Type of a metadata value → its name."""
 U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 TENSOR_TYPES = {
@@ -88,6 +111,8 @@ FILE_TYPES = {
 
 
 KEYS_BY_LAYER = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
+FLAGS_BY_LAYER = ("attention.sliding_window_pattern", "attention.recurrent_layers")
+"""Keys that may have a value for each layer."""
 CACHE_KEYS = (
     *KEYS_BY_LAYER,
     *(f"attention.{name}_length_{kind}" for name in ("key", "value") for kind in ("mla", "swa")),
@@ -102,8 +127,17 @@ CACHE_KEYS = (
 """Keys of an architecture that tell the size of its cache."""
 
 
+BY_LAYER = ("uint32", "array of uint32", "array of int32")
+FLAGS = (*BY_LAYER, "array of bool")
+"""Types of KEYS_BY_LAYER and of FLAGS_BY_LAYER."""
+
+
 class GGUFError(ValueError):
     """The file is not a GGUF file that can be served; the message says why and ends a sentence that names the file."""
+
+
+class TooSlow(Exception):
+    """Reading took too long; the message ends a sentence that names the file."""
 
 
 def is_whole(value: Any) -> bool:
@@ -125,6 +159,8 @@ class Model(NamedTuple):
 
     metadata: dict[str, Any]
     """Of the first file. Arrays longer than KEPT_ARRAY are their length, strings longer than KEPT_STRING are cut."""
+    types: dict[str, str]
+    """Of each of the metadata: one of TYPES or ARRAYS."""
     tensors: dict[str, Tensor]
     files: list[dict[str, Any]]
     """``name`` and ``bytes`` of each file."""
@@ -135,10 +171,13 @@ class File:
 
     def __init__(self, path: str | Path) -> None:
         """:raises OSError: it cannot be opened."""
-        if not stat.S_ISREG(os.stat(path).st_mode):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(descriptor)
             raise GGUFError("is not a file")
-        self.stream = io.BufferedReader(io.FileIO(path))
-        self.size = os.fstat(self.stream.fileno()).st_size
+        self.stream = io.BufferedReader(io.FileIO(descriptor))
+        self.size = status.st_size
 
     def read(self, offset: int, count: int) -> bytes:
         self.stream.seek(offset)
@@ -167,20 +206,27 @@ def short(value: Any) -> str:
 
 
 class _Reader:
-    """Takes a header from front to back, through a window that is small against it."""
+    """Takes the headers of all parts from front to back, through a window that is small against them."""
 
-    def __init__(self, source: Any) -> None:
+    def __init__(self) -> None:
+        self.header = self.kept = self.strings = 0
+
+    def begin(self, source: Any) -> None:
+        """Starts with the next part."""
         self.source = source
-        self.limit = min(source.size, MAX_HEADER_BYTES)
+        self.limit = min(source.size, MAX_HEADER_BYTES - self.header)
         self.window, self.start, self.at = b"", 0, 0
         self.chunk = FIRST_CHUNK
-        self.kept = 0
+
+    def end(self) -> None:
+        """Counts the header of this part."""
+        self.header += self.start + self.at
 
     def left(self, count: int) -> None:
         """Checks that the header may go on for ``count`` bytes."""
         if count <= self.limit - self.start - self.at:
             return
-        if self.limit == MAX_HEADER_BYTES:
+        if self.limit < self.source.size:
             raise GGUFError(f"is refused: its header is longer than {MAX_HEADER_BYTES // MIB} MiB")
         raise GGUFError(f"is truncated: its header does not fit into the file's {self.source.size} bytes")
 
@@ -226,7 +272,13 @@ class _Reader:
         self.left(length)
         if length > longest:
             raise GGUFError(f"is refused: the name of a {what} has {length} bytes, at most {longest} are read")
-        return printable(self.keep(length).decode("utf-8", "backslashreplace"))
+        data = self.keep(length)
+        text = printable(data.decode("utf-8", "backslashreplace"))
+        if b"\0" in data:
+            raise GGUFError(
+                f"is refused: the name of the {what} {short(text)} has a zero byte, where it ends for llama.cpp"
+            )
+        return text
 
     def text(self) -> str:
         length = self.number(U64)
@@ -235,20 +287,21 @@ class _Reader:
         self.skip(length - len(data))
         return data.decode("utf-8", "replace")
 
-    def value(self, key: str) -> Any:
+    def value(self, key: str) -> tuple[Any, str]:
+        """A value and its type."""
         kind = self.number(U32)
         if kind == STRING:
-            return self.text()
+            return self.text(), TYPES[STRING]
         count = None
         if kind == ARRAY:
             kind, count = self.number(U32), self.number(U64)
             if kind == STRING:
-                return self.texts(count)
+                return self.texts(count), ARRAYS[STRING]
             if kind == ARRAY:
                 raise GGUFError(f"is refused: its metadata {short(key)} is nested, which llama.cpp does not read")
         if kind not in SCALARS:
             raise GGUFError(f"is refused: its metadata {short(key)} has the unknown type {kind}")
-        return self.scalars(SCALARS[kind], count)
+        return self.scalars(SCALARS[kind], count), (TYPES if count is None else ARRAYS)[kind]
 
     def scalars(self, form: str, count: int | None) -> Any:
         one = struct.Struct("<" + form)
@@ -261,6 +314,9 @@ class _Reader:
 
     def texts(self, count: int) -> list[str] | int:
         self.left(count * U64.size)
+        self.strings += count
+        if self.strings > MAX_STRINGS:
+            raise GGUFError(f"is refused: its arrays have {self.strings} strings, at most {MAX_STRINGS} are read")
         if count <= KEPT_ARRAY:
             self.spend(count * U64.size)
             return [self.text() for _index in range(count)]
@@ -276,19 +332,27 @@ class _Reader:
         return count
 
 
-def _metadata(reader: _Reader, count: int) -> dict[str, Any]:
+def _metadata(reader: _Reader, count: int) -> tuple[dict[str, Any], dict[str, str]]:
+    """Values and their types."""
     if count > MAX_KEYS:
         reader.left(count * 12)
         raise GGUFError(f"is refused: it has {count} keys, at most {MAX_KEYS} are read")
     metadata: dict[str, Any] = {}
+    types: dict[str, str] = {}
     for _index in range(count):
         key = reader.name(MAX_KEY, "key")
         if not key:
             raise GGUFError("is refused: it has a key without a name")
         if key in metadata:
             raise GGUFError(f"is refused: its metadata has {short(key)} twice")
-        metadata[key] = reader.value(key)
-    return metadata
+        metadata[key], types[key] = reader.value(key)
+    return metadata, types
+
+
+def _hold_type(types: Mapping[str, str], key: str, *taken: str) -> None:
+    """Checks that llama.cpp takes the type of this key, if the file has it."""
+    if types.get(key, taken[0]) not in taken:
+        raise GGUFError(f"is refused: its {short(key)} is of type {types[key]}, llama.cpp takes {' or '.join(taken)}")
 
 
 def _shape(reader: _Reader, name: str) -> tuple[tuple[int, ...], int]:
@@ -347,14 +411,15 @@ def _begin(reader: _Reader) -> tuple[int, int]:
     return tensors, keys
 
 
-def _read_file(source: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Adds the tensors of one file and gives its metadata."""
-    reader = _Reader(source)
+def _read_file(reader: _Reader, source: Any, tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Adds the tensors of one file and gives its metadata, values and their types."""
+    reader.begin(source)
     count, keys = _begin(reader)
-    metadata = _metadata(reader, keys)
+    metadata, types = _metadata(reader, keys)
     alignment = metadata.get("general.alignment", 32)
     if not is_whole(alignment) or alignment < 1 or alignment & (alignment - 1):
         raise GGUFError(f"is refused: its alignment is {short(alignment)}, which is not a power of 2")
+    _hold_type(types, "general.alignment", "uint32")
     if count + len(tensors) > MAX_TENSORS:
         reader.left(count * 24)
         raise GGUFError(f"is refused: it has {count + len(tensors)} tensors, at most {MAX_TENSORS} are read")
@@ -362,21 +427,27 @@ def _read_file(source: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
         if name in tensors:
             raise GGUFError(f"is refused: it has the tensor {short(name)} twice")
         tensors[name] = tensor
-    return metadata
+    reader.end()
+    return metadata, types
 
 
-def _other_parts(name: str, metadata: dict[str, Any]) -> Iterator[str]:
+def _other_parts(name: str, metadata: dict[str, Any], types: Mapping[str, str]) -> Iterator[str]:
     """Names of the files that belong to the first one, whose name is ``name``."""
     count = metadata.get("split.count", 1)
     if count in (0, 1):
+        _hold_type(types, "split.count", "uint16")
         return
     match = re.fullmatch(r"(.*)-00001-of-(\d{5})\.gguf", name, re.DOTALL)
     if not is_whole(count) or not match or int(match.group(2)) != count:
         raise GGUFError(
             f"is one of {short(count)} parts: name the first one, which ends in -00001-of-{short(count):0>5}.gguf"
         )
+    if count > MAX_PARTS:
+        raise GGUFError(f"is refused: it is one of {count} parts, at most {MAX_PARTS} are read")
     if metadata.get("split.no") != 0:
         raise GGUFError(f"is refused: it says that it is part {short(metadata.get('split.no'))}, counted from 0, not 0")
+    for key, taken in (("split.count", "uint16"), ("split.no", "uint16"), ("split.tensors.count", "int32")):
+        _hold_type(types, key, taken)
     for index in range(2, count + 1):
         yield f"{match.group(1)}-{index:05d}-of-{count:05d}.gguf"
 
@@ -388,14 +459,17 @@ def read(name: str, open_file: Callable[[str], Any]) -> Model:
     :raises GGUFError: the file cannot be served; the message ends a sentence that begins with its path.
     :raises OSError: it cannot be read.
     """
+    reader = _Reader()
     tensors: dict[str, Tensor] = {}
     with closing(open_file(name)) as source:
-        metadata = _read_file(source, tensors)
+        metadata, types = _read_file(reader, source, tensors)
         files = [{"name": printable(name), "bytes": source.size}]
-    for index, part in enumerate(_other_parts(name, metadata), 1):
+    for index, part in enumerate(_other_parts(name, metadata, types), 1):
         try:
             with closing(open_file(part)) as source:
-                number = _read_file(source, tensors).get("split.no")
+                own, own_types = _read_file(reader, source, tensors)
+                number = own.get("split.no")
+                _hold_type(own_types, "split.no", "uint16")
                 files.append({"name": printable(part), "bytes": source.size})
         except FileNotFoundError:
             raise GGUFError(f"is incomplete: its part {printable(part)} is missing") from None
@@ -405,16 +479,40 @@ def read(name: str, open_file: Callable[[str], Any]) -> Model:
             raise GGUFError(
                 f"has the part {printable(part)}, which is refused: it says that it is part {short(number)}, counted from 0, not {index}"
             )
-    announced = metadata.get("split.tensors.count", len(tensors))
+    announced = metadata.get("split.tensors.count")
     if len(files) > 1 and announced != len(tensors):
         raise GGUFError(f"is refused: its parts hold {len(tensors)} tensors, it says {short(announced)}")
-    return Model(metadata, tensors, files)
+    return Model(metadata, types, tensors, files)
 
 
 def read_path(path: str) -> Model:
     """:func:`read` of the file at ``path`` on this host."""
     folder = Path(path).parent
     return read(Path(path).name, lambda name: File(folder / name))
+
+
+def within(seconds: float, work: Callable[[], Any]) -> Any:
+    """What ``work`` gives or raises. It is left behind in a thread of its own when it takes longer: looking up a name, a reply that
+    comes byte by byte, or a network mount whose server is gone, cannot be stopped otherwise.
+
+    :raises TooSlow: it takes longer.
+    """
+    result: dict[str, Any] = {}
+
+    def run() -> None:
+        try:
+            result["value"] = work()
+        except Exception as error:
+            result["error"] = error
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise TooSlow(f"could not be read within {seconds:g} s")
+    if "error" in result:
+        raise result["error"]
+    return result["value"]
 
 
 def group(tensors: dict[str, Tensor]) -> list[dict[str, Any]]:
@@ -456,24 +554,84 @@ def _whole(value: Any, what: str) -> int:
     """A positive count; of a list (one value a layer) the largest."""
     if isinstance(value, list):
         value = max(value, default=None)
-    if not is_whole(value) or not 0 < value < 1 << 31:
+    if not is_whole(value) or not 0 < value <= MAX_COUNT:
         raise GGUFError(f"is refused: its {what} is {short(value)}")
     return int(value)
 
 
-def _kept_keys(metadata: dict[str, Any], architecture: str, layers: int) -> dict[str, int | list[int]]:
+def _types_of(key: str) -> Sequence[str]:
+    """Types that llama.cpp takes for one of CACHE_KEYS."""
+    return BY_LAYER if key in KEYS_BY_LAYER else FLAGS if key in FLAGS_BY_LAYER else FLAGS[:1]
+
+
+def _kept_keys(model: Model, architecture: str, layers: int) -> dict[str, int | list[int]]:
     """CACHE_KEYS by their names without that of the architecture; KEYS_BY_LAYER only where they differ from layer to layer."""
     keys: dict[str, int | list[int]] = {}
     for key in CACHE_KEYS:
-        value = metadata.get(f"{architecture}.{key}")
+        value = model.metadata.get(f"{architecture}.{key}")
+        _hold_type(model.types, f"{architecture}.{key}", *_types_of(key))
+        if model.types.get(f"{architecture}.{key}") in FLAGS[1:]:
+            count = len(value) if isinstance(value, list) else int(value or 0)
+            if count > caches.MAX_LAYERS or (key in KEYS_BY_LAYER and count != layers):
+                raise GGUFError(f"is refused: it has {count} values of {key} and {layers} layers")
         if isinstance(value, list) and len(value) >= layers and all(isinstance(entry, int) for entry in value):
             keys[key] = [int(entry) for entry in value[:layers]]
         elif isinstance(value, int) and key not in KEYS_BY_LAYER:
             keys[key] = value
     for key, value in keys.items():
-        if not all(0 <= entry < 1 << 31 for entry in (value if isinstance(value, list) else [value])):
+        if not all(0 <= entry <= MAX_COUNT for entry in (value if isinstance(value, list) else [value])):
             raise GGUFError(f"is refused: its {key} is {short(value)}")
+    further = keys.get("nextn_predict_layers", 0)
+    if not isinstance(further, int) or further >= layers:
+        raise GGUFError(f"is refused: all of its {layers} layers are for predicting further tokens")
     return keys
+
+
+def _counts(model: Model, architecture: str) -> dict[str, int]:
+    """What the metadata say of the model's size; each is a number of the type that llama.cpp takes."""
+
+    def count(key: str, what: str, default: int | None = None, taken: Sequence[str] = ("uint32",)) -> int:
+        number = _whole(model.metadata.get(f"{architecture}.{key}", default), what)
+        _hold_type(model.types, f"{architecture}.{key}", *taken)
+        return number
+
+    layers, width = count("block_count", "number of layers"), count("embedding_length", "width")
+    if layers > caches.MAX_LAYERS:
+        raise GGUFError(f"is refused: it has {layers} layers, llama.cpp loads {caches.MAX_LAYERS} at most")
+    heads = kv_heads = 1
+    if architecture not in caches.RECURRENT:
+        heads = count("attention.head_count", "number of heads", taken=BY_LAYER)
+        kv_heads = count("attention.head_count_kv", "number of KV heads", heads, taken=BY_LAYER)
+    tokens, said = model.metadata.get("tokenizer.ggml.tokens"), count("vocab_size", "vocabulary", 1)
+    _hold_type(model.types, "tokenizer.ggml.tokens", "array of string")
+    return {
+        "layers": layers,
+        "width": width,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "key_dimension": count("attention.key_length", "key length", width // heads),
+        "value_dimension": count("attention.value_length", "value length", width // heads),
+        "context": count("context_length", "context length"),
+        "vocabulary": said if tokens is None else len(tokens) if isinstance(tokens, list) else tokens,
+    }
+
+
+def _sizes(tensors: Mapping[str, Tensor], layers: int) -> dict[str, Any]:
+    """Bytes of each layer, of the input, and of the output."""
+    layer_bytes, input_bytes, output_bytes = [0] * min(layers, 1 + len(tensors)), 0, 0
+    for name, tensor in tensors.items():
+        match = re.match(r"blk\.(\d{1,6})\.", name)
+        if match and int(match.group(1)) < len(layer_bytes):
+            layer_bytes[int(match.group(1))] += tensor.bytes
+        elif name.startswith("token_embd"):
+            input_bytes += tensor.bytes
+        else:
+            output_bytes += tensor.bytes
+    if len(layer_bytes) != layers:
+        raise GGUFError(f"is refused: it claims {layers} layers and holds {len(tensors)} tensors")
+    if "output.weight" not in tensors:
+        output_bytes += tensors["token_embd.weight"].bytes if "token_embd.weight" in tensors else 0
+    return {"layer_bytes": layer_bytes, "input_bytes": input_bytes, "output_bytes": output_bytes}
 
 
 def summarize(model: Model) -> dict[str, Any]:
@@ -490,45 +648,17 @@ def summarize(model: Model) -> dict[str, Any]:
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
         raise GGUFError("is refused: it has no architecture")
-
-    def of_model(key: str, default: Any = None) -> Any:
-        return metadata.get(f"{architecture}.{key}", default)
-
-    layers = _whole(of_model("block_count"), "number of layers")
-    width = _whole(of_model("embedding_length"), "width")
-    recurrent = architecture in caches.RECURRENT
-    heads = 1 if recurrent else _whole(of_model("attention.head_count"), "number of heads")
-    layer_bytes, input_bytes, output_bytes = [0] * min(layers, 1 + len(tensors)), 0, 0
-    for name, tensor in tensors.items():
-        match = re.match(r"blk\.(\d{1,6})\.", name)
-        if match and int(match.group(1)) < len(layer_bytes):
-            layer_bytes[int(match.group(1))] += tensor.bytes
-        elif name.startswith("token_embd"):
-            input_bytes += tensor.bytes
-        else:
-            output_bytes += tensor.bytes
-    if len(layer_bytes) != layers:
-        raise GGUFError(f"is refused: it claims {layers} layers and holds {len(tensors)} tensors")
-    if "output.weight" not in tensors:
-        output_bytes += tensors["token_embd.weight"].bytes if "token_embd.weight" in tensors else 0
-    vocabulary = metadata.get("tokenizer.ggml.tokens", of_model("vocab_size", 1))
+    _hold_type(model.types, "general.name", "string")
+    _hold_type(model.types, "general.file_type", "uint32")
+    counts = _counts(model, architecture)
     return {
         "architecture": printable(architecture),
-        "name": printable(str(metadata.get("general.name", model.files[0]["name"]))),
+        "name": printable(metadata.get("general.name", model.files[0]["name"])[:MAX_TITLE]),
         "parameters": sum(tensor.elements for tensor in tensors.values()),
         "quantisation": _quantisation(metadata, tensors),
-        "layers": layers,
-        "width": width,
-        "heads": heads,
-        "kv_heads": 1 if recurrent else _whole(of_model("attention.head_count_kv", heads), "number of KV heads"),
-        "key_dimension": _whole(of_model("attention.key_length", width // heads), "key length"),
-        "value_dimension": _whole(of_model("attention.value_length", width // heads), "value length"),
-        "context": _whole(of_model("context_length"), "context length"),
-        "vocabulary": len(vocabulary) if isinstance(vocabulary, list) else _whole(vocabulary, "vocabulary"),
-        "keys": _kept_keys(metadata, architecture, layers),
-        "layer_bytes": layer_bytes,
-        "input_bytes": input_bytes,
-        "output_bytes": output_bytes,
+        **counts,
+        "keys": _kept_keys(model, architecture, counts["layers"]),
+        **_sizes(tensors, counts["layers"]),
         "largest_tensor_bytes": max((tensor.bytes for tensor in tensors.values()), default=0),
         "tensors": group(tensors),
         "files": model.files,
@@ -540,9 +670,13 @@ COUNTS = ("layers", "width", "heads", "kv_heads", "key_dimension", "value_dimens
 SIZES = ("input_bytes", "output_bytes")
 
 
-def _numbers(value: Any, least: int) -> bool:
-    """Whether this is a whole number, or a list of them."""
-    return all(isinstance(one, int) and one >= least for one in (value if isinstance(value, list) else [value]))
+def _number(value: Any, least: int, most: int) -> bool:
+    return is_whole(value) and least <= value <= most
+
+
+def _numbers(values: Any, least: int, most: int) -> bool:
+    """Whether this is a list of whole numbers."""
+    return isinstance(values, list) and all(_number(value, least, most) for value in values)
 
 
 def _row(row: dict[str, Any], layers: int) -> bool:
@@ -550,19 +684,14 @@ def _row(row: dict[str, Any], layers: int) -> bool:
     within, shape = row.get("layers"), row.get("shape")
     return (
         all(isinstance(row.get(key), str) for key in ("name", "type"))
-        and _numbers(row.get("bytes"), 0)
-        and isinstance(shape, list)
-        and _numbers(shape, 1)
-        and (within is None or (isinstance(within, list) and _numbers(within, 0) and max(within, default=0) < layers))
+        and _number(row.get("bytes"), 0, MAX_ELEMENTS)
+        and _numbers(shape, 1, MAX_ELEMENTS)
+        and (within is None or _numbers(within, 0, layers - 1))
     )
 
 
 def problem(summary: Mapping[str, Any]) -> str | None:
     """What is wrong with a summary that was written down, or None."""
-
-    def whole(value: Any, least: int) -> bool:
-        return is_whole(value) and value >= least
-
     for key in ("architecture", "name", *COUNTS, "layer_bytes", *SIZES):
         if key not in summary:
             return f"lacks {key}"
@@ -570,13 +699,20 @@ def problem(summary: Mapping[str, Any]) -> str | None:
         if not isinstance(summary[key], str):
             return f"has {short(summary[key])} as {key}"
     for key in (*COUNTS, *SIZES):
-        if not whole(summary[key], 1 if key in COUNTS else 0):
+        if not (_number(summary[key], 1, MAX_COUNT) if key in COUNTS else _number(summary[key], 0, MAX_ELEMENTS)):
             return f"has {short(summary[key])} as {key}"
+    if not _number(summary.get("largest_tensor_bytes", 0), 0, MAX_ELEMENTS):
+        return f"has {short(summary['largest_tensor_bytes'])} as largest_tensor_bytes"
+    if summary["layers"] > caches.MAX_LAYERS:
+        return f"has {summary['layers']} layers, llama.cpp loads {caches.MAX_LAYERS} at most"
     sizes = summary["layer_bytes"]
-    if not isinstance(sizes, list) or len(sizes) != summary["layers"] or not all(whole(size, 0) for size in sizes):
+    if not _numbers(sizes, 0, MAX_ELEMENTS) or len(sizes) != summary["layers"]:
         return f"has {short(sizes)} as layer_bytes, which are not the sizes of {summary['layers']} layers"
     keys, rows = summary.get("keys", {}), summary.get("tensors", [])
-    if not isinstance(keys, dict) or not all(key in CACHE_KEYS and _numbers(value, 0) for key, value in keys.items()):
+    if not isinstance(keys, dict) or not all(
+        key in CACHE_KEYS and (_number(value, 0, MAX_COUNT) or _numbers(value, 0, MAX_COUNT))
+        for key, value in keys.items()
+    ):
         return f"has {short(keys)} as keys"
     for row in rows if isinstance(rows, list) else [rows]:
         if not isinstance(row, dict) or not _row(row, summary["layers"]):

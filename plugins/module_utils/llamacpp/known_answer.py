@@ -98,8 +98,8 @@ def output(layers: int) -> dict[tuple[int, int], float]:
     }
 
 
-MAX_LAYERS, MAX_WIDTH = 1024, 1 << 15
-"""A thousand layers are more than models have, and a layer of this width has 30 GB in f32."""
+MAX_WIDTH = 1 << 15
+"""A layer of this width has 30 GB in f32."""
 
 
 def problem(layers: int, width: int, kind: str) -> str | None:
@@ -108,8 +108,8 @@ def problem(layers: int, width: int, kind: str) -> str | None:
         return f"its type is {kind!r}: use one of {', '.join(BLOCKS)}"
     if not HEAD_DIMENSION <= width <= MAX_WIDTH or width % HEAD_DIMENSION:
         return f"its width is {width}: use a multiple of {HEAD_DIMENSION} up to {MAX_WIDTH}"
-    if not 1 <= layers <= MAX_LAYERS:
-        return f"it has {layers} layers: use 1 to {MAX_LAYERS}"
+    if not 1 <= layers <= caches.MAX_LAYERS:
+        return f"it has {layers} layers: use 1 to {caches.MAX_LAYERS}"
     return None
 
 

@@ -13,9 +13,7 @@ import http.client
 import re
 import socket
 import ssl
-import threading
 import urllib.error
-from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
@@ -192,27 +190,3 @@ def read(url: str, token: str | None = None) -> gguf.Model:
         return RemoteFile(url if name == unquote(first) else beside, token)
 
     return gguf.read(unquote(first), open_part)
-
-
-def within(seconds: float, work: Callable[[], Any]) -> Any:
-    """What ``work`` gives or raises. It is left behind in a thread of its own when it takes longer: looking up a name, or a reply
-    that comes byte by byte, cannot be stopped otherwise.
-
-    :raises RemoteError: it takes longer.
-    """
-    result: dict[str, Any] = {}
-
-    def run() -> None:
-        try:
-            result["value"] = work()
-        except Exception as error:
-            result["error"] = error
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        raise RemoteError(f"could not be read within {seconds:g} s: raise the option timeout, or use another server")
-    if "error" in result:
-        raise result["error"]
-    return result["value"]

@@ -10,10 +10,11 @@ names of tensors show which unit they belong to: they are the same in all files 
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 import re
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, caches
@@ -125,6 +126,15 @@ def _unique(parts: Iterable[Part]) -> list[Part]:
     return list({part.name or index: part for index, part in enumerate(parts)}.values())
 
 
+def _first(end: int, holds: Callable[[int], bool]) -> int:
+    """The first number below ``end`` from which on it holds, or ``end``."""
+    low = 0
+    while low < end:
+        middle = (low + end) // 2
+        low, end = (low, middle) if holds(middle) else (middle + 1, end)
+    return low
+
+
 class Load:
     """What the units cost: unit i is layer i, the last one the output."""
 
@@ -159,10 +169,15 @@ class Load:
         for part in self.parts:
             if part.unit is not None:
                 self.weights[part.unit] += part.bytes
+        self._weights_before, self._kv_before, self._copied_before = (
+            [0, *itertools.accumulate(sizes)] for sizes in (self.weights, self.kv, self.copied)
+        )
+        self._copies = sum(part.bytes for part in self.copies)
 
     def on_head(self, units: Sequence[int] = ()) -> int:
         """Bytes of weights in the head's memory, with these units on its processor. A tied output is no copy there."""
-        kept = [part for part in self.parts if part.device is None and (part.unit is None or part.unit in units)]
+        own = {None, *units}
+        kept = [part for part in self.parts if part.device is None and part.unit in own]
         kept += self.copies if any(unit < self.layers and self.copied[unit] for unit in units) else []
         return sum(caches.pad(part.bytes, backends.CPU.alignment) for part in _unique(kept))
 
@@ -172,9 +187,13 @@ class Load:
 
     def of(self, start: int, count: int) -> tuple[int, int]:
         """Bytes of weights and of cache of the units from ``start`` on, on one device."""
-        end = min(start + count, self.layers)
-        copies = sum(part.bytes for part in self.copies) if any(self.copied[start:end]) else 0
-        return sum(self.weights[start : start + count]) + copies, sum(self.kv[start:end])
+        end = min(start + count, self.units)
+        first, last = min(start, self.layers), min(end, self.layers)
+        copies = self._copies if self._copied_before[last] > self._copied_before[first] else 0
+        return (
+            self._weights_before[end] - self._weights_before[start] + copies,
+            self._kv_before[last] - self._kv_before[first],
+        )
 
     def share(self, units: list[int], backend: str, device: str = "") -> Share:
         """What a device with these units gets, to the byte.
@@ -196,10 +215,7 @@ class Load:
 
     def most(self, start: int, capacity: int) -> int:
         """How many units from ``start`` on the capacity holds."""
-        count = 0
-        while start + count < self.units and sum(self.of(start, count + 1)) <= capacity:
-            count += 1
-        return count
+        return _first(self.units - start, lambda count: sum(self.of(start, count + 1)) > capacity)
 
 
 def _float32(value: float) -> float:
@@ -277,6 +293,12 @@ def fits(load: Load, start: int, capacities: list[int]) -> bool:
     return start >= load.units
 
 
+def _possible(load: Load, start: int, capacity: int, later: list[int]) -> tuple[int, int]:
+    """How many units a device takes at least and at most, so that those after them find room in ``later``."""
+    most = load.most(start, capacity)
+    return _first(most, lambda count: fits(load, start + count, later)), most
+
+
 def distribute(load: Load, capacities: list[int], first: int = 0) -> list[int]:
     """Units per device in proportion to the capacities (bytes), each device with no more than it holds, unless together they cannot hold
     the model.
@@ -293,13 +315,11 @@ def distribute(load: Load, capacities: list[int], first: int = 0) -> list[int]:
         left = load.units - start
         wanted = round(left * capacity / max(1, sum(capacities[index:])))
         wanted = min(max(wanted, 1), max(left - len(later), 0)) if later else left
-        possible = (
-            [count for count in range(load.most(start, capacity) + 1) if fits(load, start + count, later)]
-            if held
-            else [wanted]
-        )
-        shares.append(min(possible, key=lambda count: abs(count - wanted)))
-        start += shares[-1]
+        if held:
+            least, most = _possible(load, start, capacity, later)
+            wanted = min(max(wanted, least), most)
+        shares.append(wanted)
+        start += wanted
     return shares
 
 
