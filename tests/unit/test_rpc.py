@@ -24,10 +24,10 @@ def reply(payload):
 class Server(threading.Thread):
     """Accepts connections one after the other and lets ``script(socket)`` handle each; counts those left open by the client."""
 
-    def __init__(self, script):
+    def __init__(self, script, port=0):
         super().__init__(daemon=True)
         self.script = script
-        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener = socket.create_server(("127.0.0.1", port))
         self.port = self.listener.getsockname()[1]
         self.connections = []
         self.start()
