@@ -550,6 +550,7 @@ def asked(server, tmp_path, **head):
                 "state": str(tmp_path / "state"),
                 "units": str(tmp_path),
                 "scope": "user",
+                "account": None,
                 "service_manager": "launchd",
                 "services": [],
                 "builds": [],
@@ -570,7 +571,19 @@ def asked(server, tmp_path, **head):
     }
 
 
-def test_evidence_of_the_head(server, tmp_path):
+def test_the_key_goes_to_nobody_but_our_server(server, tmp_path):
+    """Here the tests listen on the port: no process below the prefix."""
+    key = tmp_path / "key"
+    key.write_text("secret")
+    found = verification.collect(asked(server, tmp_path, api_key_file=str(key)), 1)
+    assert found["completion"]["error"].startswith(
+        f"the API key was not sent: 127.0.0.1:{server.server_port} is held by"
+    )
+    assert server.asked == []
+
+
+def test_evidence_of_the_head(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(verification.state, "processes", lambda prefix, account: {os.getpid(): ["x"]})
     key = tmp_path / "key"
     key.write_text("\nsecret\nother\n")
     plan = asked(server, tmp_path, api_key_file=str(key))

@@ -172,7 +172,7 @@ def collect(plan: dict, seconds: float) -> dict:
     own = plan["hosts"][head["host"]]
     folder = Path(own["state"])
     evidence: dict = {"health": wait_for_health(head["url"], seconds)}
-    running = state.processes(own["prefix"])
+    running = state.processes(own["prefix"], own["account"])
     evidence["ends"] = ends(folder / runtime.ENDS)
     launchers = [pid for pid, argv in running.items() if argv == [*head["launcher"], "--", *head["argv"]]]
     evidence["launched"] = bool(launchers)
@@ -201,8 +201,15 @@ def collect(plan: dict, seconds: float) -> dict:
         else {"prompt": PROMPT, "temperature": 0, "max_tokens": TOKENS}
     )
     key = first_key(head["api_key_file"])
+    address, port = _address(head["url"]).rsplit(":", 1)
+
+    def objection() -> str | None:
+        """The connection stands, so whoever listens now is who gets the key, or nobody does."""
+        stranger = state.stranger_at(address, int(port), running, own["account"]) if key else None
+        return stranger and f"the API key was not sent: {stranger}"
+
     evidence["completion"] = completion(
-        untrusted.ask(_address(head["url"]), "/v1/completions", SECONDS_FOR_ANSWER, question, key)
+        untrusted.ask(_address(head["url"]), "/v1/completions", SECONDS_FOR_ANSWER, question, key, objection)
     )
     return evidence
 
