@@ -132,6 +132,13 @@ def test_a_process_of_a_container_is_not_ours(installation):
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can take another account")
 
 
+def begun(process):
+    """The process, once it has a command line: Popen returns a little earlier."""
+    while not Path(f"/proc/{process.pid}/cmdline").read_bytes():
+        time.sleep(0.01)
+    return process
+
+
 @pytest.fixture
 def disguised(tmp_path):
     """Starts a shell that gives out to be another program, and waits."""
@@ -143,7 +150,7 @@ def disguised(tmp_path):
 
     def start(**options):
         argv = [sys.executable, str(script), "1"]
-        started.append(subprocess.Popen(argv, executable="/bin/sh", stdin=subprocess.PIPE, **options))
+        started.append(begun(subprocess.Popen(argv, executable="/bin/sh", stdin=subprocess.PIPE, **options)))
         return started[-1]
 
     yield start
@@ -178,10 +185,12 @@ def test_a_process_of_another_account_is_not_ours(installation, monkeypatch):
 def test_a_program_that_was_replaced_while_it_runs_is_ours(tmp_path):
     program = tmp_path / "program"
     shutil.copy("/bin/sleep", program)
-    with subprocess.Popen([str(program), "60"]) as process:
-        program.unlink()
-        assert state.processes(str(tmp_path), None) == {process.pid: [str(program), "60"]}
-        process.kill()
+    process = begun(subprocess.Popen([str(program), "60"]))
+    program.unlink()
+    running = state.processes(str(tmp_path), None)
+    process.kill()
+    process.wait()
+    assert running == {process.pid: [str(program), "60"]}
 
 
 def test_macos_says_the_account_of_a_process(monkeypatch):

@@ -83,6 +83,9 @@ def replying(*parts, pause=0.0, listens=True):
         for part in parts:
             client.sendall(part)
             time.sleep(pause)
+        client.shutdown(socket.SHUT_WR)
+        while client.recv(65536):
+            pass
         client.close()
 
     return script

@@ -30,7 +30,8 @@ def drifts(plan):
         service["name"]: {"state": "running", "pid": 1, "addresses": ["127.0.0.1"], "clients": ["127.0.0.1"]}
         for service in plan["hosts"]["here"]["services"]
     }
-    return {"here": {"services": services, "stale": [], "missing_builds": []}}
+    lists = ("defined", "stale", "missing_builds", "running_releases", "changed_files", "redefined", "differences")
+    return {"here": {"services": services, **{key: [] for key in lists}}}
 
 
 @pytest.fixture
@@ -413,6 +414,7 @@ def test_a_server_that_ends_at_each_start_is_not_waited_for(local, monkeypatch):
         calls.append(module_args["wait"])
         told = {"number": next(numbers), "how": "with status 1", "log": ["error: invalid argument: --colour"]}
         evidence = {"health": {"healthy": False, "said": "refused"}, "launched": True, "ends": told, "log": []}
+        evidence.update(log_complete=True, handshakes={"workers": {}}, links={})
         return {"evidence": {**evidence, "waits_for": ["it waits for worker x"] if len(calls) == 4 else []}}
 
     action = verify_action.ActionModule.__new__(verify_action.ActionModule)
@@ -435,6 +437,48 @@ def test_other_hosts_are_judged_by_their_answers(plan, drifts, evidence, monkeyp
     result = action.run(task_vars={"hostvars": {"here": {}}})
     assert bool(result.get("failed")) != answered
     assert answered or "release of here: the host does not answer" in result["msg"]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        [],
+        {},
+        {"services": {}},
+        {"services": {"llamacpp-server": 1}},
+        {"stale": [1]},
+        {"stale": ["\x1b[2Jok"]},
+        {"differences": ["x"]},
+        {"changed_files": {"a": 1}},
+    ],
+)
+def test_a_host_that_answers_in_another_form_did_not_answer(plan, drifts, odd):
+    answer = {"drift": {**drifts["here"], **odd} if odd else odd}
+    assert verification.state.check_answers(plan, {"here": {"drift": drifts["here"]}, "other": {"drift": 1}}) == {
+        "here": {"drift": drifts["here"]},
+        "other": {"drift": 1},
+    }
+    assert verification.state.check_answers(plan, {"here": answer}) == {"here": {"msg": verification.state.UNUSABLE}}
+    assert "msg" in verification.state.check_answers(plan, {"here": {"free_mib": {"CPU": "x"}}})["here"]
+
+
+def test_what_the_head_collects_has_the_form_that_is_asked_for(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(verification.state, "processes", lambda prefix, account: {})
+    for health, status in ((200, 200), (200, 500), (503, 200)):
+        server.health, server.status = health, status
+        found = json.loads(json.dumps(verification.collect(asked(server, tmp_path), 0)))
+        assert verification.is_usable(found)
+        for key in set(found) - {"drift"}:
+            assert not verification.is_usable({**found, key: 1.5})
+            assert not verification.is_usable({name: found[name] for name in found if name != key})
+    assert not verification.is_usable(None)
+
+
+def test_a_head_that_answers_in_another_form_is_named(local, monkeypatch):
+    action = verify_action.ActionModule.__new__(verify_action.ActionModule)
+    monkeypatch.setattr(action, "_execute_module", lambda module_args, task_vars: {"evidence": {"health": True}})
+    found = action._collect({}, local.plan(), 0, {})
+    assert (found["failed"], "The head is here" in found["msg"], "taken over" in found["msg"]) == (True, True, True)
 
 
 def test_knocking():

@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
@@ -222,7 +222,7 @@ def completion(reply: untrusted.Reply) -> dict:
         said = untrusted.parse(reply.text)
         speed = said.get("timings", {}).get("predicted_per_second")
         return {
-            "text": str(said["choices"][0]["text"]),
+            "text": printable(said["choices"][0]["text"]),
             "tokens": int(said["usage"]["completion_tokens"]),
             "fingerprint": said.get("system_fingerprint") and printable(said["system_fingerprint"]),
             "tokens_per_second": None if speed is None else float(speed),
@@ -234,6 +234,40 @@ def completion(reply: untrusted.Reply) -> dict:
 
 
 # ------------------------------------------------------------------------------------------------- judgement, anywhere
+
+
+FIGURE = (int, float)
+FIGURE_OR_NONE = (int, float, type(None))
+EVIDENCE = {
+    "health": {"healthy": bool, "said": str},
+    "ends": {"number": int, "how": str, "log": [str]},
+    "launched": bool,
+    "log": [str],
+    "log_complete": bool,
+    "handshakes": {
+        "workers": {
+            "*": {"state": str, "detail": str, "protocol": (str, type(None)), "devices": [{"total_mib": int}]},
+        }
+    },
+    "links": {"*": ({"mbit_per_second": FIGURE_OR_NONE, "round_trip_ms": FIGURE_OR_NONE, "detail": str}, type(None))},
+}
+UNHEALTHY = {"waits_for": [str]}
+HEALTHY = {
+    "buffers": {"*": {"*": [FIGURE]}},
+    "completion": ({"error": str}, {"text": str, "tokens": int, "tokens_per_second": FIGURE_OR_NONE}),
+}
+"""The form of what collect returns: always, and of a server that is not healthy or is."""
+
+
+def is_usable(evidence: Any) -> bool:
+    """Whether evidence has the form that collect gives it: a head that was taken over answers anything."""
+    if not untrusted.has_form(evidence, EVIDENCE):
+        return False
+    more = HEALTHY if evidence["health"]["healthy"] else UNHEALTHY
+    drift = {"drift": state.DRIFT} if "drift" in evidence else {}
+    if not untrusted.has_form(evidence, {**more, **drift}):
+        return False
+    return all(len(pair) == 2 for kinds in evidence.get("buffers", {}).values() for pair in kinds.values())
 
 
 def _check(name: str, subject: str, passed: bool | None, evidence: str) -> dict:

@@ -90,6 +90,24 @@ def printable(text: Any, limit: int = SHOWN) -> str:
     return "".join(character if character.isprintable() else " " for character in str(text)[:limit])
 
 
+def has_form(value: Any, form: Any) -> bool:
+    """Whether a value is built like a form: a type, one of several forms, a list of one form, a dict by name or with one form for all (``*``).
+
+    A dict may have further names. Texts are lines that can be shown.
+    """
+    if isinstance(form, tuple):
+        return any(has_form(value, one) for one in form)
+    if isinstance(form, list):
+        return isinstance(value, list) and all(has_form(part, form[0]) for part in value)
+    if isinstance(form, dict):
+        names = value if "*" in form else form
+        return isinstance(value, dict) and all(
+            printable(name) == name and name in value and has_form(value[name], form.get("*", form.get(name)))
+            for name in names
+        )
+    return isinstance(value, form) and (not isinstance(value, str) or value.isprintable())
+
+
 class Reply(NamedTuple):
     """``status`` is 0 where there is no reply; ``text`` is why then."""
 
