@@ -438,6 +438,11 @@ def test_a_definition_that_is_newer_than_what_runs_by_it(planned, installation):
     assert state.started_at(None) is None
 
 
+def test_a_definition_of_other_bytes_is_another(planned):
+    state.managers.manager_of(planned).path("llamacpp-x").write_bytes(b"\xff" + DEFINED.encode())
+    assert state.drift(planned)["redefined"] == ["llamacpp-x"]
+
+
 def test_a_file_that_was_replaced_since_the_service_read_it(planned, installation):
     prefix, program, start = installation
     port = free_port()

@@ -330,7 +330,7 @@ def _redefined(planned: dict, services: dict) -> list[str]:
     for service in planned["services"]:
         path = manager.path(service["name"])
         try:
-            same = path.read_text() == service["definition"]
+            same = path.read_text(errors="replace") == service["definition"]
             written = path.stat().st_mtime
         except OSError:
             same, written = False, 0.0
