@@ -235,7 +235,9 @@ class Head:
                     _mark_incomplete(file.fileno())
                     say(f"{path} is incomplete: {reason}")
                 self.last = (self.last + part)[-LAST_BYTES:]
-                SERVICE_LOG.write(part)
+                reason = SERVICE_LOG.write(part)
+                if reason:
+                    start_log.write(f"llamacpp: the log of the service is incomplete: {reason}\n".encode())
 
     def lost_workers(self) -> list[str]:
         """Workers whose connection is gone, seen twice in a row after the server had become ready."""
