@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from ansible.plugins.action import ActionBase
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes, staging
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
@@ -27,8 +26,7 @@ class ActionModule(ActionBase):
                 "html": {"type": "path"},
             }
         )
-        plan = arguments["plan"]
-        answers = state.check_answers(plan, arguments["answers"])
+        plan, answers = arguments["plan"], arguments["answers"]
         if plan["refused"] or plan["staging"]:
             return {"changed": False, "obstacles": staging.obstacles(plan, answers)}
         compared = changes.compare(plan, answers)

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report, verification
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
 
@@ -32,7 +31,7 @@ class ActionModule(ActionBase):
         path = arguments.pop("path", None)
         staged = arguments.pop("staged", None)
         obstacles = arguments.pop("obstacles", None)
-        answers = state.check_answers(arguments["plan"], arguments.pop("answers", {}))
+        answers = arguments.pop("answers", {})
         if obstacles is not None:
             staged = {"reasons": obstacles, **(staged or {})}
         plan = arguments["plan"]
@@ -79,8 +78,6 @@ class ActionModule(ActionBase):
         wait = FIRST_WAIT
         while True:
             answer = self._execute_module(module_args={**arguments, "wait": wait}, task_vars=task_vars)
-            if not answer.get("failed") and not verification.is_usable(answer.get("evidence")):
-                return {"failed": True, "msg": f"The head is {plan['head']['host']}, and {state.UNUSABLE}."}
             if answer.get("failed") or answer["evidence"]["health"]["healthy"]:
                 return answer
             before = answer["evidence"]["ends"]["number"] if before is None else before
@@ -91,6 +88,6 @@ class ActionModule(ActionBase):
             limit = min(patience, SECONDS_FOR_WORKERS) if waits_for else patience
             if verification.ends_at_each_start(answer["evidence"], before) or elapsed >= limit:
                 return answer
-            said = "; ".join(waits_for or [answer["evidence"]["health"]["said"]])
-            display.display(f"  [{plan['head']['host']}] llama-server: {said}, {elapsed:.0f} s")
+            state = "; ".join(waits_for or [answer["evidence"]["health"]["said"]])
+            display.display(f"  [{plan['head']['host']}] llama-server: {state}, {elapsed:.0f} s")
             wait = WAIT

@@ -20,7 +20,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file
 
 ROOT = Path("/")
@@ -726,7 +726,7 @@ def parse_measurement(iperf_json: str, ping_text: str) -> dict:
     """From ``iperf3 --client … --json`` and the text of ``ping``: ``mbit_per_second`` as received by the other end, and the mean
     ``round_trip_ms``; each None where it is missing."""
     try:
-        bits = float(untrusted.parse(iperf_json)["end"]["sum_received"]["bits_per_second"])
+        bits = float(reading.parse(iperf_json)["end"]["sum_received"]["bits_per_second"])
     except (ValueError, KeyError, TypeError):
         bits = None
     mean = re.search(r"^(?:rtt|round-trip) [\w/]+ = [\d.]+/([\d.]+)/", ping_text, re.MULTILINE)

@@ -16,18 +16,17 @@ import sys
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall, links, stored, tuning
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services as managers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers, untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.differences import Difference, Kind
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 
-UNUSABLE = "its answer does not have the form of host_info's: it may be taken over, so look at that host before anything else runs there"
 CLOCK_SECONDS = 3
 """Start of a process and time of a file are compared with so much tolerance."""
 HASHED_BYTES = 256 * 1024 * 1024
@@ -455,30 +454,6 @@ def _services(states: dict[str, dict]) -> Iterator[Difference]:
 def _all(kind: Kind, subjects: list[str], text: str) -> Iterator[Difference]:
     """One difference for each subject, whose place in the text is {}."""
     return (Difference(kind, subject, text.format(subject)) for subject in subjects)
-
-
-DRIFT = {
-    "services": {"*": {"state": str, "pid": (int, type(None)), "addresses": [str], "clients": [str]}},
-    **{key: [str] for key in ("defined", "stale", "missing_builds", "running_releases", "changed_files", "redefined")},
-    "differences": [dict.fromkeys(("kind", "subject", "text"), str)],
-}
-"""The form of what drift returns."""
-
-
-def check_answers(plan: dict, answers: dict[str, dict]) -> dict[str, dict]:
-    """What host_info returned on each host, with ``msg`` in place of what does not have its form: a host that was taken over answers anything."""
-    return {name: answer if _is_usable(plan, name, answer) else {"msg": UNUSABLE} for name, answer in answers.items()}
-
-
-def _is_usable(plan: dict, name: str, answer: dict) -> bool:
-    if "drift" not in answer and "free_mib" not in answer:
-        return True
-    report: Any = answer.get("drift")
-    if "msg" in answer or name not in plan.get("hosts", {}):
-        return True
-    planned = {service["name"] for service in plan["hosts"][name]["services"]}
-    free = untrusted.has_form(answer.get("free_mib", {}), {"*": int})
-    return free and untrusted.has_form(report, DRIFT) and planned <= set(report["services"])
 
 
 def drift(planned: dict) -> dict:

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import SEARCH
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options, rpc, small_model
 
@@ -180,7 +180,7 @@ def _free_port() -> int:
 
 def _ask(port: int, path: str, body: dict | None, seconds: float) -> dict | None:
     """What llama-server answers, or None where it does not, or not yet."""
-    reply = untrusted.ask(f"{ADDRESS}:{port}", path, seconds, body)
+    reply = reading.ask(f"{ADDRESS}:{port}", path, seconds, body)
     with suppress(ValueError):
-        return untrusted.parse(reply.text) if reply.status == 200 else None
+        return reading.parse(reply.text) if reply.status == 200 else None
     return None

@@ -13,11 +13,11 @@ import socket
 import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import state
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import printable
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading import printable
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer, rpc
@@ -50,7 +50,7 @@ def handshakes(path: Path, launchers: Collection[int] = ()) -> dict:
     :param launchers: processes of the launcher, as far as they are known; what another one recorded is out of date.
     """
     try:
-        recorded = untrusted.read_object(path, RECORD_BYTES)
+        recorded = reading.read_object(path, RECORD_BYTES)
         if launchers and recorded["process"] not in launchers:
             raise ValueError(f"{path} is of an earlier start: the disk may be full or read-only")
         return {"workers": {str(endpoint): _answer(answer) for endpoint, answer in recorded["workers"].items()}}
@@ -70,7 +70,7 @@ def _answer(answer: dict) -> dict:
 def ends(path: Path) -> dict:
     """What the launcher recorded of the ends of llama-server: their ``number``, ``how`` the last one came, and the end of its ``log``."""
     try:
-        recorded = untrusted.read_object(path, RECORD_BYTES)
+        recorded = reading.read_object(path, RECORD_BYTES)
         return {
             "number": int(recorded["number"]),
             "how": printable(recorded["how"]),
@@ -100,7 +100,7 @@ def ends_at_each_start(evidence: dict, before: int) -> bool:
 def first_key(path: str | None) -> str | None:
     if not path:
         return None
-    lines = untrusted.read(Path(path), KEY_BYTES, follow=True).decode("utf-8", "replace").splitlines()
+    lines = reading.read(Path(path), KEY_BYTES, follow=True).decode("utf-8", "replace").splitlines()
     return next((line.strip() for line in lines if line.strip()), None)
 
 
@@ -136,7 +136,7 @@ def wait_for_health(url: str, seconds: float) -> dict:
     """``{"healthy", "said"}`` after at most so many seconds."""
     deadline = time.monotonic() + seconds
     while True:
-        reply = untrusted.ask(_address(url), "/health", HEALTH_SECONDS)
+        reply = reading.ask(_address(url), "/health", HEALTH_SECONDS)
         if reply.status == 200:
             return {"healthy": True, "said": "ok"}
         if time.monotonic() >= deadline:
@@ -149,7 +149,7 @@ def _address(url: str) -> str:
     return url.split("//", 1)[1]
 
 
-def _said(reply: untrusted.Reply) -> str:
+def _said(reply: reading.Reply) -> str:
     text = printable(reply.text)
     return f"status {reply.status}: {text}" if reply.status else text
 
@@ -177,7 +177,7 @@ def collect(plan: dict, seconds: float) -> dict:
     launchers = [pid for pid, argv in running.items() if argv == [*head["launcher"], "--", *head["argv"]]]
     evidence["launched"] = bool(launchers)
     try:
-        log = untrusted.read(folder / runtime.START_LOG, runtime.START_LOG_BYTES).decode("utf-8", "replace")
+        log = reading.read(folder / runtime.START_LOG, runtime.START_LOG_BYTES).decode("utf-8", "replace")
     except OSError:
         log = ""
     evidence["log"] = _last_lines(log.splitlines())
@@ -209,17 +209,17 @@ def collect(plan: dict, seconds: float) -> dict:
         return stranger and f"the API key was not sent: {stranger}"
 
     evidence["completion"] = completion(
-        untrusted.ask(_address(head["url"]), "/v1/completions", SECONDS_FOR_ANSWER, question, key, objection)
+        reading.ask(_address(head["url"]), "/v1/completions", SECONDS_FOR_ANSWER, question, key, objection)
     )
     return evidence
 
 
-def completion(reply: untrusted.Reply) -> dict:
+def completion(reply: reading.Reply) -> dict:
     """``text``, ``tokens``, ``fingerprint`` and ``tokens_per_second`` of llama-server's answer, or ``error``."""
     if reply.status != 200:
         return {"error": _said(reply)}
     try:
-        said = untrusted.parse(reply.text)
+        said = reading.parse(reply.text)
         speed = said.get("timings", {}).get("predicted_per_second")
         return {
             "text": printable(said["choices"][0]["text"]),
@@ -234,40 +234,6 @@ def completion(reply: untrusted.Reply) -> dict:
 
 
 # ------------------------------------------------------------------------------------------------- judgement, anywhere
-
-
-FIGURE = (int, float)
-FIGURE_OR_NONE = (int, float, type(None))
-EVIDENCE = {
-    "health": {"healthy": bool, "said": str},
-    "ends": {"number": int, "how": str, "log": [str]},
-    "launched": bool,
-    "log": [str],
-    "log_complete": bool,
-    "handshakes": {
-        "workers": {
-            "*": {"state": str, "detail": str, "protocol": (str, type(None)), "devices": [{"total_mib": int}]},
-        }
-    },
-    "links": {"*": ({"mbit_per_second": FIGURE_OR_NONE, "round_trip_ms": FIGURE_OR_NONE, "detail": str}, type(None))},
-}
-UNHEALTHY = {"waits_for": [str]}
-HEALTHY = {
-    "buffers": {"*": {"*": [FIGURE]}},
-    "completion": ({"error": str}, {"text": str, "tokens": int, "tokens_per_second": FIGURE_OR_NONE}),
-}
-"""The form of what collect returns: always, and of a server that is not healthy or is."""
-
-
-def is_usable(evidence: Any) -> bool:
-    """Whether evidence has the form that collect gives it: a head that was taken over answers anything."""
-    if not untrusted.has_form(evidence, EVIDENCE):
-        return False
-    more = HEALTHY if evidence["health"]["healthy"] else UNHEALTHY
-    drift = {"drift": state.DRIFT} if "drift" in evidence else {}
-    if not untrusted.has_form(evidence, {**more, **drift}):
-        return False
-    return all(len(pair) == 2 for kinds in evidence.get("buffers", {}).values() for pair in kinds.values())
 
 
 def _check(name: str, subject: str, passed: bool | None, evidence: str) -> dict:

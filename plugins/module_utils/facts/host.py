@@ -21,8 +21,8 @@ from pathlib import Path
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     commands,
     names,
+    reading,
     service_managers,
-    untrusted,
     versions,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
@@ -171,17 +171,17 @@ def measured_links(prefix: str) -> dict:
     links = {}
     for path in sorted(Path(prefix, "links").glob("*.json")):
         with suppress(OSError, ValueError, TypeError):
-            found = untrusted.read_object(path, LINK_BYTES)
+            found = reading.read_object(path, LINK_BYTES)
             numbers = {key: found.get(key) for key in ("mbit_per_second", "round_trip_ms")}
             numbers = {key: None if number is None else float(number) for key, number in numbers.items()}
-            links[path.stem] = {**numbers, "detail": untrusted.printable(found.get("detail", ""))}
+            links[path.stem] = {**numbers, "detail": reading.printable(found.get("detail", ""))}
     return links
 
 
 def kept_facts(prefix: str) -> dict:
     """Host → facts, as the last run left them on its head; empty elsewhere."""
     try:
-        return untrusted.read_object(Path(prefix, names.KEPT_FACTS), FACTS_BYTES)
+        return reading.read_object(Path(prefix, names.KEPT_FACTS), FACTS_BYTES)
     except (OSError, ValueError):
         return {}
 

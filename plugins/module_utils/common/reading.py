@@ -13,6 +13,7 @@ import os
 import socket
 import stat
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -90,24 +91,6 @@ def printable(text: Any, limit: int = SHOWN) -> str:
     return "".join(character if character.isprintable() else " " for character in str(text)[:limit])
 
 
-def has_form(value: Any, form: Any) -> bool:
-    """Whether a value is built like a form: a type, one of several forms, a list of one form, a dict by name or with one form for all (``*``).
-
-    A dict may have further names. Texts are lines that can be shown.
-    """
-    if isinstance(form, tuple):
-        return any(has_form(value, one) for one in form)
-    if isinstance(form, list):
-        return isinstance(value, list) and all(has_form(part, form[0]) for part in value)
-    if isinstance(form, dict):
-        names = value if "*" in form else form
-        return isinstance(value, dict) and all(
-            printable(name) == name and name in value and has_form(value[name], form.get("*", form.get(name)))
-            for name in names
-        )
-    return isinstance(value, form) and (not isinstance(value, str) or value.isprintable())
-
-
 class Reply(NamedTuple):
     """``status`` is 0 where there is no reply; ``text`` is why then."""
 
@@ -130,6 +113,7 @@ def ask(
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
     connection = http.client.HTTPConnection(address, timeout=seconds)
     timer: threading.Timer | None = None
+    deadline = time.monotonic() + seconds
     try:
         connection.connect()
         timer = threading.Timer(seconds, _hang_up, (connection.sock,))
@@ -141,11 +125,11 @@ def ask(
         connection.request("POST" if body else "GET", path, json.dumps(body) if body else None, headers)
         reply = connection.getresponse()
         text = reply.read(REPLY_BYTES).decode("utf-8", "replace")
-        if timer.is_alive():
+        if time.monotonic() < deadline:
             return Reply(reply.status, text)
         raise socket.timeout("timed out")
     except (OSError, http.client.HTTPException, ValueError) as error:
-        late = isinstance(error, socket.timeout) or (timer and not timer.is_alive())
+        late = isinstance(error, socket.timeout) or time.monotonic() >= deadline
         return Reply(0, f"no complete answer within {seconds:g} s" if late else printable(error))
     finally:
         if timer:

@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_rpc import Server
@@ -19,11 +19,11 @@ def test_only_a_regular_file_is_read_and_only_its_beginning(tmp_path):
     (tmp_path / "link").symlink_to(secret)
     (tmp_path / "endless").symlink_to("/dev/zero")
     os.mkfifo(tmp_path / "pipe")
-    assert untrusted.read(secret, 4) == b"root"
-    assert untrusted.read(tmp_path / "link", 9, follow=True) == b"root's"
+    assert reading.read(secret, 4) == b"root"
+    assert reading.read(tmp_path / "link", 9, follow=True) == b"root's"
     for name, follow in (("link", False), ("pipe", False), ("endless", True), (".", False), ("none", False)):
         with pytest.raises(OSError, match=r"Too many levels|not a regular file|Is a directory|No such file"):
-            untrusted.read(tmp_path / name, 9, follow)
+            reading.read(tmp_path / name, 9, follow)
 
 
 @pytest.mark.parametrize(
@@ -51,27 +51,27 @@ def test_what_is_no_object_of_finite_numbers_and_text_is_refused(tmp_path, text)
     path = tmp_path / "file"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ValueError, match=r"."):
-        untrusted.read_object(path, 1 << 20)
+        reading.read_object(path, 1 << 20)
 
 
 def test_an_object_is_read_up_to_its_limit(tmp_path):
     path = tmp_path / "file"
     path.write_text('{"a": [1, 2.5, "ä"]}')
     size = path.stat().st_size
-    assert untrusted.read_object(path, size) == {"a": [1, 2.5, "ä"]}
+    assert reading.read_object(path, size) == {"a": [1, 2.5, "ä"]}
     with pytest.raises(ValueError, match=f"more than {size - 1} bytes"):
-        untrusted.read_object(path, size - 1)
+        reading.read_object(path, size - 1)
 
 
 def test_what_is_shown_is_one_line_of_text():
-    assert untrusted.printable("a\r\n\t\x1b[31mb\u2028\x00\ud800ä", 99) == "a    [31mb   ä"
-    assert untrusted.printable("x" * 9999) == "x" * untrusted.SHOWN
+    assert reading.printable("a\r\n\t\x1b[31mb\u2028\x00\ud800ä", 99) == "a    [31mb   ä"
+    assert reading.printable("x" * 9999) == "x" * reading.SHOWN
 
 
 def ask(script, **options):
     server = Server(script)
     try:
-        return untrusted.ask(f"127.0.0.1:{server.port}", "/", options.pop("seconds", 5), **options)
+        return reading.ask(f"127.0.0.1:{server.port}", "/", options.pop("seconds", 5), **options)
     finally:
         server.listener.close()
 
@@ -120,7 +120,7 @@ def test_a_reply_that_never_ends_is_read_to_its_limit():
             client.sendall(bytes(65536))
 
     found = ask(script)
-    assert (found.status, len(found.text)) == (200, untrusted.REPLY_BYTES)
+    assert (found.status, len(found.text)) == (200, reading.REPLY_BYTES)
 
 
 def test_nothing_is_sent_where_there_is_an_objection():
@@ -139,7 +139,7 @@ def test_nothing_is_sent_where_there_is_an_objection():
 def test_nobody_listens():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    assert untrusted.ask(f"127.0.0.1:{port}", "/", 5).status == 0
+    assert reading.ask(f"127.0.0.1:{port}", "/", 5).status == 0
 
 
 HEADERS = st.lists(
@@ -191,9 +191,9 @@ def server():
 @given(start=STARTS, headers=HEADERS, body=BODIES)
 def test_whatever_replies_is_a_reply_or_a_reason(server, start, headers, body):
     server.text = start + b"\r\n" + headers + b"\r\n\r\n" + body
-    found = untrusted.ask(f"127.0.0.1:{server.port}", "/", 5)
+    found = reading.ask(f"127.0.0.1:{server.port}", "/", 5)
     assert isinstance(found.text, str)
-    assert found.status or (found.text == untrusted.printable(found.text))
+    assert found.status or (found.text == reading.printable(found.text))
 
 
 @pytest.mark.fuzz
@@ -201,7 +201,7 @@ def test_whatever_replies_is_a_reply_or_a_reason(server, start, headers, body):
 @given(st.one_of(VALUES.map(json.dumps), st.text(), st.binary()))
 def test_whatever_is_parsed_is_refused_or_can_be_written_again(text):
     try:
-        found = untrusted.parse(text)
+        found = reading.parse(text)
     except ValueError:
         return
-    assert untrusted.parse(json.dumps(found, ensure_ascii=False)) == found
+    assert reading.parse(json.dumps(found, ensure_ascii=False)) == found
