@@ -9,27 +9,28 @@ import shlex
 from collections.abc import Iterable
 
 from ansible.errors import AnsibleActionFail
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers, untrusted
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.inventory import ROLES
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
-LINE_BREAK = (
-    " and has a line break, which no service manager can express: remove it from llama_server_extra_args, "
-    "llama_server_environment or llama_worker_endpoints"
-)
-COMMENT = ", and supervisor reads a part of it as a comment: remove the space before ; or #"
-FORBIDDEN = {"\n": LINE_BREAK, "\0": LINE_BREAK}
 MARKUP = ("plist.j2",)
 """Endings of templates that write XML."""
-FORBIDDEN_FOR_SUPERVISOR = {**FORBIDDEN, " ;": COMMENT, " #": COMMENT}
+COMMENTS = (" ;", " #")
+"""Where supervisor reads the rest of a value as a comment."""
 
 
-def _check(values: Iterable[str], forbidden: dict[str, str]) -> None:
-    """:param forbidden: text that no value may hold → what is wrong with such a value, and what to do."""
-    for text, wrong in forbidden.items():
-        for value in values:
-            if text in value:
-                raise AnsibleActionFail(f"{value!r} is an argument or an environment variable of a service{wrong}")
+def _check(values: Iterable[str], comments: Iterable[str] = ()) -> None:
+    """:param comments: texts that no value may hold."""
+    for value in values:
+        if not untrusted.is_plain(value):
+            wrong = "has a line break or another control character, which no service manager can express: remove it"
+        elif any(text in value for text in comments):
+            wrong = "supervisor reads a part of it as a comment: remove the space before ; or #"
+        else:
+            continue
+        raise AnsibleActionFail(
+            f"{untrusted.show(value)} is a path, an argument or an environment variable of a service, and {wrong}"
+        )
 
 
 def _escaped(text: str) -> str:
@@ -38,29 +39,29 @@ def _escaped(text: str) -> str:
 
 def systemd_command(words: list[str]) -> str:
     """One line that systemd splits again into the same words."""
-    _check(words, FORBIDDEN)
+    _check(words)
     return " ".join('"' + _escaped(word).replace("$", "$$") + '"' for word in words)
 
 
 def systemd_environment(variables: dict[str, str]) -> str:
-    _check(variables.values(), FORBIDDEN)
+    _check(variables.values())
     return " ".join(f'"{name}={_escaped(value)}"' for name, value in sorted(variables.items()))
 
 
 def supervisor_command(words: list[str]) -> str:
     """One line that supervisor splits again into the same words."""
-    _check(words, FORBIDDEN_FOR_SUPERVISOR)
+    _check(words, COMMENTS)
     return " ".join(shlex.quote(word).replace("%", "%%") for word in words)
 
 
 def supervisor_environment(variables: dict[str, str]) -> str:
-    _check(variables.values(), FORBIDDEN_FOR_SUPERVISOR)
+    _check(variables.values(), COMMENTS)
     return ",".join(f'{name}="{_escaped(value)}"' for name, value in sorted(variables.items()))
 
 
 def shell_word(text: str) -> str:
     """One word of a script."""
-    _check([text], FORBIDDEN)
+    _check([text])
     return shlex.quote(text)
 
 
