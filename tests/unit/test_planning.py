@@ -911,8 +911,10 @@ def drifts(plan, **states):
     return {
         name: {
             "services": {
-                service["name"]: {"state": states.get(service["name"], "running")} for service in host["services"]
+                service["name"]: {"state": states.get(service["name"], "running"), "addresses": [], "clients": []}
+                for service in host["services"]
             },
+            "defined": [],
             "stale": [],
             "missing_builds": [],
             "running_releases": [],

@@ -28,7 +28,8 @@ def drifts(plan):
         service["name"]: {"state": "running", "pid": 1, "addresses": ["127.0.0.1"], "clients": ["127.0.0.1"]}
         for service in plan["hosts"]["here"]["services"]
     }
-    return {"here": {"services": services, "stale": [], "missing_builds": []}}
+    lists = ("defined", "stale", "missing_builds", "running_releases", "changed_files", "redefined", "differences")
+    return {"here": {"services": services, **{name: [] for name in lists}}}
 
 
 @pytest.fixture

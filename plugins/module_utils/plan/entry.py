@@ -119,6 +119,7 @@ KNOWN: dict[str, Any] = {
     "prefix": PATH,
     "cache": PATH,
     "units": PATH,
+    "tools": Maybe([WORD]),
     "accounts": Maybe(Each(Text())),
     "device_groups": Maybe([WORD]),
     "firewall": Maybe(WORD),
