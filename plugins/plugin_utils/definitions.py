@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 from collections.abc import Iterable
 
@@ -70,12 +71,8 @@ def openrc_command(words: list[str]) -> str:
     return shell_word(" ".join(shell_word(word) for word in words))
 
 
-def definition(host: dict, service: dict) -> str:
-    """The definition of a service.
-
-    :param host: ``plan["hosts"][name]``.
-    :param service: one of its services.
-    """
+@functools.cache
+def _templates() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(ROLES / "llama_host" / "templates"),
         trim_blocks=True,
@@ -91,5 +88,14 @@ def definition(host: dict, service: dict) -> str:
         openrc_command=openrc_command,
         shell_word=shell_word,
     )
+    return environment
+
+
+def definition(host: dict, service: dict) -> str:
+    """The definition of a service.
+
+    :param host: ``plan["hosts"][name]``.
+    :param service: one of its services.
+    """
     template = service_managers.MANAGERS[host["service_manager"]].template
-    return environment.get_template(template).render(host=host, service=service)
+    return _templates().get_template(template).render(host=host, service=service)

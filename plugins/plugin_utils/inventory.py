@@ -82,7 +82,7 @@ def _variables(name: str, hostvars: Any, spec: dict[str, dict]) -> dict:
     try:
         entry.check(name, given)
     except Refusal as refusal:
-        raise AnsibleActionFail(f"Variables of host {name!r} are not valid: {refusal}.") from None
+        raise AnsibleActionFail(f"{refusal}.") from None
     for variable, value in given.items():
         if spec[variable]["type"] == "dict" and not isinstance(value, (dict, str)):
             raise AnsibleActionFail(

@@ -144,7 +144,6 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]]) -> Cluster:
     :raises Refusal: what the inventory says is not possible.
     """
     for host, given in hosts.items():
-        _check_name("a host", host)
         check(host, {"ansible_host": given["ansible_host"], **given["variables"]})
     heads = [host for host, given in hosts.items() if "head" in given["groups"]]
     if len(heads) != 1:
@@ -167,10 +166,11 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]]) -> Cluster:
 
 
 def check(host: str, given: Mapping[str, Any]) -> None:
-    """Refuses what no plan can hold: control characters, secrets in URLs, numbers without end.
+    """Refuses what no plan can hold: control characters, secrets in URLs, numbers without end. Before anything else shows a value.
 
     :param given: variable → what the operator gave for this host.
     """
+    _check_name("a host", host)
     for variable, value in given.items():
         problem = untrusted.problem(variable, value)
         if problem:
