@@ -44,20 +44,42 @@ def systemd_command(words: list[str]) -> str:
     return " ".join('"' + _escaped(word).replace("$", "$$") + '"' for word in words)
 
 
+def systemd_line(text: str) -> str:
+    """The rest of a line that systemd takes as it is."""
+    _check([text])
+    if text.strip() != text or text.endswith("\\"):
+        raise AnsibleActionFail(
+            f"{untrusted.show(text)} is a path or a description in a service, and systemd does not read a space or \\ at its end: rename it"
+        )
+    return text.replace("%", "%%")
+
+
 def systemd_environment(variables: dict[str, str]) -> str:
     _check(variables.values())
     return " ".join(f'"{name}={_escaped(value)}"' for name, value in sorted(variables.items()))
 
 
-def supervisor_command(words: list[str]) -> str:
-    """One line that supervisor splits again into the same words."""
-    _check(words, COMMENTS)
-    return " ".join(shlex.quote(word).replace("%", "%%") for word in words)
+def _has_quotes(value: str) -> bool:
+    """Whether supervisor cannot express it in environment=, where it reads quotes and knows no escapes."""
+    return '"' in value or "'" in value
+
+
+def supervisor_command(words: list[str], variables: dict[str, str] | None = None) -> str:
+    """One line that supervisor splits again into the same words.
+
+    :param variables: the environment; what environment= cannot express is set by env, which becomes the program.
+    """
+    quoted = [f"{name}={value}" for name, value in sorted((variables or {}).items()) if _has_quotes(value)]
+    whole = [*(["/usr/bin/env", *quoted] if quoted else []), *words]
+    _check(whole, COMMENTS)
+    return " ".join(shlex.quote(word).replace("%", "%%") for word in whole)
 
 
 def supervisor_environment(variables: dict[str, str]) -> str:
+    """Variables without quotes in their values, as supervisor reads them."""
     _check(variables.values(), COMMENTS)
-    return ",".join(f'{name}="{_escaped(value)}"' for name, value in sorted(variables.items()))
+    plain = {name: value.replace("%", "%%") for name, value in sorted(variables.items()) if not _has_quotes(value)}
+    return ",".join(f'{name}="{value}"' for name, value in plain.items())
 
 
 def shell_word(text: str) -> str:
@@ -83,6 +105,7 @@ def _templates() -> Environment:
     environment.filters.update(
         systemd_command=systemd_command,
         systemd_environment=systemd_environment,
+        systemd_line=systemd_line,
         supervisor_command=supervisor_command,
         supervisor_environment=supervisor_environment,
         openrc_command=openrc_command,

@@ -1,4 +1,4 @@
-"""Whatever an inventory or a host says, planning ends in a plan or in a refusal: no other exception, and within two seconds."""
+"""Whatever an inventory or a host says, planning ends in a plan or in a refusal: no other exception, and within two seconds of processor time."""
 
 import copy
 import os
@@ -205,12 +205,12 @@ def plan(monkeypatch):
         task = mock.Mock(args={"facts": answers, "model": model or {}, "page": False}, async_val=0)
         module = action.ActionModule(task, *(mock.Mock() for _number in range(5)))
         own = {"inventory_hostname": "head", "groups": GROUPS, "hostvars": hostvars}
-        started = time.monotonic()
+        started = time.process_time()
         try:
             result = module.run(task_vars=own)
         except AnsibleActionFail as refusal:
             result = {"failed": True, "msg": str(refusal)}
-        assert time.monotonic() - started < SECONDS
+        assert time.process_time() - started < SECONDS
         event("refused" if result.get("failed") else "planned")
         if result.get("failed"):
             assert untrusted.is_plain(result["msg"])

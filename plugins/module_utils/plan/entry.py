@@ -65,7 +65,7 @@ MOST_RELEASES = 1000
 """That a host may keep."""
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 """Of a variable of a process."""
-HOST_NAME = r"[^\s/.-][^\s/]*"
+HOST_NAME = r"\w[\w.:@+-]*"
 """Of a host or a cluster in an inventory: it stands in names of files, in definitions and in commands."""
 SECRET_NAME = r"(?i).*(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY(_ID)?|PRIVATE_KEY|CREDENTIALS?)"
 """Of a variable of a process whose value is a secret."""
@@ -73,7 +73,8 @@ SECRET_NAME = r"(?i).*(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY(_ID)?|PR
 PLANNED_FROM = {*DECLARED, "device_groups", "firewall", "kernel", "firmware", "thunderbolt"}
 """Facts that a plan depends on."""
 
-PATH = Text("[/~].*", 4096)
+PATH = Text(r"""[/~][^%$\\'"`;#]*""", 4096)
+"""Of a host's own folders, which stand in definitions where a service manager has no quotes."""
 WORD = Text("[A-Za-z0-9_.:+~-]*")
 MEMORY_MIB = Number(0, MOST_MIB)
 KNOWN: dict[str, Any] = {
@@ -122,7 +123,7 @@ KNOWN: dict[str, Any] = {
     "tools": Maybe([WORD]),
     "accounts": Maybe(Each(Text())),
     "device_groups": Maybe([WORD]),
-    "firewall": Maybe(WORD),
+    "firewall": Maybe(names.FIREWALLS),
     "kernel": Maybe(Text()),
     "firmware": Maybe(Text()),
     "thunderbolt": Maybe(
