@@ -9,9 +9,12 @@ import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report, verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
 
 display = Display()
@@ -35,7 +38,11 @@ class ActionModule(ActionBase):
         if obstacles is not None:
             staged = {"reasons": obstacles, **(staged or {})}
         plan = arguments["plan"]
-        drifts = {name: (answers.get(name) or {}).get("drift") for name in plan["hosts"]}
+        try:
+            changes.check(plan, answers)
+        except Refusal as refusal:
+            raise AnsibleActionFail(str(refusal)) from None
+        drifts = {name: (answers.get(name) or {}).get("drift") or None for name in plan["hosts"]}
         patience = plan["head"]["start_timeout"] if verification.may_become_healthy(plan, drifts) else 0
         exposed = [
             worker["endpoint"]

@@ -550,10 +550,14 @@ def _row(row: dict[str, Any], layers: int) -> bool:
     within, shape = row.get("layers"), row.get("shape")
     return (
         all(isinstance(row.get(key), str) for key in ("name", "type"))
-        and _numbers(row.get("bytes"), 0)
+        and is_whole(row.get("bytes"))
+        and row["bytes"] >= 0
         and isinstance(shape, list)
         and _numbers(shape, 1)
-        and (within is None or (isinstance(within, list) and _numbers(within, 0) and max(within, default=0) < layers))
+        and (
+            within is None
+            or (isinstance(within, list) and _numbers(within, 0) and len(within) <= layers > max(within, default=0))
+        )
     )
 
 
