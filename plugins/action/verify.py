@@ -38,10 +38,7 @@ class ActionModule(ActionBase):
         if obstacles is not None:
             staged = {"reasons": obstacles, **(staged or {})}
         plan = arguments["plan"]
-        try:
-            changes.check(plan, answers)
-        except Refusal as refusal:
-            raise AnsibleActionFail(str(refusal)) from None
+        _check(changes.check, plan, answers)
         drifts = {name: (answers.get(name) or {}).get("drift") or None for name in plan["hosts"]}
         patience = plan["head"]["start_timeout"] if verification.may_become_healthy(plan, drifts) else 0
         exposed = [
@@ -57,6 +54,7 @@ class ActionModule(ActionBase):
             knocks = dict(zip(exposed, knocking))
         if "evidence" not in answer:
             return answer
+        _check(changes.check, plan, {plan["head"]["host"]: {"drift": answer["evidence"].get("drift")}})
         drifts[plan["head"]["host"]] = answer["evidence"].get("drift") or drifts[plan["head"]["host"]]
         judged = verification.judge(plan, drifts, answer["evidence"], knocks, staged)
         if plan["staging"]:
@@ -85,6 +83,8 @@ class ActionModule(ActionBase):
         wait = FIRST_WAIT
         while True:
             answer = self._execute_module(module_args={**arguments, "wait": wait}, task_vars=task_vars)
+            if not answer.get("failed"):
+                _check(verification.check_evidence, plan["head"]["host"], answer.get("evidence"))
             if answer.get("failed") or answer["evidence"]["health"]["healthy"]:
                 return answer
             before = answer["evidence"]["ends"]["number"] if before is None else before
@@ -98,3 +98,10 @@ class ActionModule(ActionBase):
             state = "; ".join(waits_for or [answer["evidence"]["health"]["said"]])
             display.display(f"  [{plan['head']['host']}] llama-server: {state}, {elapsed:.0f} s")
             wait = WAIT
+
+
+def _check(check, *arguments) -> None:
+    try:
+        check(*arguments)
+    except Refusal as refusal:
+        raise AnsibleActionFail(str(refusal)) from None

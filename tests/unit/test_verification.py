@@ -9,14 +9,50 @@ import threading
 from unittest import mock
 
 import pytest
+from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import verify as verify_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report, verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 ENDPOINTS = ("127.0.0.1:50052", "127.0.0.1:50053")
+
+
+ODD = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    "workers",
+                    "a",
+                    "state",
+                    "detail",
+                    "protocol",
+                    "devices",
+                    "total_mib",
+                    "number",
+                    "how",
+                    "log",
+                    "process",
+                ]
+            )
+            | st.sampled_from(["choices", "text", "usage", "completion_tokens", "timings", "predicted_per_second"]),
+            inner,
+            max_size=6,
+        )
+    ),
+    max_leaves=12,
+)
+EXAMPLES = settings(
+    max_examples=int(os.environ.get("FUZZ_EXAMPLES", "200")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 
 
 @pytest.fixture
@@ -331,40 +367,6 @@ def test_nothing_that_others_wrote_moves_the_cursor(plan, drifts, evidence):
     assert all(check["evidence"].isprintable() for check in checks)
 
 
-ODD = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(
-                [
-                    "workers",
-                    "a",
-                    "state",
-                    "detail",
-                    "protocol",
-                    "devices",
-                    "total_mib",
-                    "number",
-                    "how",
-                    "log",
-                    "process",
-                ]
-            )
-            | st.sampled_from(["choices", "text", "usage", "completion_tokens", "timings", "predicted_per_second"]),
-            inner,
-            max_size=6,
-        )
-    ),
-    max_leaves=12,
-)
-EXAMPLES = settings(
-    max_examples=int(os.environ.get("FUZZ_EXAMPLES", "200")),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-
-
 @pytest.mark.fuzz
 @EXAMPLES
 @given(ODD.map(json.dumps) | st.text(max_size=99))
@@ -437,6 +439,45 @@ def test_other_hosts_are_judged_by_their_answers(plan, drifts, evidence, monkeyp
     result = action.run(task_vars={"hostvars": {"here": {}}})
     assert bool(result.get("failed")) != answered
     assert answered or "release of here: the host does not answer" in result["msg"]
+
+
+def test_what_the_head_collects_has_the_form_that_is_asked_for(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(verification.state, "processes", lambda prefix, account: {})
+    for health, status in ((200, 200), (200, 500), (503, 200)):
+        server.health, server.status = health, status
+        found = json.loads(json.dumps(verification.collect(asked(server, tmp_path), 0)))
+        verification.check_evidence("here", found)
+        for key in set(found) - {"drift"}:
+            with pytest.raises(Refusal, match=f"What here reports of the server .*{key} "):
+                verification.check_evidence("here", {**found, key: 1.5})
+            if key != "waits_for":
+                with pytest.raises(Refusal, match=f"{key} is missing"):
+                    verification.check_evidence("here", {name: found[name] for name in found if name != key})
+    found["health"]["healthy"] = True
+    with pytest.raises(Refusal, match="other lists than pairs"):
+        verification.check_evidence("here", {**found, "buffers": {"CPU": {"KV": [1]}}, "completion": {"error": ""}})
+
+
+@pytest.mark.parametrize("odd", [None, [], {}, {"health": {"healthy": True, "said": "\x1b[2J"}}])
+def test_a_head_that_answers_in_another_form_is_named(local, monkeypatch, odd):
+    action = verify_action.ActionModule.__new__(verify_action.ActionModule)
+    monkeypatch.setattr(action, "_execute_module", lambda module_args, task_vars: {"evidence": odd})
+    with pytest.raises(AnsibleActionFail, match="What here reports of the server"):
+        action._collect({}, local.plan(), 0, {})
+
+
+@pytest.mark.fuzz
+@EXAMPLES
+@given(
+    st.dictionaries(st.sampled_from(["health", "log", "links", "buffers", "completion", "handshakes"]), ODD, min_size=1)
+)
+def test_evidence_of_every_form_is_refused_or_judged(plan, drifts, evidence, odd):
+    whole = {**evidence, "ends": {"number": 0, "how": "", "log": []}, "launched": True, **odd}
+    try:
+        verification.check_evidence("here", whole)
+    except Refusal:
+        return
+    json.dumps(verification.judge(plan, drifts, whole, {}))
 
 
 def test_knocking():

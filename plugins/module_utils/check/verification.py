@@ -13,11 +13,13 @@ import socket
 import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import state
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading import printable
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Each, Maybe, Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer, rpc
@@ -234,6 +236,49 @@ def completion(reply: reading.Reply) -> dict:
 
 
 # ------------------------------------------------------------------------------------------------- judgement, anywhere
+
+
+LINES = [Text(longest=8192)]
+FIGURE = Maybe(Number(real=True))
+EVIDENCE = {
+    "health": {"healthy": bool, "said": LINES[0]},
+    "ends": {"number": Number(), "how": LINES[0], "log": LINES},
+    "launched": bool,
+    "log": LINES,
+    "log_complete": bool,
+    "handshakes": {
+        "workers": Each(
+            {"state": LINES[0], "detail": LINES[0], "protocol": Maybe(Text()), "devices": [{"total_mib": Number()}]}
+        )
+    },
+    "links": Each(Maybe({"mbit_per_second": FIGURE, "round_trip_ms": FIGURE, "detail": LINES[0]})),
+    "waits_for": Maybe(LINES),
+}
+HEALTHY = {
+    "buffers": Each(Each([Number(real=True)])),
+    "completion": {"text": LINES[0], "tokens": Number(), "tokens_per_second": FIGURE},
+}
+"""The form of what collect returns: always, and of a server that is healthy."""
+
+
+def check_evidence(head: str, evidence: Any) -> None:
+    """Refuses evidence that does not have the form that collect gives it: a head that was taken over reports anything.
+
+    :param head: name of the host.
+    """
+    found = untrusted.problem("it", evidence) or untrusted.mismatch("it", evidence, EVIDENCE)
+    if not found and evidence["health"]["healthy"]:
+        failed = isinstance(evidence.get("completion"), dict) and "error" in evidence["completion"]
+        found = untrusted.mismatch(
+            "it", evidence, {**HEALTHY, **({"completion": {"error": LINES[0]}} if failed else {})}
+        )
+        if not found and any(len(pair) != 2 for kinds in evidence["buffers"].values() for pair in kinds.values()):
+            found = untrusted.Problem("it.buffers", "has other lists than pairs")
+    if found:
+        raise Refusal(
+            f"What {head} reports of the server is not as this version of the collection reads it ({found.where[3:] or 'it'} {found.why}): run "
+            "it again; where that goes on, this host is not what it seems."
+        )
 
 
 def _check(name: str, subject: str, passed: bool | None, evidence: str) -> dict:
