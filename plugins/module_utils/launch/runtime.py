@@ -98,10 +98,19 @@ def say(text: str) -> None:
     SERVICE_LOG.write(f"llamacpp: {text}\n".encode("utf-8", "replace"))
 
 
+SAID: set[str] = set()
+
+
+def say_once(text: str) -> None:
+    if text not in SAID:
+        SAID.add(text)
+        say(text)
+
+
 def shake_hands(
-    endpoints: list[str], protocol: str | None, timeout: float, note: Callable[[dict], None], pause: float = 1.0
-) -> None:
-    """Waits until every worker answers.
+    endpoints: list[str], protocol: str | None, timeout: float, note: Callable[[dict], object], pause: float = 1.0
+) -> dict:
+    """Waits until every worker answers; returns their answers.
 
     A worker whose release does not fit is waited for like one that is not there yet: it is probably being replaced.
 
@@ -120,7 +129,7 @@ def shake_hands(
                 if answers[endpoint]["state"] != "ok":
                     say(f"waiting for worker {endpoint}: {answers[endpoint]['state']}, {answers[endpoint]['detail']}")
         if all(answer["state"] == "ok" for answer in answers.values()):
-            return
+            return answers
         time.sleep(pause)
 
 
@@ -131,17 +140,19 @@ def write_state(path: Path, content: dict) -> bool:
         partial.write_text(json.dumps(content))
         partial.replace(path)
     except OSError as error:
-        say(f"{path} could not be written: {error.strerror}")
+        say_once(f"{path} could not be written: {error.strerror}")
         return False
     return True
 
 
-def write_handshakes(state: Path, answers: dict) -> None:
-    """Older answers would be believed in place of these, so they go where these cannot be written."""
+def write_handshakes(state: Path, answers: dict) -> bool:
+    """Older answers would be believed in place of these, so they go where these cannot be written; False then."""
     path = state / HANDSHAKES
-    if not write_state(path, {"time": int(time.time()), "process": os.getpid(), "workers": answers}):
+    written = write_state(path, {"time": int(time.time()), "process": os.getpid(), "workers": answers})
+    if not written:
         with suppress(OSError):
             path.unlink()
+    return written
 
 
 def write_end(state: Path, how: str, said: str) -> None:
@@ -309,7 +320,7 @@ def run(
     with suppress(OSError):  # a folder that is missing still is said by what cannot be written there
         state.mkdir(exist_ok=True)
     write_handshakes(state, {})
-    shake_hands(endpoints, protocol, timeout, lambda answers: write_handshakes(state, answers), pause)
+    answers = shake_hands(endpoints, protocol, timeout, lambda answers: write_handshakes(state, answers), pause)
     try:
         head = Head(argv, endpoints, url, state)
     except OSError as error:
@@ -318,8 +329,10 @@ def run(
         time.sleep(pause)
         return 1
     how = ""
+    recorded = False
     try:
         while head.process.poll() is None:
+            recorded = recorded or write_handshakes(state, answers)
             time.sleep(pause)
             lost = head.lost_workers()
             if lost:
