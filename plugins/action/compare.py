@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes, staging
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
 
@@ -27,11 +29,17 @@ class ActionModule(ActionBase):
             }
         )
         plan, answers = arguments["plan"], arguments["answers"]
+        try:
+            changes.check(plan, answers)
+        except Refusal as refusal:
+            raise AnsibleActionFail(str(refusal)) from None
         if plan["refused"] or plan["staging"]:
             return {"changed": False, "obstacles": staging.obstacles(plan, answers)}
         compared = changes.compare(plan, answers)
         decided = changes.decide(plan, compared.drifts)
-        tools = {name: found["facts"]["tools"] for name, found in arguments["facts"].items() if "facts" in found}
+        tools = {
+            name: found["facts"].get("tools") or [] for name, found in arguments["facts"].items() if "facts" in found
+        }
         if arguments["page"]:
             changed = report.changes_of(plan, decided, compared.drifts, compared.without)
             output.show_plan(plan, changed, arguments["html"])

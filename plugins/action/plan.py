@@ -109,11 +109,10 @@ class ActionModule(ActionBase):
                 f"{advisory['id']} ({advisory['severity']}{', accepted' if advisory['accepted'] else ''}): {advisory['message']} {advisory['remedy']}"
             )
         if plan["refused"]:
-            return {
-                "failed": True,
-                "msg": "The plan is refused, nothing was changed: "
-                + " ".join(reason.rstrip(".") + "." for reason in plan["reasons"]),
-            }
+            why = " ".join(reason.rstrip(".") + "." for reason in plan["reasons"])
+            if arguments["page"]:
+                why = "the page above says why."
+            return {"failed": True, "msg": f"The plan is refused, nothing was changed: {why}"}
         return {"changed": False, "plan": plan}
 
     def _look_up_releases(self, cluster: Cluster, catalogue: Catalogue, task_vars: dict) -> Cluster:

@@ -9,9 +9,12 @@ import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report, verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
 
 display = Display()
@@ -36,7 +39,8 @@ class ActionModule(ActionBase):
         if obstacles is not None:
             staged = {"reasons": obstacles, **(staged or {})}
         plan = arguments["plan"]
-        drifts = {name: (answers.get(name) or {}).get("drift") for name in plan["hosts"]}
+        _check(changes.check, plan, answers)
+        drifts = {name: (answers.get(name) or {}).get("drift") or None for name in plan["hosts"]}
         patience = plan["head"]["start_timeout"] if verification.may_become_healthy(plan, drifts) else 0
         exposed = [
             worker["endpoint"]
@@ -51,6 +55,7 @@ class ActionModule(ActionBase):
             knocks = dict(zip(exposed, knocking))
         if "evidence" not in answer:
             return answer
+        _check(changes.check, plan, {plan["head"]["host"]: {"drift": answer["evidence"].get("drift")}})
         drifts[plan["head"]["host"]] = answer["evidence"].get("drift") or drifts[plan["head"]["host"]]
         judged = verification.judge(plan, drifts, answer["evidence"], knocks, staged, changed)
         if plan["staging"]:
@@ -79,6 +84,8 @@ class ActionModule(ActionBase):
         wait = FIRST_WAIT
         while True:
             answer = self._execute_module(module_args={**arguments, "wait": wait}, task_vars=task_vars)
+            if not answer.get("failed"):
+                _check(verification.check_evidence, plan["head"]["host"], answer.get("evidence"))
             if answer.get("failed") or answer["evidence"]["health"]["healthy"]:
                 return answer
             before = answer["evidence"]["ends"]["number"] if before is None else before
@@ -92,3 +99,10 @@ class ActionModule(ActionBase):
             state = "; ".join(waits_for or [answer["evidence"]["health"]["said"]])
             display.display(f"  [{plan['head']['host']}] llama-server: {state}, {elapsed:.0f} s")
             wait = WAIT
+
+
+def _check(check, *arguments) -> None:
+    try:
+        check(*arguments)
+    except Refusal as refusal:
+        raise AnsibleActionFail(str(refusal)) from None

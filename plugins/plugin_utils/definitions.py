@@ -5,31 +5,33 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 from collections.abc import Iterable
 
 from ansible.errors import AnsibleActionFail
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers, untrusted
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.inventory import ROLES
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
-LINE_BREAK = (
-    " and has a line break, which no service manager can express: remove it from llama_server_extra_args, "
-    "llama_server_environment or llama_worker_endpoints"
-)
-COMMENT = ", and supervisor reads a part of it as a comment: remove the space before ; or #"
-FORBIDDEN = {"\n": LINE_BREAK, "\0": LINE_BREAK}
 MARKUP = ("plist.j2",)
 """Endings of templates that write XML."""
-FORBIDDEN_FOR_SUPERVISOR = {**FORBIDDEN, " ;": COMMENT, " #": COMMENT}
+COMMENTS = (" ;", " #")
+"""Where supervisor reads the rest of a value as a comment."""
 
 
-def _check(values: Iterable[str], forbidden: dict[str, str]) -> None:
-    """:param forbidden: text that no value may hold → what is wrong with such a value, and what to do."""
-    for text, wrong in forbidden.items():
-        for value in values:
-            if text in value:
-                raise AnsibleActionFail(f"{value!r} is an argument or an environment variable of a service{wrong}")
+def _check(values: Iterable[str], comments: Iterable[str] = ()) -> None:
+    """:param comments: texts that no value may hold."""
+    for value in values:
+        if not untrusted.is_plain(value):
+            wrong = "has a line break or another control character, which no service manager can express: remove it"
+        elif any(text in value for text in comments):
+            wrong = "supervisor reads a part of it as a comment: remove the space before ; or #"
+        else:
+            continue
+        raise AnsibleActionFail(
+            f"{untrusted.show(value)} is a path, an argument or an environment variable of a service, and {wrong}"
+        )
 
 
 def _escaped(text: str) -> str:
@@ -38,29 +40,51 @@ def _escaped(text: str) -> str:
 
 def systemd_command(words: list[str]) -> str:
     """One line that systemd splits again into the same words."""
-    _check(words, FORBIDDEN)
+    _check(words)
     return " ".join('"' + _escaped(word).replace("$", "$$") + '"' for word in words)
 
 
+def systemd_line(text: str) -> str:
+    """The rest of a line that systemd takes as it is."""
+    _check([text])
+    if text.strip() != text or text.endswith("\\"):
+        raise AnsibleActionFail(
+            f"{untrusted.show(text)} is a path or a description in a service, and systemd does not read a space or \\ at its end: rename it"
+        )
+    return text.replace("%", "%%")
+
+
 def systemd_environment(variables: dict[str, str]) -> str:
-    _check(variables.values(), FORBIDDEN)
+    _check(variables.values())
     return " ".join(f'"{name}={_escaped(value)}"' for name, value in sorted(variables.items()))
 
 
-def supervisor_command(words: list[str]) -> str:
-    """One line that supervisor splits again into the same words."""
-    _check(words, FORBIDDEN_FOR_SUPERVISOR)
-    return " ".join(shlex.quote(word).replace("%", "%%") for word in words)
+def _has_quotes(value: str) -> bool:
+    """Whether supervisor cannot express it in environment=, where it reads quotes and knows no escapes."""
+    return '"' in value or "'" in value
+
+
+def supervisor_command(words: list[str], variables: dict[str, str] | None = None) -> str:
+    """One line that supervisor splits again into the same words.
+
+    :param variables: the environment; what environment= cannot express is set by env, which becomes the program.
+    """
+    quoted = [f"{name}={value}" for name, value in sorted((variables or {}).items()) if _has_quotes(value)]
+    whole = [*(["/usr/bin/env", *quoted] if quoted else []), *words]
+    _check(whole, COMMENTS)
+    return " ".join(shlex.quote(word).replace("%", "%%") for word in whole)
 
 
 def supervisor_environment(variables: dict[str, str]) -> str:
-    _check(variables.values(), FORBIDDEN_FOR_SUPERVISOR)
-    return ",".join(f'{name}="{_escaped(value)}"' for name, value in sorted(variables.items()))
+    """Variables without quotes in their values, as supervisor reads them."""
+    _check(variables.values(), COMMENTS)
+    plain = {name: value.replace("%", "%%") for name, value in sorted(variables.items()) if not _has_quotes(value)}
+    return ",".join(f'{name}="{value}"' for name, value in plain.items())
 
 
 def shell_word(text: str) -> str:
     """One word of a script."""
-    _check([text], FORBIDDEN)
+    _check([text])
     return shlex.quote(text)
 
 
@@ -69,12 +93,8 @@ def openrc_command(words: list[str]) -> str:
     return shell_word(" ".join(shell_word(word) for word in words))
 
 
-def definition(host: dict, service: dict) -> str:
-    """The definition of a service.
-
-    :param host: ``plan["hosts"][name]``.
-    :param service: one of its services.
-    """
+@functools.cache
+def _templates() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(ROLES / "llama_host" / "templates"),
         trim_blocks=True,
@@ -85,10 +105,20 @@ def definition(host: dict, service: dict) -> str:
     environment.filters.update(
         systemd_command=systemd_command,
         systemd_environment=systemd_environment,
+        systemd_line=systemd_line,
         supervisor_command=supervisor_command,
         supervisor_environment=supervisor_environment,
         openrc_command=openrc_command,
         shell_word=shell_word,
     )
+    return environment
+
+
+def definition(host: dict, service: dict) -> str:
+    """The definition of a service.
+
+    :param host: ``plan["hosts"][name]``.
+    :param service: one of its services.
+    """
     template = service_managers.MANAGERS[host["service_manager"]].template
-    return environment.get_template(template).render(host=host, service=service)
+    return _templates().get_template(template).render(host=host, service=service)

@@ -16,6 +16,8 @@ import yaml
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.utils.display import Display
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry
 
 ROLES = Path(__file__).resolve().parents[2] / "roles"
 CLUSTER_GROUP = "llama_cluster"
@@ -77,6 +79,10 @@ def truths(given: Any, spec: dict[str, dict]) -> Iterator[str]:
 
 def _variables(name: str, hostvars: Any, spec: dict[str, dict]) -> dict:
     given = {variable: hostvars[variable] for variable in spec if hostvars.get(variable) is not None}
+    try:
+        entry.check(name, given)
+    except Refusal as refusal:
+        raise AnsibleActionFail(f"{refusal}.") from None
     for variable, value in given.items():
         if spec[variable]["type"] == "dict" and not isinstance(value, (dict, str)):
             raise AnsibleActionFail(
@@ -138,6 +144,11 @@ def of_play(task_vars: dict) -> set[str]:
     return given
 
 
+def _entry(value: Any, name: str) -> Any:
+    """An entry of what a host said, which may be anything."""
+    return value.get(name) if isinstance(value, Mapping) else None
+
+
 def hosts(
     task_vars: dict, answers: dict[str, dict] | None = None, of_all: Collection[str] = ()
 ) -> tuple[str, dict[str, dict]]:
@@ -150,7 +161,7 @@ def hosts(
     cluster = task_vars.get("llama_cluster_group") or CLUSTER_GROUP
     if cluster not in groups:
         raise AnsibleActionFail(
-            f"The inventory has no group {cluster}: put the cluster's hosts into it, or set llama_cluster_group to the right group."
+            f"The inventory has no group {cluster!r}: put the cluster's hosts into it, or set llama_cluster_group to the right group."
         )
     spec = specification()
     members = {}
@@ -163,7 +174,7 @@ def hosts(
                 "ansible_host": own.get("ansible_host") or name,
                 "variables": _variables(name, own, spec),
                 "unknown_variables": unknown({*own, *of_all}, spec),
-                "facts": ((answers or {}).get(name) or {}).get("facts"),
+                "facts": _entry((answers or {}).get(name), "facts"),
             }
     idle = [name for name in groups[cluster] if name not in members]
     if idle and members:
@@ -171,11 +182,9 @@ def hosts(
             f"{', '.join(idle)} of group {cluster} are in neither llama_head nor llama_workers, so the run ignores them: check the spelling of "
             "the groups."
         )
-    kept: dict = next(
-        (host["facts"]["kept"] for host in members.values() if "head" in host["groups"] and host["facts"]), {}
-    )
+    kept = next((_entry(host["facts"], "kept") for host in members.values() if "head" in host["groups"]), None)
     for name, host in members.items():
-        host["facts"] = host["facts"] or kept.get(name)
+        host["facts"] = host["facts"] or _entry(kept, name)
     if not members:
         raise AnsibleActionFail(
             f"Group {cluster} has no host that is also in llama_head or llama_workers: put the head and the workers there."

@@ -330,6 +330,32 @@ def test_programs_of_a_package_are_linked(tmp_path):
     assert stored.installed(installed) is None
 
 
+@pytest.mark.parametrize(
+    "lines, known",
+    [
+        ("echo usage:\nexec yes -- --fit", {}),
+        ("echo usage:\nprintf '\\377\\n'\necho '--fit [on|off]'", {"--fit": True}),
+    ],
+)
+def test_a_help_without_end_is_none_and_one_of_other_bytes_is_read(tmp_path, monkeypatch, lines, known):
+    monkeypatch.setattr(building, "WRITTEN_BYTES", 1 << 20)
+    program = tmp_path / "llama-server"
+    program.write_text(f"#!/bin/sh\n{lines}\n")
+    program.chmod(0o755)
+    installer = building.Installer(str(tmp_path), {"id": "p", "environment": {}, "targets": ["llama-server"]}, None)
+    assert installer.probe(tmp_path)["llama-server"]["known"] == known
+
+
+def test_a_help_that_does_not_end_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(building, "HELP_SECONDS", 0.2)
+    program = tmp_path / "llama-server"
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o755)
+    installer = building.Installer(str(tmp_path), {"id": "p", "environment": {}, "targets": ["llama-server"]}, None)
+    with pytest.raises(building.BuildError, match=r"llama-server does not end its help within 0.2 s"):
+        installer.probe(tmp_path)
+
+
 def test_a_package_that_lacks_a_program(tmp_path):
     build = {
         "id": "p",

@@ -3,6 +3,7 @@
 from unittest import mock
 
 import pytest
+from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import compare
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
@@ -81,8 +82,50 @@ def test_the_page_is_shown_and_written(pair, monkeypatch, tmp_path):
 
 def test_of_a_plan_for_the_staging_ports_it_says_what_stands_in_the_way(local):
     plan = local.plan(staging=True)
-    room = {"drift": {"missing_builds": [], "changed_files": []}, "free_mib": {"CPU": 65536}}
+    room = {"drift": drifts(plan)["here"], "free_mib": {"CPU": 65536}}
     assert run(plan=plan, answers={"here": room}) == {"changed": False, "obstacles": []}
     assert run(plan=plan, answers={})["obstacles"] == ["here could not be reached"]
     refused = {"schema": 1, "cluster": "x", "refused": True, "fits": False, "reasons": ["no head"]}
     assert run(plan=refused, answers={})["obstacles"] == ["no head"]
+
+
+DRIFT = {
+    "services": [
+        {},
+        {"llamacpp-worker-cpu": {"state": "\x1b[2J", "pid": 1, "addresses": [], "clients": []}},
+        {"llamacpp-worker-cpu": {"state": "running", "pid": -1, "addresses": [], "clients": []}},
+        {"llamacpp-worker-cpu": {"state": "running", "pid": 1, "addresses": "x", "clients": []}},
+        [],
+    ],
+    "differences": [[{}], [{**FOLDER, "text": "a\x1b]0;x"}], [{**FOLDER, "kind": "other"}], [FOLDER] * 2000, {}],
+    "stale": [["a\nb"], "llamacpp-worker-x", [1]],
+    "missing_builds": [None, [None]],
+    "running_releases": [["x" * 5000]],
+}
+
+
+@pytest.mark.parametrize("part, value", [(part, value) for part, values in DRIFT.items() for value in values])
+def test_a_host_may_report_anything_of_itself(pair, part, value):
+    plan = pair.plan()
+    found = answers(plan)
+    found["worker1"]["drift"][part] = value
+    with pytest.raises(AnsibleActionFail) as raised:
+        run(plan=plan, answers=found)
+    assert str(raised.value).startswith(
+        f"What worker1 reports of itself is not as this version of the collection reads it (drift.{part}"
+    )
+    assert str(raised.value).isprintable()
+
+
+@pytest.mark.parametrize("answer", [["drift"], "drift", {"drift": ["x"]}, {"drift": 1}, {"free_mib": {"CPU": "x"}}])
+def test_an_answer_of_another_shape(pair, answer):
+    plan = pair.plan()
+    with pytest.raises(AnsibleActionFail, match="What worker1 reports of itself"):
+        run(plan=plan, answers=answers(plan, worker1=answer))
+
+
+def test_an_error_of_a_host_is_shown_on_one_line(pair):
+    plan = pair.plan()
+    compared = changes.compare(plan, answers(plan, worker1={"msg": "one\ntwo \x1b[2J" + "x" * 1000}))
+    assert compared.without["worker1"].startswith(r"one two \x1b[2Jxxx")
+    assert len(compared.without["worker1"]) == 500

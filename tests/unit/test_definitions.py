@@ -2,6 +2,7 @@
 
 import configparser
 import plistlib
+import re
 import shlex
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import subprocess
 import pytest
 from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions
 
@@ -21,11 +23,107 @@ def test_supervisor_splits_a_command_into_the_same_words():
     assert shlex.split(expanded) == WORDS
 
 
+def environment_of_supervisor(line):
+    """As dict_of_key_value_pairs of supervisor 4.3.0 reads it: quotes end at the next one, and \\ is a character like others."""
+    lexer = shlex.shlex(line % {})
+    lexer.wordchars += "/.+-():"
+    tokens = list(lexer)
+    return {tokens[index]: tokens[index + 2].strip("'\"") for index in range(0, len(tokens), 4)}
+
+
 def test_supervisor_reads_the_same_environment():
-    line = definitions.supervisor_environment({"B": 'x "y" %z, $A', "A": "back\\slash"})
-    assert line == 'A="back\\\\slash",B="x \\"y\\" %%z, $A"'
-    lexer = list(shlex.shlex(line.replace("%%", "%"), posix=True))
-    assert lexer == ["A", "=", "back\\slash", ",", "B", "=", 'x "y" %z, $A']
+    variables = {"C": "x,y %z, $A", "A": "back\\slash", "B": ""}
+    assert environment_of_supervisor(definitions.supervisor_environment(variables)) == variables
+    assert definitions.supervisor_environment({"A": "it's"}) == ""
+    assert definitions.supervisor_command(["/x"], {"A": "it's", "B": "b"}) == """/usr/bin/env 'A=it'"'"'s' /x"""
+
+
+EVERY = "".join(map(chr, range(32, 127)))
+"""Every printable character of ASCII."""
+
+
+def unquote_systemd(line):
+    """Words of a line as systemd.syntax(7) says: quotes, escapes, then specifiers."""
+    words = re.findall(r'"((?:[^"\\]|\\.)*)"(?: |$)', line)
+    assert " ".join(f'"{word}"' for word in words) == line
+    return [re.sub(r"\\(.)", r"\1", word).replace("%%", "%") for word in words]
+
+
+def read_systemd(text, tmp_path):
+    lines = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    words = [word.replace("$$", "$") for word in unquote_systemd(lines["ExecStart"])]
+    return words, dict(word.split("=", 1) for word in unquote_systemd(lines["Environment"]))
+
+
+def read_supervisor(text, tmp_path):
+    parser = configparser.RawConfigParser(inline_comment_prefixes=(";", "#"), strict=False)
+    parser.read_string(text)
+    section = dict(parser.items(parser.sections()[0]))
+    words = shlex.split(section["command"] % {})
+    assert words[0] == "/usr/bin/env"
+    set_by_env = [word for word in words[1:] if word.startswith(("A=", "B="))]
+    environment = {
+        **environment_of_supervisor(section["environment"]),
+        **dict(word.split("=", 1) for word in set_by_env),
+    }
+    return words[1 + len(set_by_env) :], environment
+
+
+def read_launchd(text, tmp_path):
+    read = plistlib.loads(text.encode())
+    return read["ProgramArguments"], read["EnvironmentVariables"]
+
+
+def read_openrc(text, tmp_path):
+    script = tmp_path / "service"
+    script.write_text(text)
+    shell = f'. {script}\neval set -- "$command" "$command_args"\nprintf "%s\\0" "$A" "$B" "$@"\n'
+    read = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=True).stdout.split("\0")[:-1]
+    return read[2:], {"A": read[0], "B": read[1]}
+
+
+READERS = {
+    "systemd": read_systemd,
+    "systemd_user": read_systemd,
+    "supervisor": read_supervisor,
+    "launchd": read_launchd,
+    "openrc": read_openrc,
+}
+
+
+@pytest.mark.parametrize("manager", service_managers.MANAGERS)
+def test_every_character_arrives_as_it_was_given(local, manager, tmp_path):
+    local.hosts["here"]["facts"].update(
+        service_manager=manager, scope=next(iter(service_managers.MANAGERS[manager].folders))
+    )
+    planned = local.plan()["hosts"]["here"]
+    words, environment = ["/x/run", EVERY, ";", "", "-", "a=b"], {"A": EVERY, "B": "x y,%z$(id)\\"}
+    service = {**planned["services"][-1], "argv": words, "environment": environment}
+    text = definitions.definition(planned, service)
+    read, set_by_it = READERS[manager](text, tmp_path)
+    assert read == words
+    assert {name: set_by_it[name] for name in environment} == environment
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")
+def test_systemd_itself_reads_every_character_of_a_path(tmp_path):
+    """It looks for the program. Facts whose paths hold quotes, backslashes or $ are refused."""
+    program = tmp_path / re.sub(r"""["'\\$/]""", "", EVERY)
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    unit = tmp_path / "x.service"
+    for path, found in ((program, True), (tmp_path / "other", False)):
+        unit.write_text(f"[Service]\nExecStart={definitions.systemd_command([str(path), EVERY])}\n")
+        checked = subprocess.run(
+            ["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True, check=False
+        )
+        assert ("x.service" not in checked.stderr) is found, checked.stderr
+
+
+@pytest.mark.parametrize("path", ["/etc/keys ", "/etc/keys\\", " /etc/keys"])
+def test_a_path_of_which_systemd_would_read_another_one(pair, path):
+    with pytest.raises(AnsibleActionFail, match="systemd does not read a space or"):
+        definitions.systemd_line(path)
 
 
 def test_systemd_quoting():
@@ -49,7 +147,7 @@ def test_systemd_accepts_what_is_quoted(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "quote", [lambda: definitions.systemd_command(["a\nb"]), lambda: definitions.supervisor_environment({"A": "a\nb"})]
+    "quote", [lambda: definitions.systemd_command(["a\nb"]), lambda: definitions.supervisor_environment({"A": "a\rb"})]
 )
 def test_line_breaks_are_refused(quote):
     with pytest.raises(AnsibleActionFail, match="line break"):

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -245,5 +246,15 @@ def test_what_was_measured_of_links(tmp_path):
     folder = tmp_path / "links"
     folder.mkdir()
     (folder / "worker1.json").write_text('{"round_trip_ms": 0.2}')
-    (folder / "worker2.json").write_text("{")
-    assert host.measured_links(str(tmp_path)) == {"worker1": {"round_trip_ms": 0.2}}
+    odd = ["{", "[]", '{"round_trip_ms": "slow"}', '{"round_trip_ms": 1e999}', "[" * 9999, " " * (host.LINK_BYTES + 1)]
+    for number, text in enumerate(odd, 2):
+        (folder / f"worker{number}.json").write_text(text)
+    os.mkfifo(folder / "worker9.json")
+    measured = {"mbit_per_second": None, "round_trip_ms": 0.2, "detail": ""}
+    assert host.measured_links(str(tmp_path)) == {"worker1": measured}
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"a": NaN}', "[" * 9999, '{"a": {}}'])
+def test_facts_of_the_last_run_are_an_object_or_none(tmp_path, text):
+    (tmp_path / "facts.json").write_text(text)
+    assert host.kept_facts(str(tmp_path)) == ({"a": {}} if text == '{"a": {}}' else {})

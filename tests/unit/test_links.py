@@ -786,7 +786,9 @@ def test_what_was_recorded_of_a_measurement():
         "mbit_per_second": None,
         "round_trip_ms": None,
     }
-    for nonsense in ("", "[]", "null", "{", '{"end": {}}'):
+    speed = '{{"end": {{"sum_received": {{"bits_per_second": {}}}}}}}'
+    odd = [speed.format(number) for number in ('"fast"', "[]", "null", "NaN", "1e999", "9" * 400)]
+    for nonsense in ("", "[]", "null", "{", "[" * 99999, '{"end": {}}', '{"end": []}', '{"end": 1}', *odd):
         assert links.parse_measurement(nonsense, "round-trip min/avg/max = 0.1/0.2/0.3 ms\n") == {
             "mbit_per_second": None,
             "round_trip_ms": 0.2,

@@ -222,3 +222,13 @@ def test_how_a_value_is_written(name, value, build, fork, expected):
 def test_a_value_that_a_build_cannot_say():
     with pytest.raises(options.UnknownOption, match="load-mode dio"):
         options.render("load-mode", "dio", 7667)
+
+
+def test_switches_take_no_value_in_any_help():
+    lists = {name: help_of(options.SERVER, name).known for name in GENERATIONS}
+    for word in options.SWITCHES:
+        assert options.of_word(word) is None
+        assert lists["0.3.36"][word] is False
+        assert not any(known.get(word) for known in lists.values())
+    newest = {word for word, valued in lists["0.3.36"].items() if not valued and options.of_word(word) is None}
+    assert newest - options.SWITCHES == {word for word in newest if any(known.get(word) for known in lists.values())}

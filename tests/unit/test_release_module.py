@@ -50,6 +50,7 @@ def host(programs, keep=1):
         "cache": programs["cache"],
         "units": f"{programs['prefix']}/units",
         "service_manager": "supervisor",
+        "account": None,
         "builds": [programs["build"]],
         "keep_releases": keep,
     }

@@ -1,13 +1,18 @@
 """The handshake against a scripted server, one script for each generation and for each thing that is no worker."""
 
 import contextlib
+import errno
+import os
 import socket
 import struct
 import threading
 import time
+from unittest import mock
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 GIB = 1 << 30
 
@@ -19,10 +24,10 @@ def reply(payload):
 class Server(threading.Thread):
     """Accepts connections one after the other and lets ``script(socket)`` handle each; counts those left open by the client."""
 
-    def __init__(self, script):
+    def __init__(self, script, port=0):
         super().__init__(daemon=True)
         self.script = script
-        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener = socket.create_server(("127.0.0.1", port))
         self.port = self.listener.getsockname()[1]
         self.connections = []
         self.start()
@@ -189,7 +194,68 @@ def test_a_server_that_closes_and_then_refuses_is_no_worker():
     assert rpc.probe("127.0.0.1", server.port)["state"] == "not_rpc"
 
 
+def test_a_worker_without_a_device_cannot_be_used():
+    assert probe(worker((7, 0, 0), {24}, devices=()))["state"] == "no_device"
+
+
+@pytest.mark.parametrize("number", [errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENOBUFS])
+@pytest.mark.parametrize("verb", ["sendall", "recv"])
+def test_a_connection_that_the_network_loses_is_unreachable(monkeypatch, number, verb):
+    lost = mock.Mock(**{f"{verb}.side_effect": OSError(number, os.strerror(number))})
+    monkeypatch.setattr(rpc.socket, "create_connection", lambda *_arguments, **_options: lost)
+    found = rpc.probe("192.0.2.1", 50052)
+    assert (found["state"], os.strerror(number) in found["detail"]) == ("unreachable", True)
+    assert lost.close.called
+
+
 @pytest.mark.parametrize("address, port", [("worker1", 50052), ("::1", 50052), ("127.0.0.1", 0), ("127.0.0.1", 70000)])
 def test_endpoints_that_cannot_be(address, port):
     with pytest.raises(ValueError, match=r"Expected 4 octets|not a TCP port|Only decimal"):
         rpc.probe(address, port)
+
+
+class Scripted:
+    """A socket whose other side sends these parts, one for each read, and then closes or breaks the connection."""
+
+    def __init__(self, parts, broken):
+        self.parts, self.broken = list(parts), broken
+
+    def settimeout(self, seconds):
+        assert seconds > 0
+
+    def sendall(self, data):
+        if self.broken == "write":
+            raise BrokenPipeError
+
+    def recv(self, size):
+        part = self.parts.pop(0) if self.parts else b""
+        if not part and self.broken == "read":
+            raise OSError(errno.EHOSTUNREACH, "No route to host")
+        if len(part) > size:
+            self.parts.insert(0, part[size:])
+        return part[:size]
+
+    def close(self):
+        pass
+
+
+ANYTHING = st.one_of(
+    st.binary(max_size=64),
+    st.binary(max_size=32).map(reply),
+    st.sampled_from([reply(bytes([7, 0, 0]) + bytes(25)), reply(bytes([1, 0, 0])), reply(struct.pack("<I", 1))]),
+    st.integers(0, 2**64 - 1).map(lambda number: struct.pack("<Q", number)),
+    st.tuples(*(st.integers(0, 2**64 - 1),) * 2).map(lambda pair: reply(struct.pack("<QQ", *pair))),
+)
+
+
+@pytest.mark.fuzz
+@settings(max_examples=int(os.environ.get("FUZZ_EXAMPLES", "200")), deadline=None)
+@given(
+    st.lists(ANYTHING, max_size=8), st.sampled_from(["", "read", "write"]), st.sampled_from([None, "7.0.0", "3.6.1"])
+)
+def test_whatever_answers_a_handshake_has_a_state(parts, broken, protocol):
+    with mock.patch.object(rpc.socket, "create_connection", side_effect=lambda *_, **__: Scripted(parts, broken)):
+        found = rpc.probe("192.0.2.1", 50052, protocol=protocol)
+    assert found["state"] in {"ok", "protocol_mismatch", "no_device", "silent", "unreachable", "not_rpc"}
+    assert (found["state"] == "ok") == (found["detail"] == "")
+    assert found["state"] != "ok" or (found["devices"] and all(device["total_mib"] >= 0 for device in found["devices"]))

@@ -1,5 +1,7 @@
 """The head's launcher against a scripted worker and a stand-in for llama-server, both real processes with real connections."""
 
+import contextlib
+import errno
 import json
 import os
 import signal
@@ -8,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import runtime
@@ -134,18 +137,14 @@ def test_it_waits_for_every_worker_then_starts_and_records_the_handshakes(launch
     process = launch(free_port(), [first_endpoint, f"127.0.0.1:{second_port}"], "--protocol", "7.0.0")
     lines_until(process, f"waiting for worker 127.0.0.1:{second_port}: refused")
     assert children(process) == []
-    second = Server.__new__(Server)
-    listener = socket.create_server(("127.0.0.1", second_port))
-    super(Server, second).__init__(daemon=True)
-    second.script, second.listener, second.port, second.connections = worker((7, 0, 0), {24}), listener, second_port, []
-    second.start()
+    second = Server(worker((7, 0, 0), {24}), second_port)
     lines_until(process, "model buffer size")
     record = json.loads((tmp_path / runtime.HANDSHAKES).read_text())
     assert set(record["workers"]) == {first_endpoint, f"127.0.0.1:{second_port}"}
     assert record["workers"][first_endpoint]["protocol"] == "7.0.0"
     assert "model buffer size" in (tmp_path / runtime.START_LOG).read_text()
     first.listener.close()
-    listener.close()
+    second.listener.close()
 
 
 def test_a_worker_of_another_protocol_is_waited_for(launch):
@@ -250,6 +249,199 @@ def test_the_log_of_a_start_is_bounded(launch, tmp_path, monkeypatch):
     assert len((tmp_path / runtime.START_LOG).read_text()) == 100
 
 
+TALKS = """
+import pathlib, sys, time
+folder = pathlib.Path(sys.argv[1])
+for part in ("first", "second"):
+    print(part, "x" * 1000000, flush=True)
+    (folder / part).touch()
+    while part == "first" and not (folder / "space").exists():
+        time.sleep(0.02)
+print("the end", flush=True)
+"""
+"""A stand-in for llama-server that prints more than any pipe holds, and says in a folder how far it came."""
+
+
+@pytest.fixture
+def talks(tmp_path, launcher):
+    """Starts the launcher of a head that talks much, with its state in a folder and its standard output where it is put."""
+    program = tmp_path / "talks.py"
+    program.write_text(TALKS)
+    started = []
+
+    def start(state, output):
+        argv = [
+            sys.executable,
+            str(launcher / "quick.py"),
+            "head",
+            "--url",
+            "http://127.0.0.1:1",
+            "--state",
+            str(state),
+        ]
+        process = subprocess.Popen([*argv, "--", sys.executable, str(program), str(tmp_path)], stdout=output)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def full_disk(small_disk):
+    def fill():
+        with contextlib.suppress(OSError), (small_disk / "rest").open("wb", buffering=0) as rest:
+            while True:
+                rest.write(bytes(4096))
+
+    fill()
+    return small_disk
+
+
+def test_a_full_disk_does_not_stop_the_server_and_its_log_goes_on_with_space(talks, full_disk, tmp_path):
+    output = tmp_path / "output"
+    with output.open("wb") as stream:
+        process = talks(full_disk, stream)
+        until((tmp_path / "first").exists)
+        assert (full_disk / runtime.START_LOG).read_text() == ""
+        assert not (full_disk / runtime.HANDSHAKES).exists()
+        (full_disk / "rest").unlink()
+        until((full_disk / runtime.HANDSHAKES).exists)
+        (tmp_path / "space").touch()
+        assert process.wait(50) == 1
+    said = output.read_text()
+    assert f"{full_disk / runtime.START_LOG} is incomplete: No space left on device" in said
+    assert said.count(f"{full_disk / runtime.HANDSHAKES} could not be written: No space left on device") == 1
+    assert (said.count("is incomplete"), "the end" in said) == (1, True)
+    assert f"{runtime.INCOMPLETE}: 1000007 bytes are missing here" in (full_disk / runtime.START_LOG).read_text()
+
+
+def test_a_log_that_breaks_off_says_so_at_its_end(small_disk):
+    head = runtime.Head([sys.executable, "-c", "print('x' * 1000000)"], [], "http://127.0.0.1:1", small_disk)
+    head.process.wait(50)
+    head.relay.join()
+    assert (small_disk / runtime.START_LOG).read_text().endswith(f"\n{runtime.INCOMPLETE}\n")
+
+
+def test_a_service_log_on_a_full_disk_goes_on_with_space(talks, full_disk, tmp_path):
+    with (full_disk / "service.log").open("ab") as stream:
+        process = talks(tmp_path, stream)
+        until((tmp_path / "first").exists)
+        (full_disk / "rest").unlink()
+        (tmp_path / "space").touch()
+        assert process.wait(50) == 1
+    assert f"{runtime.INCOMPLETE}: 1000007 bytes are missing here" in (full_disk / "service.log").read_text()
+    assert "the end" in (tmp_path / runtime.START_LOG).read_text()
+
+
+@pytest.mark.parametrize("device", ["/dev/full", "closed"])
+def test_nobody_reads_the_service_log(talks, tmp_path, device):
+    (tmp_path / "space").touch()
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(device, "wb") if device != "closed" else os.fdopen(writer, "wb") as stream:
+        assert talks(tmp_path, stream).wait(50) == 1
+    assert (tmp_path / "second").exists()
+    kept = (tmp_path / runtime.START_LOG).read_text()
+    assert (kept.count("the log of the service is incomplete"), "the end" in kept) == (1, True)
+    assert json.loads((tmp_path / runtime.ENDS).read_text())["how"] == "with status 0"
+
+
+def test_a_reader_that_stands_still_is_not_waited_for_twice(monkeypatch):
+    monkeypatch.setattr(runtime, "READER_SECONDS", 0.1)
+    reader, writer = os.pipe()
+    log = runtime.Log(writer)
+    assert log.write(b"x" * 100000) == "nobody reads it"
+    written, started = len(os.read(reader, 100000)), time.monotonic()
+    assert log.write(b"y" * 100000) is None
+    os.read(reader, 200000)
+    monkeypatch.setattr(runtime, "READER_SECONDS", 50)
+    assert log.write(b"z\n") is None
+    assert time.monotonic() - started < 5
+    said = os.read(reader, 200000).decode()
+    assert said.startswith(f"\n{runtime.INCOMPLETE}: ")
+    assert (said.endswith(" bytes are missing here\nz\n"), written > 0) == (True, True)
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_read_only_disk_stops_neither_the_wait_for_workers_nor_the_server(launch, small_disk, tmp_path):
+    for name in (runtime.HANDSHAKES, runtime.ENDS, runtime.START_LOG):
+        (small_disk / name).write_text("{}")
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    port = free_port()
+    process = launch(free_port(), [f"127.0.0.1:{port}"], "--state", str(small_disk))
+    said = lines_until(process, "waiting for worker")
+    assert any(f"{runtime.HANDSHAKES} could not be written: Read-only file system" in line for line in said)
+    server = Server(worker((7, 0, 0), {24}), port)
+    said = lines_until(process, "model buffer size")
+    assert any(f"{runtime.START_LOG} could not be written: Read-only file system" in line for line in said)
+    os.kill(children(process)[0], signal.SIGKILL)
+    assert process.wait(50) == 1
+    server.listener.close()
+
+
+def test_a_folder_for_the_state_that_cannot_be_made(monkeypatch, tmp_path):
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    (tmp_path / "file").touch()
+    program = f"import pathlib; pathlib.Path({str(tmp_path / 'ran')!r}).touch()"
+    assert runtime.run([sys.executable, "-c", program], [], "http://127.0.0.1:1", tmp_path / "file", None, 1, 0.01) == 1
+    assert (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"number": 1e999}', "[" * 100000, '{"number": {}}', '{"number": NaN}'])
+def test_a_count_of_ends_of_another_shape_begins_anew(tmp_path, text):
+    (tmp_path / runtime.ENDS).write_text(text)
+    runtime.write_end(tmp_path, "with status 1", "")
+    assert json.loads((tmp_path / runtime.ENDS).read_text())["number"] == 1
+
+
+def test_a_count_of_ends_that_is_a_pipe_or_a_link_begins_anew(tmp_path):
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+        make(tmp_path / runtime.ENDS)
+        runtime.write_end(tmp_path, "with status 1", "")
+        assert json.loads((tmp_path / runtime.ENDS).read_text())["number"] == 1
+        (tmp_path / runtime.ENDS).unlink()
+
+
+@pytest.mark.parametrize(
+    "answer, seconds, expected",
+    [
+        (b"HTTP/1.1 200 OK\r\n\r\n", 0, True),
+        (b"HTTP/1.1 503 Service Unavailable\r\n\r\n", 0, False),
+        (b"HTTP/1.1 100 Continue\r\n" * 10, 0, False),
+        (b"x" * 1000, 0.02, False),
+        (b"", 0, False),
+    ],
+)
+def test_health_is_one_answer_within_a_time(monkeypatch, answer, seconds, expected):
+    monkeypatch.setattr(runtime, "HEALTH_SECONDS", 0.5)
+
+    def drip(client):
+        client.recv(4096)
+        for byte in answer:
+            client.sendall(bytes([byte]))
+            time.sleep(seconds)
+        client.close()
+
+    server, started = Server(drip), time.monotonic()
+    assert runtime.healthy(f"http://127.0.0.1:{server.port}") == expected
+    assert time.monotonic() - started < 5
+    server.listener.close()
+
+
+def test_connections_that_cannot_be_read_end_nothing(tmp_path, monkeypatch):
+    head = runtime.Head(
+        [sys.executable, "-c", "import time; time.sleep(60)"], ["127.0.0.1:1"], "http://127.0.0.1:1", tmp_path
+    )
+    head.ready = True
+    monkeypatch.setattr(Path, "read_text", mock.Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+    assert [head.lost_workers() for _number in range(3)] == [[], [], []]
+    head.stop()
+
+
 def cached(folder, name, size, age):
     path = folder / "rpc" / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -267,6 +459,15 @@ def test_what_was_used_longest_ago_is_removed_first(tmp_path):
     assert not old.exists()
     assert sorted(runtime.prune(tmp_path, 0)) == ["new", "used"]
     assert runtime.prune(tmp_path / "no-such-folder", 0) == []
+
+
+def test_a_cache_that_cannot_be_pruned_does_not_end_its_worker(small_disk, capfd):
+    cached(small_disk, "kept", 5000, 1)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    assert runtime.run_worker([sys.executable, "-c", ""], small_disk, 1000) == 1
+    said = capfd.readouterr().out
+    assert f"{small_disk} could not be brought below 0 MiB: Read-only file system" in said
+    assert "the worker ended with status 0" in said
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import links, state
@@ -60,7 +61,7 @@ def service(program, port, **environment):
 
 
 def judged(prefix, planned):
-    return state.service_state(planned, state.processes(str(prefix)))
+    return state.service_state(planned, state.processes(str(prefix), None))
 
 
 def test_a_service_that_runs_as_planned(installation):
@@ -128,6 +129,112 @@ def test_a_process_of_a_container_is_not_ours(installation):
     assert judged(prefix, service(program, port))["state"] == "running"
 
 
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can take another account")
+
+
+def begun(process):
+    """The process, once it has a command line: Popen returns a little earlier."""
+    while not Path(f"/proc/{process.pid}/cmdline").read_bytes():
+        time.sleep(0.01)
+    return process
+
+
+@pytest.fixture
+def disguised(tmp_path):
+    """Starts a shell that gives out to be another program, and waits."""
+    script = tmp_path / "bin" / "script"
+    script.parent.mkdir(exist_ok=True)
+    script.write_text("read line\n")
+    tmp_path.chmod(0o755)
+    started = []
+
+    def start(**options):
+        argv = [sys.executable, str(script), "1"]
+        started.append(begun(subprocess.Popen(argv, executable="/bin/sh", stdin=subprocess.PIPE, **options)))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+
+
+def test_a_process_that_only_says_that_it_is_ours(tmp_path, disguised):
+    process = disguised()
+    written = Path(f"/proc/{process.pid}/cmdline").read_text().split("\0")[:-1]
+    assert written == [sys.executable, f"{tmp_path}/bin/script", "1"]
+    assert state.processes(str(tmp_path), None) == {}
+    planned = {**service(tmp_path / "bin" / "script", 1), "argv": written, "process": written}
+    assert judged(tmp_path, {**planned, "listens": f"127.0.0.1:{free_port()}"})["state"] == "stopped"
+
+
+@needs_root
+def test_a_process_of_another_account_is_not_ours(installation, monkeypatch):
+    prefix, _program, start = installation
+    process = start(free_port())
+    assert list(state.processes(str(prefix), "root")) == [process.pid]
+    assert state.processes(str(prefix), "nobody") == {}
+    assert state.processes(str(prefix), "no-such") == {}
+    monkeypatch.setattr(state.os, "readlink", mock.Mock(side_effect=PermissionError))
+    assert list(state.processes(str(prefix), "root")) == [process.pid]
+    monkeypatch.setattr(state.os, "readlink", mock.Mock(side_effect=FileNotFoundError))
+    assert state.processes(str(prefix), "root") == {}
+
+
+def test_a_program_that_was_replaced_while_it_runs_is_ours(tmp_path):
+    program = tmp_path / "program"
+    shutil.copy("/bin/sleep", program)
+    process = begun(subprocess.Popen([str(program), "60"]))
+    program.unlink()
+    running = state.processes(str(tmp_path), None)
+    process.kill()
+    process.wait()
+    assert running == {process.pid: [str(program), "60"]}
+
+
+def test_macos_says_the_account_of_a_process(monkeypatch):
+    monkeypatch.setattr(state.sys, "platform", "darwin")
+    lines = (
+        f"  10 {os.geteuid()} /p/bin/rpc-server -p 1\n  11 12345 /p/bin/rpc-server -p 1\n  12 {os.geteuid()} /bin/sh\n"
+    )
+    monkeypatch.setattr(state, "output", lambda argv: lines)
+    assert state.processes("/p", None) == {10: ["/p/bin/rpc-server", "-p", "1"]}
+
+
+def test_who_listens_on_a_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("0.0.0.0", 0)) as everywhere:
+        for port in (listener.getsockname()[1], everywhere.getsockname()[1]):
+            assert state.stranger_at("127.0.0.1", port, [os.getpid()], None) is None
+            for running in ([], [os.getppid()]):
+                said = state.stranger_at("127.0.0.1", port, running, None)
+                assert said.startswith(f"127.0.0.1:{port} is held by another program of account ")
+        assert "nothing on this host" in state.stranger_at("192.0.2.1", listener.getsockname()[1], [os.getpid()], None)
+    assert "nothing on this host listens" in state.stranger_at("127.0.0.1", port, [os.getpid()], None)
+
+
+@needs_root
+def test_an_account_decides_where_file_descriptors_may_not_be_read(monkeypatch):
+    os.seteuid(65534)
+    try:
+        listener = socket.create_server(("127.0.0.1", 0))
+    finally:
+        os.seteuid(0)
+    with listener, socket.create_server(("127.0.0.1", 0)) as own:
+        monkeypatch.setattr(state, "_socket_inodes", lambda pids: {})
+        assert "of account nobody" in state.stranger_at("127.0.0.1", listener.getsockname()[1], [os.getpid()], None)
+        assert state.stranger_at("127.0.0.1", own.getsockname()[1], [os.getpid()], None) is None
+
+
+def test_who_listens_on_a_port_of_macos(monkeypatch):
+    monkeypatch.setattr(state.sys, "platform", "darwin")
+    lines = [f"p10\nu{os.geteuid()}\nf3\nn*:8080", "p11\nu12345\nf3\nn192.0.2.1:8080"]
+    monkeypatch.setattr(state, "output", lambda argv: "\n".join(lines))
+    assert state.stranger_at("127.0.0.1", 8080, [10], None) is None
+    assert "another program" in state.stranger_at("127.0.0.1", 8080, [9], None)
+    assert "of account 12345" in state.stranger_at("192.0.2.1", 8080, [10], None)
+
+
 def test_a_stopped_service(installation):
     prefix, program, _start = installation
     assert judged(prefix, service(program, free_port()))["state"] == "stopped"
@@ -180,6 +287,7 @@ def planned(tmp_path):
     prefix.chmod(0o755)
     return {
         "scope": "user",
+        "account": None,
         "prefix": str(prefix),
         "cache": str(tmp_path / "cache"),
         "units": str(units),
@@ -340,6 +448,11 @@ def test_a_definition_that_is_newer_than_what_runs_by_it(planned, installation, 
 def long_ago(monkeypatch):
     """Lets all processes have started a minute ago."""
     monkeypatch.setattr(state, "started_at", lambda pid: None if pid is None else time.time() - 60)
+
+
+def test_a_definition_of_other_bytes_is_another(planned):
+    state.managers.manager_of(planned).path("llamacpp-x").write_bytes(b"\xff" + DEFINED.encode())
+    assert state.drift(planned)["redefined"] == ["llamacpp-x"]
 
 
 def test_a_file_that_was_replaced_since_the_service_read_it(planned, installation, monkeypatch):

@@ -9,12 +9,50 @@ import threading
 from unittest import mock
 
 import pytest
+from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import verify as verify_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report, verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 ENDPOINTS = ("127.0.0.1:50052", "127.0.0.1:50053")
+
+
+ODD = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    "workers",
+                    "a",
+                    "state",
+                    "detail",
+                    "protocol",
+                    "devices",
+                    "total_mib",
+                    "number",
+                    "how",
+                    "log",
+                    "process",
+                ]
+            )
+            | st.sampled_from(["choices", "text", "usage", "completion_tokens", "timings", "predicted_per_second"]),
+            inner,
+            max_size=6,
+        )
+    ),
+    max_leaves=12,
+)
+EXAMPLES = settings(
+    max_examples=int(os.environ.get("FUZZ_EXAMPLES", "200")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 
 
 @pytest.fixture
@@ -28,7 +66,8 @@ def drifts(plan):
         service["name"]: {"state": "running", "pid": 1, "addresses": ["127.0.0.1"], "clients": ["127.0.0.1"]}
         for service in plan["hosts"]["here"]["services"]
     }
-    return {"here": {"services": services, "stale": [], "missing_builds": []}}
+    lists = ("defined", "stale", "missing_builds", "running_releases", "changed_files", "redefined", "differences")
+    return {"here": {"services": services, **{key: [] for key in lists}}}
 
 
 @pytest.fixture
@@ -43,6 +82,7 @@ def evidence(plan):
         },
         "completion": {"text": known_answer.SENTENCE, "tokens": 33, "tokens_per_second": 700.0},
         "log": [],
+        "log_complete": True,
         "links": {},
     }
 
@@ -268,19 +308,17 @@ def test_an_open_worker_that_was_accepted_fails_nothing(pair):
     assert (found[0]["status"], "accepts" in found[0]["evidence"]) == ("not tested", True)
 
 
-def test_files_of_the_services_account_are_not_followed(tmp_path):
-    secret = tmp_path / "secret"
-    secret.write_text("root's")
-    (tmp_path / "link").symlink_to(secret)
-    os.mkfifo(tmp_path / "pipe")
-    assert verification.read_untrusted(secret) == "root's"
-    for name in ("link", "pipe"):
-        with pytest.raises(OSError, match=r"Too many levels|not a regular file"):
-            verification.read_untrusted(tmp_path / name)
-
-
 @pytest.mark.parametrize(
-    "text", ["", "[]", '{"workers": 1}', '{"workers": {"a": 1}}', '{"workers": {"a": {"state": "ok"}}}']
+    "text",
+    [
+        "",
+        "[]",
+        "[" * 9999,
+        '{"workers": 1}',
+        '{"workers": {"a": 1}}',
+        '{"workers": {"a": {"state": "ok"}}}',
+        '{"workers": {"a": {"state": "ok", "detail": "", "protocol": "", "devices": [{"total_mib": 1e999}]}}}',
+    ],
 )
 def test_a_record_of_another_shape_is_none(tmp_path, text):
     path = tmp_path / "handshakes.json"
@@ -290,12 +328,110 @@ def test_a_record_of_another_shape_is_none(tmp_path, text):
     assert found["error"]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"number": "x"}', '{"number": 1, "how": "", "log": 1}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"number": "x"}', '{"number": 1, "how": "", "log": 1}', "[" * 9999])
 def test_a_record_of_ends_of_another_shape_is_none(tmp_path, text):
     path = tmp_path / runtime.ENDS
     assert verification.ends(path)["number"] == 0
     path.write_text(text)
     assert verification.ends(path) == {"number": 0, "how": "", "log": []}
+
+
+def test_records_and_logs_that_are_pipes_links_or_endless_are_none(server, tmp_path):
+    plan = asked(server, tmp_path)
+    folder = tmp_path / "state"
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+        for name in (runtime.HANDSHAKES, runtime.ENDS, runtime.START_LOG):
+            make(folder / name)
+        found = verification.collect(plan, 1)
+        assert (found["log"], found["log_complete"], found["ends"]["number"]) == ([], False, 0)
+        assert "handshakes.json cannot be used" in found["handshakes"]["error"]
+        for path in folder.iterdir():
+            path.unlink()
+
+
+def test_handshakes_of_an_earlier_start_are_not_believed(tmp_path, plan, drifts, evidence):
+    runtime.write_handshakes(tmp_path, evidence["handshakes"]["workers"])
+    path = tmp_path / runtime.HANDSHAKES
+    assert "error" not in verification.handshakes(path, [os.getpid()])
+    evidence["handshakes"] = verification.handshakes(path, [1])
+    checks = verification.judge(plan, drifts, evidence, {})["checks"]
+    assert "of an earlier start: the disk may be full or read-only" in next(
+        check["evidence"] for check in checks if check["name"] == "handshake"
+    )
+
+
+def test_buffers_that_an_incomplete_log_does_not_list_are_not_tested(plan, drifts, evidence):
+    evidence["buffers"].pop("RPC0[127.0.0.1:50053]")
+    evidence["log_complete"] = False
+    checks = [check for check in verification.judge(plan, drifts, evidence, {})["checks"] if check["name"] == "buffers"]
+    assert [check["status"] for check in checks] == ["passed", "not tested"]
+    assert "incomplete" in checks[1]["evidence"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"choices": []}',
+        '{"choices": {"0": 1}}',
+        '{"choices": [{"text": "a"}], "usage": {"completion_tokens": 1e999}}',
+        '{"choices": [{"text": "a"}], "usage": {"completion_tokens": null}}',
+        '{"choices": [{"text": "a"}], "usage": {"completion_tokens": 1}, "timings": []}',
+        '{"choices": [{"text": "a"}], "usage": {"completion_tokens": 1}, "timings": {"predicted_per_second": NaN}}',
+        '{"choices": [{"text": "a"}], "usage": {"completion_tokens": 1}, "timings": {"predicted_per_second": "x"}}',
+    ],
+)
+def test_an_answer_of_another_form_is_an_error(plan, drifts, evidence, text):
+    evidence["completion"] = verification.completion(verification.reading.Reply(200, text))
+    judged = verification.judge(plan, drifts, evidence, {})
+    assert not judged["passed"]
+    assert "not one of llama-server" in judged["checks"][-1]["evidence"]
+
+
+def test_nothing_that_others_wrote_moves_the_cursor(plan, drifts, evidence):
+    evidence["health"] = {"healthy": False, "said": "\x1b[2J\rpassed\n\u2028"}
+    checks = verification.judge(plan, drifts, evidence, {})["checks"]
+    assert all(check["evidence"].isprintable() for check in checks)
+
+
+@pytest.mark.fuzz
+@EXAMPLES
+@given(ODD.map(json.dumps) | st.text(max_size=99))
+def test_records_and_answers_of_every_form_are_judged(tmp_path, plan, drifts, evidence, text):
+    for name in (runtime.HANDSHAKES, runtime.ENDS):
+        (tmp_path / name).write_text(text, errors="replace")
+    assert verification.ends(tmp_path / runtime.ENDS)["number"] in range(-(10**20), 10**20)
+    evidence["handshakes"] = verification.handshakes(tmp_path / runtime.HANDSHAKES)
+    evidence["completion"] = verification.completion(verification.reading.Reply(200, text))
+    verification.waits_for(evidence["handshakes"]["workers"])
+    json.dumps(verification.judge(plan, drifts, evidence, {}), allow_nan=False).encode()
+
+
+@pytest.mark.fuzz
+@EXAMPLES
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([": ", ":", "x: ", ""]),
+            st.sampled_from(["CPU", "RPC0[127.0.0.1:50052]", "", "x" * 300]) | st.text(max_size=9),
+            st.sampled_from([" model", " KV", " compute", ""]),
+            st.sampled_from([" buffer size = ", " buffer size =", " "]),
+            st.sampled_from(["1.2.3", "9" * 400, "...", "1e9", "-1", "1.5"]) | st.text(max_size=5),
+            st.sampled_from([" MiB\n", " MiB", "\n", "\r"]),
+        ).map("".join),
+        max_size=20,
+    ).map("".join)
+)
+def test_logs_of_every_form_are_judged(plan, drifts, evidence, log):
+    evidence["buffers"] = verification.buffers(log)
+    json.dumps(verification.judge(plan, drifts, evidence, {}), allow_nan=False).encode()
+
+
+def test_a_log_may_name_any_number_of_devices():
+    log = "".join(f"a: CPU{number} model buffer size = 1.00 MiB\n" for number in range(9999))
+    assert len(verification.buffers(log)) == verification.DEVICES
 
 
 def test_a_server_that_ends_at_each_start_is_not_waited_for(local, monkeypatch):
@@ -309,6 +445,7 @@ def test_a_server_that_ends_at_each_start_is_not_waited_for(local, monkeypatch):
         calls.append(module_args["wait"])
         told = {"number": next(numbers), "how": "with status 1", "log": ["error: invalid argument: --colour"]}
         evidence = {"health": {"healthy": False, "said": "refused"}, "launched": True, "ends": told, "log": []}
+        evidence.update(log_complete=True, handshakes={"workers": {}}, links={})
         return {"evidence": {**evidence, "waits_for": ["it waits for worker x"] if len(calls) == 4 else []}}
 
     action = verify_action.ActionModule.__new__(verify_action.ActionModule)
@@ -341,6 +478,45 @@ def test_the_hosts_that_a_run_changed_are_known_to_the_judgement(plan, drifts, e
     monkeypatch.setattr(action, "_collect", lambda *_arguments: {"evidence": evidence})
     action.run(task_vars={"hostvars": {"here": {}}})
     assert asked[0][-1] == ["here"]
+
+
+def test_what_the_head_collects_has_the_form_that_is_asked_for(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(verification.state, "processes", lambda prefix, account: {})
+    for health, status in ((200, 200), (200, 500), (503, 200)):
+        server.health, server.status = health, status
+        found = json.loads(json.dumps(verification.collect(asked(server, tmp_path), 0)))
+        verification.check_evidence("here", found)
+        for key in set(found) - {"drift"}:
+            with pytest.raises(Refusal, match=f"What here reports of the server .*{key} "):
+                verification.check_evidence("here", {**found, key: 1.5})
+            if key != "waits_for":
+                with pytest.raises(Refusal, match=f"{key} is missing"):
+                    verification.check_evidence("here", {name: found[name] for name in found if name != key})
+    found["health"]["healthy"] = True
+    with pytest.raises(Refusal, match="other lists than pairs"):
+        verification.check_evidence("here", {**found, "buffers": {"CPU": {"KV": [1]}}, "completion": {"error": ""}})
+
+
+@pytest.mark.parametrize("odd", [None, [], {}, {"health": {"healthy": True, "said": "\x1b[2J"}}])
+def test_a_head_that_answers_in_another_form_is_named(local, monkeypatch, odd):
+    action = verify_action.ActionModule.__new__(verify_action.ActionModule)
+    monkeypatch.setattr(action, "_execute_module", lambda module_args, task_vars: {"evidence": odd})
+    with pytest.raises(AnsibleActionFail, match="What here reports of the server"):
+        action._collect({}, local.plan(), 0, {})
+
+
+@pytest.mark.fuzz
+@EXAMPLES
+@given(
+    st.dictionaries(st.sampled_from(["health", "log", "links", "buffers", "completion", "handshakes"]), ODD, min_size=1)
+)
+def test_evidence_of_every_form_is_refused_or_judged(plan, drifts, evidence, odd):
+    whole = {**evidence, "ends": {"number": 0, "how": "", "log": []}, "launched": True, **odd}
+    try:
+        verification.check_evidence("here", whole)
+    except Refusal:
+        return
+    json.dumps(verification.judge(plan, drifts, whole, {}))
 
 
 def test_knocking():
@@ -456,6 +632,7 @@ def asked(server, tmp_path, **head):
                 "state": str(tmp_path / "state"),
                 "units": str(tmp_path),
                 "scope": "user",
+                "account": None,
                 "service_manager": "launchd",
                 "services": [],
                 "builds": [],
@@ -477,7 +654,19 @@ def asked(server, tmp_path, **head):
     }
 
 
-def test_evidence_of_the_head(server, tmp_path):
+def test_the_key_goes_to_nobody_but_our_server(server, tmp_path):
+    """Here the tests listen on the port: no process below the prefix."""
+    key = tmp_path / "key"
+    key.write_text("secret")
+    found = verification.collect(asked(server, tmp_path, api_key_file=str(key)), 1)
+    assert found["completion"]["error"].startswith(
+        f"the API key was not sent: 127.0.0.1:{server.server_port} is held by"
+    )
+    assert server.asked == []
+
+
+def test_evidence_of_the_head(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(verification.state, "processes", lambda prefix, account: {os.getpid(): ["x"]})
     key = tmp_path / "key"
     key.write_text("\nsecret\nother\n")
     plan = asked(server, tmp_path, api_key_file=str(key))
@@ -489,7 +678,10 @@ def test_evidence_of_the_head(server, tmp_path):
     found = verification.collect(plan, 1)
     assert found["health"]["healthy"]
     assert found["ends"] == {"number": 1, "how": "with status 1", "log": ["one", "two"]}
-    assert found["links"] == {"worker1": {"mbit_per_second": 9400}, "worker2": None}
+    assert found["links"] == {
+        "worker1": {"mbit_per_second": 9400, "round_trip_ms": None, "detail": ""},
+        "worker2": None,
+    }
     assert found["buffers"] == {"CPU": {"model": (2.0, 1)}}
     assert found["handshakes"]["workers"]["127.0.0.1:1"]["state"] == "refused"
     assert "127.0.0.1:2" not in found["handshakes"]["workers"]

@@ -14,9 +14,11 @@ import json
 import os
 import pwd
 import re
+import resource
 import shutil
 import subprocess
 import tarfile
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,10 +36,19 @@ NEVER_USED = (0, 0)
 """Time of a release's folder until it is put to use: then it is the time of that."""
 FULL_BYTES = 1 << 20
 """A disk with less room is full: not every program says so when it could not write."""
+HELP_SECONDS, HELP_BYTES, WRITTEN_BYTES = 60, 1 << 20, 64 << 20
+"""How long a program may take for its help, how much of it is read, and how much it may write into one file."""
 LINK_LEADS_OUT = "Cannot hard link to|Hard-link target '.*' does not exist"
 """What GNU's and BSD's tar report of a hard link to something that was not unpacked."""
 STEP_LINES = r"^(\[[0-9]+/[0-9]+\]|== )"
 """Lines of a build's log that show its progress, as an expression for grep -E: ninja's and our own."""
+
+
+def _bound_files() -> None:
+    """Ends a program that writes without end: it is asked for its help alone, and may write caches of graphics drivers."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    if limit == resource.RLIM_INFINITY or limit > WRITTEN_BYTES:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (WRITTEN_BYTES, WRITTEN_BYTES))
 
 
 class BuildError(Exception):
@@ -176,21 +187,27 @@ class Installer:
     def _help(self, program: Path) -> tuple[str, bool]:
         """The help of a program, and whether it ended by itself. It runs in the folder of services: old programs look for their libraries
         in the folder where they are started, and end where their account may not read it."""
-        try:
-            process = subprocess.run(
-                [str(program), "--help"],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
-                cwd="/",
-                env={**os.environ, **self.build["environment"]},
-                **self._as_account(),
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+            try:
+                process = subprocess.run(
+                    [str(program), "--help"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=errors,
+                    timeout=HELP_SECONDS,
+                    check=False,
+                    cwd="/",
+                    env={**os.environ, **self.build["environment"]},
+                    preexec_fn=_bound_files,
+                    **self._as_account(),
+                )
+            except OSError as error:
+                raise BuildError(f"{program.name} does not run on this host: {error.strerror}") from error
+            except subprocess.TimeoutExpired:
+                raise BuildError(f"{program.name} does not end its help within {HELP_SECONDS} s on this host") from None
+            said = "".join(
+                os.pread(file.fileno(), HELP_BYTES, 0).decode("utf-8", "replace") for file in (output, errors)
             )
-        except OSError as error:
-            raise BuildError(f"{program.name} does not run on this host: {error.strerror}") from error
-        said = process.stdout + process.stderr
         if "usage" not in said.lower():
             raise BuildError(f"{program.name} does not run on this host: {said.strip()[-300:] or 'it prints nothing'}")
         return said, process.returncode >= 0

@@ -20,8 +20,9 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import MTU
 
 ROOT = Path("/")
 COMMAND_SECONDS = 30
@@ -32,7 +33,6 @@ CONNECT_SECONDS = 5
 """How long iperf3 on the other host may take until it listens."""
 
 DEFAULT_MTU = 1500
-MTU_RANGE = range(1280, 65536)
 PREFIX_RANGE = range(8, 32)
 ETHERNET = "1"
 """What the file ``type`` of an Ethernet interface holds in sysfs (ARPHRD_ETHER)."""
@@ -339,7 +339,7 @@ def _syntax(links: list[dict]) -> list[str]:
             sentences.append(
                 f"llama_links: {address} of {name} is the address of the network or its broadcast address: give the address of a host."
             )
-        if mtu is not None and (isinstance(mtu, bool) or not isinstance(mtu, int) or mtu not in MTU_RANGE):
+        if mtu is not None and (isinstance(mtu, bool) or not isinstance(mtu, int) or mtu not in MTU):
             sentences.append(
                 f"llama_links: mtu {mtu!r} of {name} is not a number from 1280 to 65535: correct it or leave it out."
             )
@@ -772,9 +772,8 @@ def parse_measurement(iperf_json: str, ping_text: str) -> dict:
     """From ``iperf3 --client … --json`` and the text of ``ping``: ``mbit_per_second`` as received by the other end, and the mean
     ``round_trip_ms``; each None where it is missing."""
     try:
-        end = json.loads(iperf_json).get("end", {})
-        bits = end.get("sum_received", {}).get("bits_per_second")
-    except (ValueError, AttributeError):
+        bits = float(reading.parse(iperf_json)["end"]["sum_received"]["bits_per_second"])
+    except (ValueError, KeyError, TypeError):
         bits = None
     mean = re.search(r"^(?:rtt|round-trip) [\w/]+ = [\d.]+/([\d.]+)/", ping_text, re.MULTILINE)
     return {

@@ -9,11 +9,12 @@ import errno
 import grp
 import os
 import pwd
+import re
 import socket
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import serv
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.differences import Difference, Kind
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 
@@ -40,16 +42,45 @@ def _in_container(process: Path) -> bool:
         return False
 
 
-def processes(prefix: str) -> dict[int, list[str]]:
-    """Process → argv, of all whose program or script is below the prefix.
+def _uid(account: str | None) -> int | None:
+    """Of the account of services, or of this process where they have none of their own; None where it does not exist."""
+    if account is None:
+        return os.geteuid()
+    with suppress(KeyError):
+        return pwd.getpwnam(account).pw_uid
+    return None
 
-    macOS reports a command only as one line, so an argument with a space comes as two.
+
+def _runs_as_it_says(process: Path, argv: list[str], uid: int) -> bool:
+    """Whether a process has the account and runs the program of its command line, which is whatever its owner writes. Where its program may
+    not be read, the account decides."""
+    uids = re.search(r"^Uid:\t(\d+)\t(\d+)", text_of(process / "status"), re.MULTILINE)
+    if not uids or uids.groups() != (str(uid), str(uid)):
+        return False
+    try:
+        program = os.readlink(process / "exe")
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return program.removesuffix(" (deleted)") == os.path.realpath(argv[0])
+
+
+def processes(prefix: str, account: str | None) -> dict[int, list[str]]:
+    """Process → argv, of all of the account whose program or script is below the prefix.
+
+    macOS reports a command only as one line, so an argument with a space comes as two, and says nothing of the program.
+
+    :param account: None is that of this process.
     """
-    running = {}
+    running: dict[int, list[str]] = {}
+    uid = _uid(account)
+    if uid is None:
+        return running
     if sys.platform == "darwin":
-        for line in output(["ps", "-axww", "-o", "pid=,command="]).splitlines():
-            number, command = line.split(None, 1)
-            if any(word.startswith(prefix + "/") for word in command.split(" ")[:2]):
+        for line in output(["ps", "-axww", "-o", "pid=,uid=,command="]).splitlines():
+            number, owner, command = line.split(None, 2)
+            if int(owner) == uid and any(word.startswith(prefix + "/") for word in command.split(" ")[:2]):
                 running[int(number)] = command.split(" ")
         return running
     for entry in Path("/proc").iterdir():
@@ -58,7 +89,8 @@ def processes(prefix: str) -> dict[int, list[str]]:
                 argv = (entry / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")[:-1]
             except OSError:
                 continue
-            if any(word.startswith(prefix + "/") for word in argv[:2]) and not _in_container(entry):
+            below = any(word.startswith(prefix + "/") for word in argv[:2])
+            if below and not _in_container(entry) and _runs_as_it_says(entry, argv, uid):
                 running[int(entry.name)] = argv
     return running
 
@@ -92,12 +124,14 @@ class Socket(NamedTuple):
     port: int
     remote: str
     state: str
+    uid: int
     inode: str
 
 
 LISTENING, ESTABLISHED = "0A", "01"
 IPV4 = {"/proc/net/tcp": socket.AF_INET}
 ALL = {**IPV4, "/proc/net/tcp6": socket.AF_INET6}
+EVERY_ADDRESS = ("0.0.0.0", "::")
 
 
 def _address(text: str, family: socket.AddressFamily) -> str:
@@ -113,20 +147,63 @@ def sockets(tables: dict[str, socket.AddressFamily]) -> Iterator[Socket]:
                 fields = line.split()
                 address, port = fields[1].split(":")
                 remote = fields[2].split(":")[0]
-                yield Socket(_address(address, family), int(port, 16), _address(remote, family), fields[3], fields[9])
+                local, other = _address(address, family), _address(remote, family)
+                yield Socket(local, int(port, 16), other, fields[3], int(fields[7]), fields[9])
 
 
 def listeners(pids: list[int]) -> dict[int, set[int]]:
     """Process → TCP ports on which it listens (Linux), as far as its file descriptors may be read."""
-    inodes = {f"socket:[{entry.inode}]": entry.port for entry in sockets(IPV4) if entry.state == LISTENING}
-    ports: dict[int, set[int]] = {}
+    ports = {entry.inode: entry.port for entry in sockets(IPV4) if entry.state == LISTENING}
+    return {pid: {ports[inode] for inode in inodes if inode in ports} for pid, inodes in _socket_inodes(pids).items()}
+
+
+def _socket_inodes(pids: Iterable[int]) -> dict[int, set[str]]:
+    """Process → inodes of its sockets (Linux), of those whose file descriptors may be read."""
+    inodes = {}
     for pid in pids:
-        try:
+        with suppress(OSError):
             links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
-        except OSError:
-            continue
-        ports[pid] = {inodes[link] for link in links if link in inodes}
-    return ports
+            inodes[pid] = {link[len("socket:[") : -1] for link in links if link.startswith("socket:[")}
+    return inodes
+
+
+class Listener(NamedTuple):
+    """Who listens on a port; ``holder`` is the inode of the socket, or the process on macOS."""
+
+    address: str
+    uid: int
+    holder: str
+
+
+def _listening(port: int) -> list[Listener]:
+    if sys.platform != "darwin":
+        entries = [entry for entry in sockets(ALL) if entry.state == LISTENING and entry.port == port]
+        return [Listener(entry.address, entry.uid, entry.inode) for entry in entries]
+    found, current = [], {"p": "", "u": ""}
+    for line in output(["lsof", "-nP", f"-iTCP:{port}", "-sTCP:LISTEN", "-Fpun"]).splitlines():
+        if line[:1] in current:
+            current[line[0]] = line[1:]
+        elif line.startswith("n"):
+            address = line[1:].rsplit(":", 1)[0]
+            found.append(Listener("0.0.0.0" if address == "*" else address, int(current["u"]), current["p"]))
+    return found
+
+
+def stranger_at(address: str, port: int, running: Collection[int], account: str | None) -> str | None:
+    """Why whoever listens at an address of this host is not one of our processes, or None.
+
+    :param running: processes of ours, as of ``processes``.
+    """
+    everybody = _listening(port)
+    exact = [listener for listener in everybody if listener.address in (address, f"::ffff:{address}")]
+    heard = exact or [listener for listener in everybody if listener.address in EVERY_ADDRESS]
+    held = _socket_inodes(running) if sys.platform != "darwin" else {pid: {str(pid)} for pid in running}
+    for listener in heard:
+        ours = listener.uid == _uid(account) and bool(running)
+        if not ours or (len(held) == len(running) and not any(listener.holder in holders for holders in held.values())):
+            owner = f"by another program of account {_name_of(listener.uid)}"
+            return f"{address}:{port} is held {owner}, not by what is planned there"
+    return None if heard else f"nothing on this host listens on {address}:{port}"
 
 
 def listening_addresses(port: int) -> list[str]:
@@ -253,7 +330,7 @@ def _redefined(planned: dict, services: dict) -> list[str]:
     for service in planned["services"]:
         path = manager.path(service["name"])
         try:
-            same = path.read_text() == service["definition"]
+            same = path.read_text(errors="replace") == service["definition"]
         except OSError:
             same = False
         started = started_at(services[service["name"]]["pid"])
@@ -317,7 +394,7 @@ def _named_releases(planned: dict, identities: set[str], applied: bool) -> set[s
     for path in Path(planned["units"]).glob("*"):
         if record.service(path):
             (replaced if path in ours else texts).append(path.read_text(errors="replace"))
-    running = processes(planned["prefix"])
+    running = processes(planned["prefix"], planned["account"])
     ending = {pid for pid, argv in running.items() if any(all(word in text for word in argv) for text in replaced)}
     texts += [" ".join(argv) for pid, argv in running.items() if pid not in ending]
     for process in Path("/proc").glob("[0-9]*") if sys.platform != "darwin" else []:
@@ -394,7 +471,7 @@ def drift(planned: dict) -> dict:
         ``differences`` (all that an apply would change, each ``{"kind", "subject", "text"}``, as common.differences defines it).
     """
     knocking = knocks.begin(planned["knocks"], links.own_addresses() if planned["knocks"] else [])
-    running = processes(planned["prefix"])
+    running = processes(planned["prefix"], planned["account"])
     services = {service["name"]: service_state(service, running) for service in planned["services"]}
     defined = host.defined_services(planned["service_manager"], planned["units"])
     manager = managers.manager_of(planned)

@@ -10,8 +10,6 @@ memory.
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 import signal
 import socket
@@ -23,6 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import SEARCH
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options, rpc, small_model
 
@@ -111,11 +110,11 @@ def _check_server(program: Path, words: Collection[str], place: Place) -> None:
     settings.update(parallel="1", threads="2")
     arguments = [word for item in settings.items() for word in options.render_listed(*item, words)]
     with _start([str(program), *arguments], place) as server:
-        while _ask(port, "GET", "/health", None, server.left()) is None:
+        while _ask(port, "/health", None, server.left()) is None:
             server.expect()
             time.sleep(PAUSE_SECONDS)
         question = {"prompt": small_model.question(), "n_predict": small_model.ANSWERED, "temperature": 0}
-        reply = _ask(port, "POST", "/completion", question, server.left())
+        reply = _ask(port, "/completion", question, server.left())
         if reply is None:
             _wait_for_end(server)
             raise server.failure("gave no answer", OTHERWISE)
@@ -179,16 +178,9 @@ def _free_port() -> int:
         return listening.getsockname()[1]
 
 
-def _ask(port: int, method: str, path: str, body: dict | None, seconds: float) -> dict | None:
+def _ask(port: int, path: str, body: dict | None, seconds: float) -> dict | None:
     """What llama-server answers, or None where it does not, or not yet."""
-    connection = http.client.HTTPConnection(ADDRESS, port, timeout=seconds)
-    try:
-        connection.request(method, path, json.dumps(body) if body else None, {"Content-Type": "application/json"})
-        reply = connection.getresponse()
-        text = reply.read()
-        said = json.loads(text) if reply.status == 200 else None
-        return said if isinstance(said, dict) else None
-    except (OSError, http.client.HTTPException, ValueError):
-        return None
-    finally:
-        connection.close()
+    reply = reading.ask(f"{ADDRESS}:{port}", path, seconds, body)
+    with suppress(ValueError):
+        return reading.parse(reply.text) if reply.status == 200 else None
+    return None

@@ -8,24 +8,32 @@ A check is ``{"name", "subject", "status", "evidence"}``; status is passed, fail
 
 from __future__ import annotations
 
-import http.client
-import json
-import os
 import re
 import socket
-import stat
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading import printable
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Each, Maybe, Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer, rpc
 
 SCHEMA = 1
 KNOCK_SECONDS = 1.0
-MAX_REPLY_BYTES = 4 * 1024 * 1024
+HEALTH_SECONDS = 5
+RECORD_BYTES, KEY_BYTES = 1024 * 1024, 64 * 1024
+"""Of a file of the launcher's, and of the API keys, at most."""
+LINE, DEVICES = 500, 256
+"""Characters of a line of the log that are shown, and devices of a log that are kept."""
+WRONG_FORM = (ValueError, KeyError, TypeError, AttributeError, IndexError)
+"""What is raised where values are taken from JSON of another form."""
+BUFFER = r": +(\S{1,200})(?: +(model|KV|RS|compute))? buffer size =\s*([0-9]{1,12}(?:\.[0-9]{1,6})?) MiB"
 LOGGED_ROUNDING_MIB = 0.005
 """MiB by which a figure with two digits after the point may be wrong: one of the log, or of the plan."""
 PROMPT = "The first three prime numbers are"
@@ -38,63 +46,44 @@ ENDS_BEFORE_GIVING_UP = 3
 # ------------------------------------------------------------------------------------------------ evidence, on the head
 
 
-def _request(url: str, path: str, key: str | None, body: dict | None = None, seconds: float = 5) -> tuple[int, Any]:
-    """Status and JSON of a reply; status 0 and the reason when there is none."""
-    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
-    connection = http.client.HTTPConnection(url.split("//", 1)[1], timeout=seconds)
-    try:
-        connection.request("POST" if body else "GET", path, json.dumps(body) if body else None, headers)
-        reply = connection.getresponse()
-        text = reply.read(MAX_REPLY_BYTES).decode("utf-8", "replace")
-        return reply.status, json.loads(text) if reply.status == 200 else text[:2000]
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        return 0, str(error)
-    finally:
-        connection.close()
+def handshakes(path: Path, launchers: Collection[int] = ()) -> dict:
+    """What the launcher recorded: ``workers``, endpoint → answer, and ``error`` where that cannot be read.
 
-
-def read_untrusted(path: Path) -> str:
-    """The beginning of a file in a folder of the services' account, which may have been replaced by whoever took that account over.
-
-    :raises OSError: it does not exist, or is not a regular file.
+    :param launchers: processes of the launcher, as far as they are known; what another one recorded is out of date.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with os.fdopen(descriptor, "rb") as stream:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(f"{path} is not a regular file")
-        return stream.read(runtime.START_LOG_BYTES).decode("utf-8", "replace")
-
-
-def handshakes(path: Path) -> dict:
-    """What the launcher recorded: ``workers``, endpoint → answer, and ``error`` where that cannot be read."""
     try:
-        workers = json.loads(read_untrusted(path))["workers"]
-        return {
-            "workers": {
-                str(endpoint): {
-                    "state": str(answer["state"]),
-                    "detail": str(answer["detail"]),
-                    "protocol": str(answer["protocol"]),
-                    "devices": [{"total_mib": int(device["total_mib"])} for device in answer["devices"]],
-                }
-                for endpoint, answer in workers.items()
-            }
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return {"workers": {}, "error": str(error)}
+        recorded = reading.read_object(path, RECORD_BYTES)
+        if launchers and recorded["process"] not in launchers:
+            raise ValueError(f"{path} is of an earlier start: the disk may be full or read-only")
+        return {"workers": {str(endpoint): _answer(answer) for endpoint, answer in recorded["workers"].items()}}
+    except (OSError, *WRONG_FORM) as error:
+        return {"workers": {}, "error": f"{path} cannot be used: {printable(error)}"}
+
+
+def _answer(answer: dict) -> dict:
+    return {
+        "state": printable(answer["state"]),
+        "detail": printable(answer["detail"]),
+        "protocol": printable(answer["protocol"]),
+        "devices": [{"total_mib": int(device["total_mib"])} for device in answer["devices"]],
+    }
 
 
 def ends(path: Path) -> dict:
     """What the launcher recorded of the ends of llama-server: their ``number``, ``how`` the last one came, and the end of its ``log``."""
     try:
-        recorded = json.loads(read_untrusted(path))
+        recorded = reading.read_object(path, RECORD_BYTES)
         return {
             "number": int(recorded["number"]),
-            "how": str(recorded["how"]),
-            "log": [str(line) for line in list(recorded["log"])[-runtime.LAST_LINES :]],
+            "how": printable(recorded["how"]),
+            "log": _last_lines(list(recorded["log"])),
         }
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, *WRONG_FORM):
         return {"number": 0, "how": "", "log": []}
+
+
+def _last_lines(lines: list) -> list[str]:
+    return [printable(line, LINE) for line in lines[-runtime.LAST_LINES :]]
 
 
 def ends_at_each_start(evidence: dict, before: int) -> bool:
@@ -111,7 +100,10 @@ def ends_at_each_start(evidence: dict, before: int) -> bool:
 
 
 def first_key(path: str | None) -> str | None:
-    return next((line.strip() for line in Path(path).read_text().splitlines() if line.strip()), None) if path else None
+    if not path:
+        return None
+    lines = reading.read(Path(path), KEY_BYTES, follow=True).decode("utf-8", "replace").splitlines()
+    return next((line.strip() for line in lines if line.strip()), None)
 
 
 class Logged(NamedTuple):
@@ -133,7 +125,9 @@ def buffers(log: str) -> dict[str, dict[str, Logged]]:
     """Device → kind (model; KV, with the states of recurrent layers; compute) → what the log of one start reports. ik_llama.cpp does
     not name the kind model. A processor has several: CPU, AMX, CPU_REPACK and the like."""
     devices: dict[str, dict[str, Logged]] = {}
-    for device, kind, size in re.findall(r": +(\S+)(?: +(model|KV|RS|compute))? buffer size =\s*([\d.]+) MiB", log):
+    for device, kind, size in re.findall(BUFFER, log):
+        if device not in devices and len(devices) >= DEVICES:
+            continue
         sizes = devices.setdefault(device.removesuffix("_Mapped"), {})
         kind = "KV" if kind == "RS" else kind or "model"
         sizes[kind] = sizes.get(kind, Logged()).plus(Logged(float(size), 1))
@@ -144,19 +138,22 @@ def wait_for_health(url: str, seconds: float) -> dict:
     """``{"healthy", "said"}`` after at most so many seconds."""
     deadline = time.monotonic() + seconds
     while True:
-        status, said = _request(url, "/health", None)
-        if status == 200:
+        reply = reading.ask(_address(url), "/health", HEALTH_SECONDS)
+        if reply.status == 200:
             return {"healthy": True, "said": "ok"}
         if time.monotonic() >= deadline:
-            return {"healthy": False, "said": "the model is loading" if status == 503 else str(said)}
+            said = "the model is loading" if reply.status == 503 else _said(reply)
+            return {"healthy": False, "said": said}
         time.sleep(0.5)
 
 
-def _measured(path: Path) -> dict | None:
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
+def _address(url: str) -> str:
+    return url.split("//", 1)[1]
+
+
+def _said(reply: reading.Reply) -> str:
+    text = printable(reply.text)
+    return f"status {reply.status}: {text}" if reply.status else text
 
 
 def waits_for(answers: dict) -> list[str]:
@@ -177,16 +174,19 @@ def collect(plan: dict, seconds: float) -> dict:
     own = plan["hosts"][head["host"]]
     folder = Path(own["state"])
     evidence: dict = {"health": wait_for_health(head["url"], seconds)}
-    running = state.processes(own["prefix"])
+    running = state.processes(own["prefix"], own["account"])
     evidence["ends"] = ends(folder / runtime.ENDS)
-    evidence["launched"] = [*head["launcher"], "--", *head["argv"]] in running.values()
+    launchers = [pid for pid, argv in running.items() if argv == [*head["launcher"], "--", *head["argv"]]]
+    evidence["launched"] = bool(launchers)
     try:
-        log = read_untrusted(folder / runtime.START_LOG)
+        log = reading.read(folder / runtime.START_LOG, runtime.START_LOG_BYTES).decode("utf-8", "replace")
     except OSError:
         log = ""
-    evidence["log"] = log.splitlines()[-20:]
-    evidence["handshakes"] = handshakes(folder / runtime.HANDSHAKES)
-    evidence["links"] = {name: _measured(Path(own["prefix"]) / "links" / f"{name}.json") for name in plan["links"]}
+    evidence["log"] = _last_lines(log.splitlines())
+    evidence["log_complete"] = bool(log) and runtime.INCOMPLETE not in log
+    evidence["handshakes"] = handshakes(folder / runtime.HANDSHAKES, launchers)
+    measured = host.measured_links(own["prefix"])
+    evidence["links"] = {name: measured.get(name) for name in plan["links"]}
     if not evidence["health"]["healthy"]:
         evidence["waits_for"] = waits_for(evidence["handshakes"]["workers"])
         return evidence
@@ -197,26 +197,88 @@ def collect(plan: dict, seconds: float) -> dict:
         address, port = worker["endpoint"].rsplit(":", 1)
         answer = rpc.probe(address, int(port), protocol=worker["protocol"])
         evidence["handshakes"]["workers"][worker["endpoint"]] = answer
-    key = first_key(head["api_key_file"])
     question = (
         {"prompt": "", "temperature": 0}
         if plan["model"]["known_answer"]
         else {"prompt": PROMPT, "temperature": 0, "max_tokens": TOKENS}
     )
-    status, said = _request(head["url"], "/v1/completions", key, question, SECONDS_FOR_ANSWER)
-    if status == 200:
-        evidence["completion"] = {
-            "text": said["choices"][0]["text"],
-            "tokens": said["usage"]["completion_tokens"],
-            "fingerprint": said.get("system_fingerprint"),
-            "tokens_per_second": said.get("timings", {}).get("predicted_per_second"),
-        }
-    else:
-        evidence["completion"] = {"error": f"status {status}: {said}"}
+    key = first_key(head["api_key_file"])
+    address, port = _address(head["url"]).rsplit(":", 1)
+
+    def objection() -> str | None:
+        """The connection stands, so whoever listens now is who gets the key, or nobody does."""
+        stranger = state.stranger_at(address, int(port), running, own["account"]) if key else None
+        return stranger and f"the API key was not sent: {stranger}"
+
+    evidence["completion"] = completion(
+        reading.ask(_address(head["url"]), "/v1/completions", SECONDS_FOR_ANSWER, question, key, objection)
+    )
     return evidence
 
 
+def completion(reply: reading.Reply) -> dict:
+    """``text``, ``tokens``, ``fingerprint`` and ``tokens_per_second`` of llama-server's answer, or ``error``."""
+    if reply.status != 200:
+        return {"error": _said(reply)}
+    try:
+        said = reading.parse(reply.text)
+        speed = said.get("timings", {}).get("predicted_per_second")
+        return {
+            "text": printable(said["choices"][0]["text"]),
+            "tokens": int(said["usage"]["completion_tokens"]),
+            "fingerprint": said.get("system_fingerprint") and printable(said["system_fingerprint"]),
+            "tokens_per_second": None if speed is None else float(speed),
+        }
+    except WRONG_FORM as error:
+        return {
+            "error": f"the answer is not one of llama-server ({printable(error, LINE)}): {printable(reply.text, LINE)}"
+        }
+
+
 # ------------------------------------------------------------------------------------------------- judgement, anywhere
+
+
+LINES = [Text(longest=8192)]
+FIGURE = Maybe(Number(real=True))
+EVIDENCE = {
+    "health": {"healthy": bool, "said": LINES[0]},
+    "ends": {"number": Number(), "how": LINES[0], "log": LINES},
+    "launched": bool,
+    "log": LINES,
+    "log_complete": bool,
+    "handshakes": {
+        "workers": Each(
+            {"state": LINES[0], "detail": LINES[0], "protocol": Maybe(Text()), "devices": [{"total_mib": Number()}]}
+        )
+    },
+    "links": Each(Maybe({"mbit_per_second": FIGURE, "round_trip_ms": FIGURE, "detail": LINES[0]})),
+    "waits_for": Maybe(LINES),
+}
+HEALTHY = {
+    "buffers": Each(Each([Number(real=True)])),
+    "completion": {"text": LINES[0], "tokens": Number(), "tokens_per_second": FIGURE},
+}
+"""The form of what collect returns: always, and of a server that is healthy."""
+
+
+def check_evidence(head: str, evidence: Any) -> None:
+    """Refuses evidence that does not have the form that collect gives it: a head that was taken over reports anything.
+
+    :param head: name of the host.
+    """
+    found = untrusted.problem("it", evidence) or untrusted.mismatch("it", evidence, EVIDENCE)
+    if not found and evidence["health"]["healthy"]:
+        failed = isinstance(evidence.get("completion"), dict) and "error" in evidence["completion"]
+        found = untrusted.mismatch(
+            "it", evidence, {**HEALTHY, **({"completion": {"error": LINES[0]}} if failed else {})}
+        )
+        if not found and any(len(pair) != 2 for kinds in evidence["buffers"].values() for pair in kinds.values()):
+            found = untrusted.Problem("it.buffers", "has other lists than pairs")
+    if found:
+        raise Refusal(
+            f"What {head} reports of the server is not as this version of the collection reads it ({found.where[3:] or 'it'} {found.why}): run "
+            "it again; where that goes on, this host is not what it seems."
+        )
 
 
 def _check(name: str, subject: str, passed: bool | None, evidence: str) -> dict:
@@ -224,7 +286,7 @@ def _check(name: str, subject: str, passed: bool | None, evidence: str) -> dict:
         "name": name,
         "subject": subject,
         "status": {True: "passed", False: "failed", None: "not tested"}[passed],
-        "evidence": evidence,
+        "evidence": printable(evidence),
     }
 
 
@@ -378,7 +440,8 @@ def _handshakes(plan: dict, evidence: dict) -> list[dict]:
                         "handshake",
                         endpoint,
                         False,
-                        "the launcher on the head recorded no handshake before llama-server started",
+                        evidence["handshakes"].get("error")
+                        or "the launcher on the head recorded no handshake before llama-server started",
                     )
                 )
             elif answer["state"] != "ok":
@@ -414,7 +477,11 @@ def _buffers(plan: dict, evidence: dict) -> list[dict]:
             elif abs(size - entry[key]) > rounding + entry[key] / 1000:
                 wrong.append(f"{kind} {size} MiB, planned {entry[key]}")
         sizes = ", ".join(f"{kind} {entries.mib} MiB" for kind, entries in logged.items()) + bounds
-        checks.append(_check("buffers", entry["device"], not wrong, "; ".join(wrong) or sizes))
+        if wrong and not evidence["log_complete"]:
+            wrong = ["start.log on the head is incomplete, as where its disk is full"]
+            checks.append(_check("buffers", entry["device"], None, wrong[0]))
+        else:
+            checks.append(_check("buffers", entry["device"], not wrong, "; ".join(wrong) or sizes))
     return checks
 
 

@@ -25,6 +25,10 @@ DEFINITION_MARK = "Written by llamacpp.cluster"
 """Stands in the first lines of every definition of a service."""
 KEPT_FACTS = "facts.json"
 """File below the prefix of the head with the facts from which the last plan was made."""
+FIREWALLS = ("firewalld", "ufw", "nftables")
+"""Managers of a host's firewall that are driven."""
+MTU = range(1280, 65536)
+"""What a link may have, in bytes."""
 FAMILIES = {
     "debian": "debian",
     "ubuntu": "debian",

@@ -10,10 +10,10 @@ import re
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 
-MANAGERS = ("firewalld", "ufw", "nftables")
+MANAGERS = names.FIREWALLS
 """Units of systemd, in the order in which they are looked for: two of them may be active."""
 UFW_SETTINGS = "/etc/ufw/ufw.conf"
 REFUSED = 77

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import grp
-import json
 import os
 import platform
 import pwd
@@ -19,7 +18,13 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names, service_managers, versions
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
+    commands,
+    names,
+    reading,
+    service_managers,
+    versions,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import firewall, hardware, toolchains
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
@@ -30,6 +35,8 @@ ROOT_FOLDERS = "/usr/sbin:/usr/bin:/sbin:/bin"
 DEVICE_GROUPS = ("render", "video")
 """Groups whose members may use the graphics devices of Linux."""
 
+LINK_BYTES, FACTS_BYTES = 64 * 1024, 64 * 1024 * 1024
+"""What is read at most of one link's measurement, and of the facts of all hosts."""
 APT_LISTS = Path("/var/lib/apt/lists")
 
 VERSION_ARGUMENTS = {
@@ -163,15 +170,18 @@ def measured_links(prefix: str) -> dict:
     """Host → what was last measured of its link to this head; empty elsewhere."""
     links = {}
     for path in sorted(Path(prefix, "links").glob("*.json")):
-        with suppress(OSError, ValueError):
-            links[path.stem] = json.loads(path.read_text())
+        with suppress(OSError, ValueError, TypeError):
+            found = reading.read_object(path, LINK_BYTES)
+            numbers = {key: found.get(key) for key in ("mbit_per_second", "round_trip_ms")}
+            numbers = {key: None if number is None else float(number) for key, number in numbers.items()}
+            links[path.stem] = {**numbers, "detail": reading.printable(found.get("detail", ""))}
     return links
 
 
 def kept_facts(prefix: str) -> dict:
     """Host → facts, as the last run left them on its head; empty elsewhere."""
     try:
-        return json.loads(Path(prefix, names.KEPT_FACTS).read_text())
+        return reading.read_object(Path(prefix, names.KEPT_FACTS), FACTS_BYTES)
     except (OSError, ValueError):
         return {}
 

@@ -10,16 +10,19 @@ rpc.py and needs nothing but Python 3.9.
 
 llama-server does not reconnect to a worker, and an idle one does not even notice that a worker died. So on Linux its
 connections are read from /proc once a second; elsewhere it ends by itself at the next request.
+
+Nothing that is written here is worth a service: on a full or read-only disk, or where nobody reads the log, it goes on without, and says so.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
-import http.client
 import importlib
 import json
 import os
+import re
+import select
 import signal
 import socket
 import stat
@@ -29,6 +32,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, cast
 
@@ -42,7 +46,14 @@ START_LOG = "start.log"
 ENDS = "ends.json"
 START_LOG_BYTES = 8 * 1024 * 1024
 LAST_BYTES = 4096
+ENDS_BYTES = 64 * 1024
+"""More than the last bytes of a log take as JSON."""
 LAST_LINES = 20
+INCOMPLETE = "llamacpp: this log is incomplete"
+"""Stands in a log of which a part could not be written."""
+READER_SECONDS = 5.0
+"""So long a reader of the log may stand still before the log goes on without it."""
+HEALTH_SECONDS = 2.0
 LOST_AFTER_POLLS = 2
 PRUNE_SECONDS = 300
 MIB = 1024 * 1024
@@ -50,15 +61,56 @@ PR_SET_PDEATHSIG = 1
 ESTABLISHED = 1
 
 
+class Log:
+    """Where lines go. Nobody waits or ends for a full disk, nor for a reader that is gone or stands still."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.missing = 0
+        self.incomplete = False
+        self.lock = threading.Lock()
+
+    def write(self, data: bytes) -> str | None:
+        """Writes what can be written now, after a line that says how much could not be before; the reason, the first time that there is one."""
+        with self.lock:
+            gap = f"\n{INCOMPLETE}: {self.missing} bytes are missing here\n".encode() if self.missing else b""
+            left, reason = gap + data, None
+            seconds = 0 if self.missing else READER_SECONDS
+            try:
+                while left and not reason:
+                    if select.select([], [self.descriptor], [], seconds)[1]:
+                        left = left[os.write(self.descriptor, left[: select.PIPE_BUF]) :]
+                        seconds = READER_SECONDS
+                    else:
+                        reason = "nobody reads it"
+            except OSError as error:
+                reason = str(error.strerror)
+            self.missing = self.missing + len(data) if len(left) > len(data) else len(left)
+            first, self.incomplete = not self.incomplete, self.incomplete or bool(reason)
+            return reason if first else None
+
+
+SERVICE_LOG = Log(1)
+"""The standard output: a journal, a pipe to supervisor, or a file."""
+
+
 def say(text: str) -> None:
-    sys.stdout.write(f"llamacpp: {text}\n")
-    sys.stdout.flush()
+    SERVICE_LOG.write(f"llamacpp: {text}\n".encode("utf-8", "replace"))
+
+
+SAID: set[str] = set()
+
+
+def say_once(text: str) -> None:
+    if text not in SAID:
+        SAID.add(text)
+        say(text)
 
 
 def shake_hands(
-    endpoints: list[str], protocol: str | None, timeout: float, note: Callable[[dict], None], pause: float = 1.0
-) -> None:
-    """Waits until every worker answers.
+    endpoints: list[str], protocol: str | None, timeout: float, note: Callable[[dict], object], pause: float = 1.0
+) -> dict:
+    """Waits until every worker answers; returns their answers.
 
     A worker whose release does not fit is waited for like one that is not there yet: it is probably being replaced.
 
@@ -77,25 +129,40 @@ def shake_hands(
                 if answers[endpoint]["state"] != "ok":
                     say(f"waiting for worker {endpoint}: {answers[endpoint]['state']}, {answers[endpoint]['detail']}")
         if all(answer["state"] == "ok" for answer in answers.values()):
-            return
+            return answers
         time.sleep(pause)
 
 
-def write_handshakes(state: Path, answers: dict) -> None:
-    partial = state / (HANDSHAKES + ".new")
-    partial.write_text(json.dumps({"time": int(time.time()), "workers": answers}))
-    partial.replace(state / HANDSHAKES)
+def write_state(path: Path, content: dict) -> bool:
+    """Replaces a file of the launcher's as a whole; says why where it cannot."""
+    partial = path.with_name(path.name + ".new")
+    try:
+        partial.write_text(json.dumps(content))
+        partial.replace(path)
+    except OSError as error:
+        say_once(f"{path} could not be written: {error.strerror}")
+        return False
+    return True
+
+
+def write_handshakes(state: Path, answers: dict) -> bool:
+    """Older answers would be believed in place of these, so they go where these cannot be written; False then."""
+    path = state / HANDSHAKES
+    written = write_state(path, {"time": int(time.time()), "process": os.getpid(), "workers": answers})
+    if not written:
+        with suppress(OSError):
+            path.unlink()
+    return written
 
 
 def write_end(state: Path, how: str, said: str) -> None:
     """Counts the ends of llama-server, over all starts of the launcher, with how the last one came and the last lines of its log."""
     try:
-        number = int(json.loads((state / ENDS).read_text())["number"])
-    except (OSError, ValueError, KeyError, TypeError):
+        with open(os.open(state / ENDS, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            number = int(json.loads(file.read(ENDS_BYTES))["number"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         number = 0
-    partial = state / (ENDS + ".new")
-    partial.write_text(json.dumps({"number": number + 1, "how": how, "log": said.splitlines()[-LAST_LINES:]}))
-    partial.replace(state / ENDS)
+    write_state(state / ENDS, {"number": number + 1, "how": how, "log": said.splitlines()[-LAST_LINES:]})
 
 
 def connections(tcp_table: str, inodes: set[str], endpoints: list[str]) -> set[str]:
@@ -126,14 +193,22 @@ def socket_inodes(process: int) -> set[str]:
 
 
 def healthy(url: str) -> bool:
-    connection = http.client.HTTPConnection(url.split("//", 1)[1], timeout=2)
+    """Whether llama-server answers that it serves, within two seconds altogether, however slowly something else sends."""
+    address, port = url.split("//", 1)[1].rsplit(":", 1)
+    deadline = time.monotonic() + HEALTH_SECONDS
+    said = b""
     try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
+        with socket.create_connection((address, int(port)), HEALTH_SECONDS) as connection:
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: llamacpp\r\nConnection: close\r\n\r\n")
+            while b"\n" not in said and len(said) < 256 and (left := deadline - time.monotonic()) > 0:
+                connection.settimeout(left)
+                part = connection.recv(256)
+                if not part:
+                    break
+                said += part
+    except OSError:
+        pass
+    return bool(re.match(rb"HTTP/1\.\d 200\b", said))
 
 
 class Head:
@@ -156,15 +231,24 @@ class Head:
         self.relay.start()
 
     def _relay(self, path: Path) -> None:
-        """Passes the output on to the service's log, and keeps the beginning of this start in a file, and its end in memory."""
+        """Passes the output on to the service's log, and keeps the beginning of this start in a file, and its end in memory.
+
+        It reads to the end whatever becomes of these: llama-server stands still once its output is full.
+        """
         pipe = cast(IO[bytes], self.process.stdout).fileno()
         room = START_LOG_BYTES
-        with path.open("wb", buffering=0) as start_log:
+        with _open_start_log(path) as file:
+            start_log = Log(file.fileno())
             while part := os.read(pipe, 65536):
-                start_log.write(part[:room])
+                reason = start_log.write(part[:room])
                 room -= len(part[:room])
+                if reason:
+                    _mark_incomplete(file.fileno())
+                    say(f"{path} is incomplete: {reason}")
                 self.last = (self.last + part)[-LAST_BYTES:]
-                os.write(sys.stdout.fileno(), part)
+                reason = SERVICE_LOG.write(part)
+                if reason:
+                    start_log.write(f"llamacpp: the log of the service is incomplete: {reason}\n".encode())
 
     def lost_workers(self) -> list[str]:
         """Workers whose connection is gone, seen twice in a row after the server had become ready."""
@@ -175,9 +259,9 @@ class Head:
             return []
         try:
             inodes = socket_inodes(self.process.pid)
+            connected = connections(Path("/proc/net/tcp").read_text(), inodes, self.endpoints)
         except OSError:
             return []
-        connected = connections(Path("/proc/net/tcp").read_text(), inodes, self.endpoints)
         lost = [endpoint for endpoint in self.endpoints if endpoint not in connected]
         self.missing = self.missing + 1 if lost else 0
         return lost if self.missing >= LOST_AFTER_POLLS else []
@@ -189,6 +273,21 @@ class Head:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+def _open_start_log(path: Path) -> IO[bytes]:
+    try:
+        return path.open("wb", buffering=0)
+    except OSError as error:
+        say(f"{path} could not be written: {error.strerror}")
+        return open(os.devnull, "wb", buffering=0)
+
+
+def _mark_incomplete(descriptor: int) -> None:
+    """Says so at the end of the file, in place of what stands there: on a full disk there is no other room."""
+    mark = f"\n{INCOMPLETE}\n".encode()
+    with suppress(OSError):
+        os.pwrite(descriptor, mark, max(0, os.fstat(descriptor).st_size - len(mark)))
 
 
 def _end_with_parent() -> None:
@@ -218,9 +317,10 @@ def run(
     """Waits, starts and watches; returns the exit status of the service: 0 only when it was asked to stop."""
     signal.signal(signal.SIGTERM, _asked_to_stop)
     signal.signal(signal.SIGINT, _asked_to_stop)
-    state.mkdir(exist_ok=True)
+    with suppress(OSError):  # a folder that is missing still is said by what cannot be written there
+        state.mkdir(exist_ok=True)
     write_handshakes(state, {})
-    shake_hands(endpoints, protocol, timeout, lambda answers: write_handshakes(state, answers), pause)
+    answers = shake_hands(endpoints, protocol, timeout, lambda answers: write_handshakes(state, answers), pause)
     try:
         head = Head(argv, endpoints, url, state)
     except OSError as error:
@@ -229,8 +329,10 @@ def run(
         time.sleep(pause)
         return 1
     how = ""
+    recorded = False
     try:
         while head.process.poll() is None:
+            recorded = recorded or write_handshakes(state, answers)
             time.sleep(pause)
             lost = head.lost_workers()
             if lost:
@@ -252,21 +354,29 @@ def run(
 def prune(folder: Path, limit: int) -> list[str]:
     """Removes files, those that were used longest ago first, until the folder holds no more than so many bytes; returns their names."""
     files = []
-    for path in folder.rglob("*"):
-        try:
-            found = path.lstat()
-        except OSError:
-            continue
-        if stat.S_ISREG(found.st_mode):
-            files.append((max(found.st_atime, found.st_mtime), found.st_size, path))
+    for place, _folders, inside in os.walk(folder):
+        for name in inside:
+            path = Path(place, name)
+            try:
+                found = path.lstat()
+            except OSError:
+                continue
+            if stat.S_ISREG(found.st_mode):
+                files.append((max(found.st_atime, found.st_mtime), found.st_size, path))
     held = sum(size for _used, size, _path in files)
-    removed = []
+    removed, reason = [], None
     for _used, size, path in sorted(files):
         if held <= limit:
             break
-        path.unlink(missing_ok=True)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            reason = error.strerror
+            continue
         held -= size
         removed.append(path.name)
+    if reason:
+        say(f"{folder} could not be brought below {limit // MIB} MiB: {reason}")
     return removed
 
 

@@ -686,7 +686,7 @@ def _row(row: dict[str, Any], layers: int) -> bool:
         all(isinstance(row.get(key), str) for key in ("name", "type"))
         and _number(row.get("bytes"), 0, MAX_ELEMENTS)
         and _numbers(shape, 1, MAX_ELEMENTS)
-        and (within is None or _numbers(within, 0, layers - 1))
+        and (within is None or (_numbers(within, 0, layers - 1) and len(within) <= layers))
     )
 
 

@@ -9,6 +9,7 @@ looked for in the programs' help all come from it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
@@ -67,6 +68,7 @@ class Option(NamedTuple):
     :param implied: values for which nothing is written where no spelling can say them.
     :param remedy: what to do instead of giving it, where no variable sets it.
     :param replaced: what happened to it after its last build.
+    :param secret: whether its value is a secret, which neither a command line nor a definition may hold.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Option(NamedTuple):
     remedy: str = ""
     replaced: str = ""
     program: str = SERVER
+    secret: bool = False
 
     def spelled(self, build: int, fork: str) -> list[Spelling]:
         """Its spellings in this build."""
@@ -297,7 +300,27 @@ TABLE: tuple[Option, ...] = (
         tuple(spelling._replace(written=False) for spelling in _both("--api-key")),
         "llama_server_api_key_file",
         owned=True,
-        environment=_split("LLAMA_API_KEY"),
+        environment=_split("LLAMA_API_KEY LLAMA_ARG_API_KEY"),
+        secret=True,
+    ),
+    Option(
+        "token-of-a-registry",
+        tuple(spelling._replace(written=False) for spelling in _both("--hf-token -hft")),
+        owned=True,
+        environment=_split("HF_TOKEN LLAMA_ARG_HF_TOKEN"),
+        remedy="remove it: every account of the host could read the token, and llama-server reads a model that is on the head already",
+        secret=True,
+    ),
+    Option(
+        "print-and-end",
+        (
+            *(spelling._replace(written=False) for spelling in _both("-h --help --usage --version", SWITCH)),
+            _in(MAINLINE, "--completion-bash --list-devices", form=SWITCH, written=False),
+            _in(MAINLINE, "--cache-list -cl", 8643, form=SWITCH, written=False),
+            _in(MAINLINE, "--license", 8643, 11062, SWITCH, written=False),
+        ),
+        owned=True,
+        remedy="remove it, because llama-server would print something and end",
     ),
     Option(
         "fit",
@@ -511,6 +534,23 @@ TABLE: tuple[Option, ...] = (
 _OPTIONS = {option.name: option for option in TABLE}
 _SERVER = {word: option for option in TABLE if option.program == SERVER for word in option.words()}
 _ENVIRONMENT = {name: option for option in TABLE for name in option.environment}
+TWO_VALUES = {"--lora-scaled", "--control-vector-scaled", "--control-vector-layer-range"}
+"""Options of llama-server that take two values in some builds."""
+SWITCHES = frozenset(
+    _split("""
+    --agent --backend-sampling --cache-idle-slots --cache-prompt --check-tensors --cont-batching --cors-credentials --cpu-moe-draft
+    --embedding --embeddings --escape --ignore-eos --jinja --log-jsonl --log-prefix --log-timestamps --log-verbose
+    --lora-init-without-apply --metrics --mmproj-auto --mmproj-offload --models-autoload --no-agent --no-cache-idle-slots
+    --no-cache-prompt --no-cont-batching --no-context-shift --no-cors-credentials --no-escape --no-host --no-jinja --no-log-jsonl
+    --no-log-prefix --no-log-timestamps --no-mmproj --no-mmproj-auto --no-mmproj-offload --no-models-autoload --no-op-offload
+    --no-perf --no-prefill-assistant --no-reasoning-preserve --no-skip-chat-parsing --no-slots --no-spec-draft-backend-sampling
+    --no-ui --no-ui-mcp-proxy --no-webui --no-webui-mcp-proxy --offline --op-offload --perf --prefill-assistant --props
+    --reasoning-preserve --rerank --reranking --reuse-port --skip-chat-parsing --slots --spec-default --spec-draft-backend-sampling
+    --spec-draft-cpu-moe --special --spm-infill --ui --ui-mcp-proxy --verbose --webui-mcp-proxy -ag -bs -cb -cmoed -e -no-ag -nocb
+    -sp -v
+    """)
+)
+"""Options of llama-server that are not in the table and take no value in any build that was read."""
 LISTS_ALL = {MAINLINE}
 """Forks whose llama-server lists every option that it takes."""
 
@@ -546,6 +586,28 @@ def owned(program: str, word: str) -> Option | None:
 def of_variable(name: str) -> Option | None:
     """The option that a variable of llama-server's environment stands for."""
     return _ENVIRONMENT.get(name)
+
+
+def stray(arguments: Iterable[str]) -> str | None:
+    """The first argument of llama-server that is neither an option nor the value of one, or None: it would not start."""
+    values = 0
+    for word in arguments:
+        if re.match(r"--?[A-Za-z]", word):
+            values = _values_after(normalize(word))
+        elif values:
+            values -= 1
+        else:
+            return word
+    return None
+
+
+def _values_after(word: str) -> int:
+    """How many values may follow an option of llama-server: one where that is not known."""
+    option = of_word(word)
+    forms = {spelling.form for spelling in option.spellings if word in spelling.words} if option else set()
+    if word in SWITCHES or forms == {SWITCH}:
+        return 0
+    return 2 if word in TWO_VALUES else 1
 
 
 def meaning(word: str) -> str:

@@ -137,9 +137,10 @@ def probe(address: str, port: int, timeout: float = 5.0, protocol: str | None = 
 
         - ``ok``: a worker that a head can use;
         - ``protocol_mismatch``: a worker of another generation;
+        - ``no_device``: a worker that lends nothing;
         - ``silent``: accepted, but no answer in time: held by a client, hung, or something else altogether;
         - ``refused``: nothing listens there;
-        - ``unreachable``: no way there, or no answer to the connection attempt;
+        - ``unreachable``: no way there, no answer to the connection attempt, or a connection that the network lost;
         - ``not_rpc``: something else answers.
     :raises ValueError: the address is not a numeric IPv4 address, or the port is none.
     """
@@ -171,10 +172,14 @@ def probe(address: str, port: int, timeout: float = 5.0, protocol: str | None = 
             "silent",
             f"it accepted the connection and did not answer within {timeout:g} s: held by a client, hung, or not an RPC worker",
         )
+    except OSError as error:
+        return _answer("unreachable", f"the connection was lost: {error.strerror or error}")
     if protocol and not compatible(protocol, reply["protocol"]):
         return {
             "state": "protocol_mismatch",
             "detail": f"it speaks protocol {reply['protocol']}, the head speaks {protocol}",
             **reply,
         }
+    if not reply["devices"]:
+        return {"state": "no_device", "detail": "it is a worker without a device", **reply}
     return {"state": "ok", "detail": "", **reply}

@@ -5,12 +5,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import differences, names, untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Each, Maybe, Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases
+
+PATH = Text(longest=4096)
+SERVICE = {
+    "state": ("running", "waiting", "stopped", "foreign", "different"),
+    "pid": Maybe(Number()),
+    "addresses": [Text()],
+    "clients": [Text()],
+}
+ANSWER = {
+    "drift": Maybe(
+        {
+            "services": Each(SERVICE),
+            **{part: [PATH] for part in ("defined", "stale", "missing_builds", "running_releases", "changed_files")},
+            "redefined": [Text()],
+            "differences": [{"kind": differences.KINDS, "subject": PATH, "text": Text(longest=8192)}],
+        }
+    ),
+    "free_mib": Maybe(Each(Number(-untrusted.LARGEST))),
+}
+"""What host_info reports of a host that was given its part of the plan, as state.drift and memory.free_mib return it."""
+SHOWN = 500
+"""Characters of a host's error in a message."""
+
+
+def check(plan: Mapping[str, Any], answers: Mapping[str, Any]) -> None:
+    """Refuses what a host reports that was compared with its part of the plan, unless it has the form in which host_info reports it.
+
+    :param answers: host → what host_info returned.
+    """
+    for name, host in plan.get("hosts", {}).items():
+        answer = answers.get(name) or {}
+        read = {key: answer[key] for key in ANSWER if answer.get(key)} if isinstance(answer, Mapping) else answer
+        problem = untrusted.problem("it", read) or untrusted.mismatch("it", read, ANSWER)
+        if not problem and read.get("drift"):
+            lacking = [
+                service["name"] for service in host["services"] if service["name"] not in read["drift"]["services"]
+            ]
+            problem = untrusted.Problem(f"it.drift.services.{lacking[0]}", "is missing") if lacking else None
+        if problem:
+            raise Refusal(
+                f"What {name} reports of itself is not as this version of the collection reads it ({problem.where[3:] or 'it'} {problem.why}): run "
+                "it again; where that goes on, this host is not what it seems."
+            )
 
 
 class Comparison(NamedTuple):
@@ -30,7 +76,8 @@ def compare(plan: dict[str, Any], answers: dict[str, dict[str, Any]]) -> Compari
         if answer.get("skipped"):
             without[name] = "its hardware is declared in llama_hardware"
         elif answer.get("msg") or "drift" not in answer:
-            without[name] = answer.get("msg") or "it could not be reached"
+            said = gguf.printable(" ".join(str(answer.get("msg") or "it could not be reached").split()))
+            without[name] = said[:SHOWN]
         else:
             drifts[name] = answer["drift"]
     return Comparison(drifts, without)

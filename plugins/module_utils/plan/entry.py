@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import ipaddress
 import re
-import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Each, Maybe, Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
     Accelerator,
     Catalogue,
@@ -33,6 +33,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
 
 STAGING_DISTANCE = 100
 """A staging port is so far above the port that serves, where the inventory does not say."""
+
+MOST_MIB = 1 << 40
+MOST_THREADS = 4096
 
 DECLARED: dict[str, Any] = {
     "system": "Linux",
@@ -60,13 +63,77 @@ DECLARED: dict[str, Any] = {
 }
 """Assumed facts of a host that is only declared: a Linux host with systemd and every toolchain, wherever that is."""
 
+MOST_RELEASES = 1000
+"""That a host may keep."""
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 """Of a variable of a process."""
-UNPRINTABLE = ("Cc", "Zl", "Zp")
-"""Unicode categories of characters that end a line or control a terminal."""
+HOST_NAME = r"\w[\w.:@+-]*"
+"""Of a host or a cluster in an inventory: it stands in names of files, in definitions and in commands."""
+SECRET_NAME = r"(?i).*(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY(_ID)?|PRIVATE_KEY|CREDENTIALS?)"
+"""Of a variable of a process whose value is a secret."""
 
 PLANNED_FROM = {*DECLARED, "device_groups", "firewall", "kernel", "firmware", "thunderbolt"}
 """Facts that a plan depends on."""
+
+PATH = Text(r"""[/~][^%$\\'"`;#]*""", 4096)
+"""Of a host's own folders, which stand in definitions where a service manager has no quotes."""
+WORD = Text("[A-Za-z0-9_.:+~-]*")
+MEMORY_MIB = Number(0, MOST_MIB)
+KNOWN: dict[str, Any] = {
+    "system": Text(),
+    "architecture": WORD,
+    "distribution": {"id": Text(), "version": Text(), "family": Text()},
+    "cpu": {
+        "model": Text(),
+        "cores": Number(1, 1 << 16),
+        "features_id": Text(),
+        "amx": Maybe(bool),
+        "unusable": Maybe([Text()]),
+    },
+    "memory_mib": MEMORY_MIB,
+    "accelerators": [
+        {
+            "backend": tuple(backends.BACKENDS),
+            "name": Text(),
+            "architecture": WORD,
+            "memory_mib": MEMORY_MIB,
+            "unified": bool,
+        }
+    ],
+    "toolchain": Each(Maybe(Text())),
+    "toolchains": Maybe(
+        [
+            {
+                "backend": tuple(backends.BACKENDS),
+                "prefix": PATH,
+                "links": [PATH],
+                "version": Text(r"\d+(\.\d+)*"),
+                "compiler": Maybe(PATH),
+                "libraries": Maybe([Text()]),
+                "rocwmma": Maybe({"version": Text(), "architectures": [WORD]}),
+                "components": Maybe(Each(PATH)),
+            }
+        ]
+    ),
+    "packaged": Maybe({"version": Maybe(WORD), "installed": [WORD]}),
+    "scope": ("system", "user"),
+    "python": Maybe(PATH),
+    "service_manager": tuple(service_managers.MANAGERS),
+    "prefix": PATH,
+    "cache": PATH,
+    "units": PATH,
+    "tools": Maybe([WORD]),
+    "accounts": Maybe(Each(Text())),
+    "device_groups": Maybe([WORD]),
+    "firewall": Maybe(names.FIREWALLS),
+    "kernel": Maybe(Text()),
+    "firmware": Maybe(Text()),
+    "thunderbolt": Maybe(
+        [{"device": Text(), "lanes": Number(0, 1024), "gbit_per_lane": Number(0, 1 << 20, real=True)}]
+    ),
+    "measured": Maybe(Each(Maybe({"round_trip_ms": Maybe(Number(0, 1 << 20, real=True))}))),
+}
+"""Facts that planning reads, as facts/host.py returns them. What an older version of the collection did not ask for may be missing."""
 
 STANDS_IN = {"system", "architecture", "distribution", "service_manager", "home", "cores"}
 """What ``llama_hardware`` may say of a host that is not contacted. Where there are facts, an apply needs those."""
@@ -79,6 +146,8 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]]) -> Cluster:
         host_info returned, or None.
     :raises Refusal: what the inventory says is not possible.
     """
+    for host, given in hosts.items():
+        check(host, {"ansible_host": given["ansible_host"], **given["variables"]})
     heads = [host for host, given in hosts.items() if "head" in given["groups"]]
     if len(heads) != 1:
         raise Refusal(
@@ -86,6 +155,7 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]]) -> Cluster:
             "it must have exactly one"
         )
     variables = hosts[heads[0]]["variables"]
+    _check_name("the cluster", name)
     return Cluster(
         name=name,
         head=heads[0],
@@ -98,6 +168,25 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]]) -> Cluster:
     )
 
 
+def check(host: str, given: Mapping[str, Any]) -> None:
+    """Refuses what no plan can hold: control characters, secrets in URLs, numbers without end. Before anything else shows a value.
+
+    :param given: variable → what the operator gave for this host.
+    """
+    _check_name("a host", host)
+    for variable, value in given.items():
+        problem = untrusted.problem(variable, value)
+        if problem:
+            raise Refusal(f"{problem.where} {problem.why} (host {host})")
+
+
+def _check_name(what: str, name: str) -> None:
+    if not untrusted.is_plain(name) or not re.fullmatch(HOST_NAME, name) or len(name) > untrusted.LONGEST_NAME:
+        raise Refusal(
+            f"{what} has the name {untrusted.show(name)} in the inventory: use letters, digits, - and ., and no spaces"
+        )
+
+
 def catalogue(packages: Mapping[str, Any]) -> Catalogue:
     """:param packages: ``tools`` and ``llama`` of packages.yml."""
     return Catalogue(packages["tools"], packages["llama"])
@@ -105,20 +194,27 @@ def catalogue(packages: Mapping[str, Any]) -> Catalogue:
 
 def _host(name: str, given: Mapping[str, Any]) -> Host:
     variables = given["variables"]
+    if given["facts"]:
+        _check_facts(name, given["facts"])
     facts = merge_hardware(name, given["facts"], variables["llama_hardware"], variables["llama_host_scope"])
     if facts is None:
         raise Refusal(
             f"{name} could not be reached or --limit leaves it out, and llama_hardware does not declare it: bring the host up, or declare it"
         )
+    declared = untrusted.mismatch("llama_hardware", facts, KNOWN)
+    if declared:
+        raise Refusal(f"{declared.where} of {name} {declared.why}: correct it, or leave it out")
     return Host(
         name=name,
         is_head="head" in given["groups"],
         is_worker="worker" in given["groups"],
         address=str(given["ansible_host"]),
-        facts=_facts(name, facts),
+        facts=facts_of(facts),
         kept_facts=facts_for_plan(facts),
         backends=_backends(name, variables["llama_backend"]),
-        links=tuple(_link(link) for link in variables["llama_links"] or ()),
+        links=tuple(
+            _link(f"llama_links[{index}]", name, link) for index, link in enumerate(variables["llama_links"] or ())
+        ),
         endpoints=tuple(
             _endpoint(f"llama_worker_endpoints[{index}] of {name}", endpoint)
             for index, endpoint in enumerate(variables["llama_worker_endpoints"] or ())
@@ -153,12 +249,16 @@ def _backends(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _keep(name: str, number: int) -> int:
-    if number < 1:
-        raise Refusal(f"llama_build_keep of {name} is {number}: use 1 or more, because the release that serves counts")
+    limit = untrusted.limit(number, 1, MOST_RELEASES)
+    if limit:
+        raise Refusal(f"llama_build_keep of {name} is {number}: {limit}, because the release that serves counts")
     return number
 
 
-def _link(given: Mapping[str, Any]) -> Link:
+def _link(where: str, host: str, given: Mapping[str, Any]) -> Link:
+    limit = untrusted.limit(given.get("mtu"), names.MTU[0], names.MTU[-1])
+    if limit:
+        raise Refusal(f"{where}.mtu of {host} is {given['mtu']}: {limit}, or leave it out")
     return Link(
         given.get("interface"),
         str(given.get("address")),
@@ -195,22 +295,9 @@ def environment(where: str, given: Mapping[str, Any] | None) -> dict[str, str]:
             raise Refusal(f"{where} has the name {str(name)!r}: use letters, digits and _, with a letter or _ first")
         if value is None or isinstance(value, (dict, list)):
             raise Refusal(f"{where} has {name}: {value!r}: use a text, a number, true or false, or remove it")
-        values[str(name)] = text(f"{where}, {name}", str(value).lower() if isinstance(value, bool) else str(value))
+        _check_not_secret(where, str(name))
+        values[str(name)] = str(value).lower() if isinstance(value, bool) else str(value)
     return values
-
-
-def text(where: str, value: str) -> str:
-    """The value, which a service definition can hold on one line.
-
-    :param where: the variable of the inventory, for messages.
-    """
-    if any(unicodedata.category(character) in UNPRINTABLE for character in value if character != "\t"):
-        raise Refusal(f"{where} is {value!r}, which has a line break or another control character: remove it")
-    return value
-
-
-def _texts(where: str, values: Sequence[str] | None) -> tuple[str, ...]:
-    return tuple(text(where, value) for value in values or ())
 
 
 def _networks(where: str, values: Sequence[str] | None) -> tuple[str, ...]:
@@ -222,20 +309,27 @@ def _networks(where: str, values: Sequence[str] | None) -> tuple[str, ...]:
         ) from None
 
 
-def _optional_text(where: str, value: str | None) -> str | None:
-    return None if value is None else text(where, value)
+def _check_not_secret(where: str, name: str) -> None:
+    """Refuses a variable of a process that holds a secret: service managers show it, and definitions may be read by everybody."""
+    option = options.of_variable(name)
+    if option and option.secret:
+        raise Refusal(f"{where} has {name}, which the plan decides: {option.instead()}")
+    if re.fullmatch(SECRET_NAME, name):
+        raise Refusal(
+            f"{where} has {name}, a secret, which service managers show to every account of the host: remove it"
+        )
 
 
 def _cmake_options(name: str, given: Mapping[Any, Any] | None) -> dict[str, str]:
     where = f"llama_build_cmake_options of {name}"
-    options = {}
+    values = {}
     for option, value in (given or {}).items():
         if not re.fullmatch(NAME, str(option), re.ASCII) or value is None or isinstance(value, (dict, list)):
             raise Refusal(
                 f"{where} has {option!r}: {value!r}: use the name of an option of cmake, and a text as its value"
             )
-        options[str(option)] = text(where, str(value))
-    return options
+        values[str(option)] = str(value)
+    return values
 
 
 def server_of(variables: Mapping[str, Any]) -> Server:
@@ -245,9 +339,8 @@ def server_of(variables: Mapping[str, Any]) -> Server:
         allowed=_networks("llama_server_allowed", given["allowed"]),
         staging_port=given["staging_port"] or given["port"] + STAGING_DISTANCE,
         tensor_split=tuple(given["tensor_split"] or ()),
-        override_tensor=_texts("llama_server_override_tensor", given["override_tensor"]),
-        extra_args=_texts("llama_server_extra_args", given["extra_args"]),
-        api_key_file=_optional_text("llama_server_api_key_file", given["api_key_file"]),
+        override_tensor=tuple(given["override_tensor"] or ()),
+        extra_args=tuple(given["extra_args"] or ()),
         environment=environment("llama_server_environment", given["environment"]),
     )
 
@@ -255,45 +348,46 @@ def server_of(variables: Mapping[str, Any]) -> Server:
 def _model(variables: Mapping[str, Any]) -> ModelRequest:
     size = variables["llama_model_known_answer"]
     return ModelRequest(
-        path=_optional_text("llama_model_path", variables["llama_model_path"]),
+        path=variables["llama_model_path"],
         known_answer=None if size is None else KnownAnswer(size["layers"], size["width"], size["type"]),
         summary=variables["llama_model_gguf_summary"],
     )
 
 
-def _facts(name: str, given: Mapping[str, Any]) -> Facts:
-    try:
-        return facts_of(given)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+def _check_facts(name: str, given: Any) -> None:
+    """Refuses facts that planning cannot read: a host may report anything."""
+    read = {key: value for key, value in given.items() if key in KNOWN} if isinstance(given, Mapping) else given
+    problem = untrusted.problem("", read) or untrusted.mismatch("", read, KNOWN)
+    if problem:
         raise Refusal(
-            f"the facts of {name} are not as this version of the collection reads them ({error!r}): run it again when the host can be reached"
-        ) from None
+            f"the facts of {name} are not as this version of the collection reads them ({problem.where.lstrip('.')} {problem.why}): run it again "
+            "when the host can be reached; a host that reports this itself is not what it seems"
+        )
+
+
+def _without_null(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in given.items() if value is not None}
 
 
 def facts_of(given: Mapping[str, Any]) -> Facts:
-    """Facts as values. What an older version did not ask for is empty."""
-    packaged = given.get("packaged")
-    toolchains = given.get("toolchains")
-    measured = given.get("measured") or {}
+    """Facts as values. What an older version did not ask for is empty.
+
+    :param given: of the shape KNOWN.
+    """
+    packaged, toolchains = given.get("packaged"), given.get("toolchains")
+    kept = ("system", "architecture", "memory_mib", "toolchain", "scope", "service_manager", "prefix", "cache", "units")
     return Facts(
-        **{
-            key: given[key]
-            for key in (
-                "system",
-                "architecture",
-                "cpu",
-                "memory_mib",
-                "toolchain",
-                "scope",
-                "python",
-                "service_manager",
-            )
-        },
-        **{key: given[key] for key in ("prefix", "cache", "units")},
-        distribution=Distribution(**given["distribution"]),
-        accelerators=tuple(Accelerator(**accelerator) for accelerator in given["accelerators"]),
-        toolchains=None if toolchains is None else tuple(toolchains),
-        packaged=Packaged(packaged["version"], tuple(packaged["installed"])) if packaged else None,
+        **{key: given[key] for key in kept},
+        cpu=_without_null(given["cpu"]),
+        python=given.get("python"),
+        distribution=Distribution(*(given["distribution"][field] for field in Distribution._fields)),
+        accelerators=tuple(
+            Accelerator(*(accelerator[field] for field in Accelerator._fields)) for accelerator in given["accelerators"]
+        ),
+        toolchains=None
+        if toolchains is None
+        else tuple({"compiler": None, "rocwmma": None, **_without_null(toolchain)} for toolchain in toolchains),
+        packaged=Packaged(packaged.get("version"), tuple(packaged["installed"])) if packaged else None,
         accounts=given.get("accounts") or {},
         device_groups=tuple(given.get("device_groups") or ()),
         firewall=given.get("firewall"),
@@ -301,9 +395,9 @@ def facts_of(given: Mapping[str, Any]) -> Facts:
         kernel=given.get("kernel") or "",
         firmware=given.get("firmware") or "",
         thunderbolt=tuple(
-            Thunderbolt(link["device"], link["lanes"], link["gbit_per_lane"]) for link in given.get("thunderbolt") or ()
+            Thunderbolt(*(link[field] for field in Thunderbolt._fields)) for link in given.get("thunderbolt") or ()
         ),
-        round_trips={host: (link or {}).get("round_trip_ms") for host, link in measured.items()},
+        round_trips={host: (link or {}).get("round_trip_ms") for host, link in (given.get("measured") or {}).items()},
     )
 
 

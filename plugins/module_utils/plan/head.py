@@ -10,10 +10,11 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, gguf, known_answer, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, placement
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.entry import MOST_THREADS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
     Facts,
     Model,
@@ -32,14 +33,16 @@ CREDENTIALS = "/run/credentials/{service}.service/"
 """Where systemd puts what LoadCredential names, for the service alone."""
 
 
-LEAST = {
-    "context": 1,
-    "parallel": 1,
-    "threads": 1,
-    "gpu_layers": 0,
-    "start_timeout": 1,
+CLOSED = untrusted.Text(longest=4096)
+"""A path."""
+LIMITS = {
+    "context": (1, (1 << 31) - 1),
+    "parallel": (1, 1024),
+    "threads": (1, MOST_THREADS),
+    "gpu_layers": (0, (1 << 31) - 1),
+    "start_timeout": (1, 7 * 86400),
 }
-"""Field of Server → its smallest value."""
+"""Field of Server → its smallest and its largest value."""
 
 
 def settings_of(server: Server, summary: Mapping[str, Any]) -> caches.Settings:
@@ -111,10 +114,10 @@ def check(name: str, server: Server, declared: Sequence[Worker], release: Releas
     :param name: of the head.
     :param declared: workers of the head.
     """
-    for field, least in LEAST.items():
-        value = getattr(server, field)
-        if value is not None and value < least:
-            raise Refusal(f"llama_server_{field} is {value}: use {least} or more, or leave it out")
+    for field, (least, most) in LIMITS.items():
+        limit = untrusted.limit(getattr(server, field), least, most)
+        if limit:
+            raise Refusal(f"llama_server_{field} is {getattr(server, field)}: {limit}, or leave it out")
     _check_extra_arguments(server.extra_args, release)
     _check_environment(server.environment)
     if server.api_key_file:
@@ -147,6 +150,10 @@ def _check_ports(name: str, server: Server, declared: Sequence[Worker]) -> None:
 def _check_extra_arguments(arguments: Sequence[str], release: Release) -> None:
     """Refuses what the plan decides, and options that llama-server of this release does not have: it would not start."""
     for word in arguments:
+        name = re.split(r"[\s=]", word, maxsplit=1)[0]
+        option = options.of_word(name)
+        if option and option.secret:
+            raise Refusal(f"llama_server_extra_args has {name}, which the plan decides: {option.instead()}")
         if re.match(r"--?\w[\w-]*\s", word):
             raise Refusal(
                 f"llama_server_extra_args has {word!r} as one argument: use a list, with option and value as separate entries"
@@ -158,6 +165,11 @@ def _check_extra_arguments(arguments: Sequence[str], release: Release) -> None:
             raise Refusal(
                 f"llama_server_extra_args has {word.split('=', 1)[0]}, which the plan decides: {option.instead()}"
             )
+    stray = options.stray(arguments)
+    if stray is not None:
+        raise Refusal(
+            f"llama_server_extra_args has {stray!r}, which is neither an option nor the value of one, so llama-server would not start: remove it"
+        )
 
 
 def _check_fork(given: Mapping[str, options.Option], release: Release) -> None:
@@ -384,6 +396,7 @@ def model_of(request: ModelRequest, report: Mapping[str, Any], facts: Facts) -> 
         return Model(path, request.known_answer, known_answer.summary(*request.known_answer))
     path = str(request.path)
     _check_whole("llama_model_path", path)
+    _check_report(path, report)
     summary = report.get("summary") or _given_summary(path, request.summary)
     if facts.scope == "system" and report.get("closed"):
         raise Refusal(
@@ -395,6 +408,19 @@ def model_of(request: ModelRequest, report: Mapping[str, Any], facts: Facts) -> 
             f"llama_model_path is {path!r}: services cannot see /{path.split('/')[1]} of the host; move the model to /srv"
         )
     return Model(path, None, summary)
+
+
+def _check_report(path: str, report: Mapping[str, Any]) -> None:
+    """Refuses what gguf_info on the head would not say of a model."""
+    summary, closed = report.get("summary"), report.get("closed")
+    problem = untrusted.problem("summary", summary) or untrusted.mismatch("closed", closed, untrusted.Maybe(CLOSED))
+    wrong = f"{problem.where} {problem.why}" if problem else None
+    if not wrong and summary:
+        wrong = gguf.problem(summary) if isinstance(summary, Mapping) else "is not a mapping"
+    if wrong:
+        raise Refusal(
+            f"llama_model_path is {path!r}, of which the head says what cannot be ({wrong}): look at that host"
+        )
 
 
 def _given_summary(path: str, summary: Mapping[str, Any] | None) -> Mapping[str, Any]:

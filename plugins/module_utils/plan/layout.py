@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -111,7 +110,7 @@ def _choose(
     """
     split = list(server.tensor_split)
     if split:
-        if len(split) != len(devices) or min(split) < 0 or not any(split) or not all(map(math.isfinite, split)):
+        if len(split) != len(devices) or min(split) < 0 or not any(split):
             raise Refusal(
                 f"llama_server_tensor_split is {split}: give a share, 0 or more, for each of the {len(devices)} devices in their order: "
                 + ", ".join(device.label for device in devices)

@@ -50,7 +50,6 @@ def request_of(value: Any) -> dict[str, Any]:
     The controller looks up what is missing (plugin_utils/sources.py): ``commit`` and ``build`` of a branch or commit, and for each
     of the ``patches`` path, sha256 and files.
     """
-    _no_secret_in(value)
     form = f"use a build like b8600, or a mapping with source: {', '.join(SOURCES)}"
     if isinstance(value, str) and re.fullmatch(BUILD_TAG, value):
         value = {"source": "git", "ref": value}
@@ -93,20 +92,6 @@ def request_of(value: Any) -> dict[str, Any]:
             f"llama_release with source: {value['source']} needs either path, a file on the controller, or url"
         )
     return dict(value)
-
-
-def _no_secret_in(value: Any) -> None:
-    """Before anything else, since other messages show the whole value."""
-    remedies = {
-        "repository": "put it into git's credential store on the controller",
-        "url": "fetch the archive yourself and give its path",
-    }
-    for key, remedy in remedies.items():
-        url = value.get(key) if isinstance(value, dict) else None
-        if isinstance(url, str) and re.search(r"^https?://[^/]*@|://[^/@]*:[^/@]*@", url):
-            raise Refusal(
-                f"llama_release has a {key} with a password or a token in its URL, which plans and logs would show: remove it, and {remedy}"
-            )
 
 
 def _git_request(value: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,9 +10,14 @@ import re
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.entry import STAGING_DISTANCE
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.entry import (
+    MOST_MIB,
+    MOST_THREADS,
+    STAGING_DISTANCE,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
     Build,
     Endpoint,
@@ -141,13 +146,14 @@ def _device_of(
 
 def _check_numbers(where: str, endpoint: Endpoint, port: int, staging_port: int, taken: Collection[int]) -> None:
     """:param taken: ports of the endpoints before it."""
-    for variable, value in (
-        ("threads", endpoint.threads),
-        ("memory_mib", endpoint.memory_mib),
-        ("cache_mib", endpoint.cache_mib or None),
+    for variable, value, most in (
+        ("threads", endpoint.threads, MOST_THREADS),
+        ("memory_mib", endpoint.memory_mib, MOST_MIB),
+        ("cache_mib", endpoint.cache_mib or None, MOST_MIB),
     ):
-        if value is not None and value < 1:
-            raise Refusal(f"{where} has the {variable} {value}: use 1 or more, or leave it out")
+        limit = untrusted.limit(value, 1, most)
+        if limit:
+            raise Refusal(f"{where} has the {variable} {value}: {limit}, or leave it out")
     for variable, number in (("port", port), ("staging_port", staging_port)):
         if isinstance(number, bool) or not 0 < number < 65536:
             raise Refusal(f"{where} has the {variable} {number}: use 1 to 65535")

@@ -1,0 +1,142 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What others wrote, files and replies: read within limits, parsed as JSON of a known form, shown without control characters."""
+
+from __future__ import annotations
+
+import errno
+import http.client
+import json
+import math
+import os
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+REPLY_BYTES = 1024 * 1024
+DEPTH = 32
+DIGITS = 20
+SHOWN = 2000
+
+
+def read(path: Path, limit: int, follow: bool = False) -> bytes:
+    """The first bytes of a file. Whoever owns its folder may have replaced it: nothing is waited for, and links are followed only where asked for.
+
+    :raises OSError: it does not exist, or is not a regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
+    with open(descriptor, "rb") as stream:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        return stream.read(limit)
+
+
+def read_object(path: Path, limit: int) -> dict[str, Any]:
+    """The JSON object that a file of at most so many bytes holds.
+
+    :raises OSError: as ``read``.
+    :raises ValueError: it is larger, or as ``parse``.
+    """
+    data = read(path, limit + 1)
+    if len(data) > limit:
+        raise ValueError(f"{path} has more than {limit} bytes")
+    return parse(data)
+
+
+def parse(text: str | bytes) -> dict[str, Any]:
+    """A JSON object, of which every part can be counted with, printed and written again.
+
+    :raises ValueError: it is something else, is nested too deep, or holds a number that is not finite or a string that is no text.
+    """
+    try:
+        value = json.loads(text, parse_constant=_finite, parse_float=_finite, parse_int=_whole)
+        json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    if not isinstance(value, dict):
+        raise ValueError("it is not a JSON object")
+    if _is_deeper(value, DEPTH):
+        raise ValueError("it is nested too deep")
+    return value
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(float(text)):
+        raise ValueError(f"{text[:DIGITS]} is not a finite number")
+    return float(text)
+
+
+def _whole(text: str) -> int:
+    if len(text) > DIGITS:
+        raise ValueError(f"{text[:DIGITS]}… has more than {DIGITS} digits")
+    return int(text)
+
+
+def _is_deeper(value: Any, depth: int) -> bool:
+    if not isinstance(value, (dict, list)):
+        return False
+    return not depth or any(
+        _is_deeper(part, depth - 1) for part in (value.values() if isinstance(value, dict) else value)
+    )
+
+
+def printable(text: Any, limit: int = SHOWN) -> str:
+    """One line for a screen: no control characters, no line breaks, no more than so many characters."""
+    return "".join(character if character.isprintable() else " " for character in str(text)[:limit])
+
+
+class Reply(NamedTuple):
+    """``status`` is 0 where there is no reply; ``text`` is why then."""
+
+    status: int
+    text: str
+
+
+def ask(
+    address: str,
+    path: str,
+    seconds: float,
+    body: Mapping[str, Any] | None = None,
+    key: str | None = None,
+    objection: Callable[[], str | None] = lambda: None,
+) -> Reply:
+    """What an HTTP server replies within so many seconds altogether, however slowly it sends, up to a mebibyte.
+
+    :param objection: asked once the connection stands, before anything is sent: why nothing may be.
+    """
+    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+    connection = http.client.HTTPConnection(address, timeout=seconds)
+    timer: threading.Timer | None = None
+    deadline = time.monotonic() + seconds
+    try:
+        connection.connect()
+        timer = threading.Timer(seconds, _hang_up, (connection.sock,))
+        timer.daemon = True
+        timer.start()
+        reason = objection()
+        if reason:
+            return Reply(0, reason)
+        connection.request("POST" if body else "GET", path, json.dumps(body) if body else None, headers)
+        reply = connection.getresponse()
+        text = reply.read(REPLY_BYTES).decode("utf-8", "replace")
+        if time.monotonic() < deadline:
+            return Reply(reply.status, text)
+        raise socket.timeout("timed out")
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        late = isinstance(error, socket.timeout) or time.monotonic() >= deadline
+        return Reply(0, f"no complete answer within {seconds:g} s" if late else printable(error))
+    finally:
+        if timer:
+            timer.cancel()
+        connection.close()
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)

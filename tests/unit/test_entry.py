@@ -1,0 +1,331 @@
+"""What an operator or a host says reaches no command, definition or screen unless it can stand there."""
+
+import datetime
+
+import pytest
+from ansible.errors import AnsibleActionFail
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+
+CHARACTERS = ["\n", "\r", "\t", "\0", "\x1b", "\x7f", "\x85", "\u2028", "\u2029", "\u202e", "\ud800"]
+
+EVERYWHERE = {
+    "llama_accept_advisories": lambda text: [text],
+    "llama_backend": lambda text: [text],
+    "llama_build_cmake_options": lambda text: {"CMAKE_C_FLAGS": text},
+    "llama_build_toolchain": lambda text: "/opt/" + text,
+    "llama_hardware": lambda text: {"accelerators": [{"backend": "cuda", "name": text}]},
+    "llama_host_tuned_profile": lambda text: text,
+    "llama_links": lambda text: [{"interface": text, "address": "192.0.2.1"}],
+    "llama_model_gguf_summary": lambda text: {"tensors": [{"name": text}]},
+    "llama_model_path": lambda text: "/srv/" + text,
+    "llama_release": lambda text: {"source": "git", "ref": "b8600", "repository": text},
+    "llama_server_api_key_file": lambda text: "/etc/" + text,
+    "llama_server_environment": lambda text: {"NAME": text},
+    "llama_server_extra_args": lambda text: ["--alias", text],
+    "llama_server_host": lambda text: text,
+    "llama_server_override_tensor": lambda text: [text + "=CPU"],
+    "llama_worker_endpoints": lambda text: [{"name": text, "environment": {"NAME": text}}],
+}
+
+
+@pytest.mark.parametrize("character", CHARACTERS)
+@pytest.mark.parametrize("variable", EVERYWHERE)
+def test_a_control_character_is_refused_by_the_name_of_its_variable(local, variable, character):
+    local.hosts["here"]["variables"][variable] = EVERYWHERE[variable](f"a{character}User=root")
+    reason = local.reason()
+    assert reason.startswith(variable)
+    assert "which has a line break or another control character: remove it (host here)" in reason
+    assert character not in reason
+
+
+@pytest.mark.parametrize(
+    "variable, value, said",
+    [
+        ("llama_server_environment", {"A\x1b": 1}, r"llama_server_environment has the name 'A\x1b': use letters"),
+        ("llama_build_cmake_options", {"A\r": 1}, r"llama_build_cmake_options has the name 'A\r': use letters"),
+        ("llama_release", {None: 1}, "llama_release has the name None: use letters"),
+        ("llama_release", {"source": "pypi", "version": datetime.date(2026, 1, 2)}, "llama_release.version is a date"),
+        (
+            "llama_model_gguf_summary",
+            {"context": 10**5000},
+            "llama_model_gguf_summary.context is a number of 16610 bits",
+        ),
+        ("llama_server_extra_args", ["x" * 70000], "llama_server_extra_args[0] has 70000 characters: use 65536"),
+        ("llama_model_gguf_summary", {"layers": [0] * 300000}, "has more than 32 levels or 200000 parts: shorten it"),
+    ],
+)
+def test_what_no_plan_can_hold(local, variable, value, said):
+    local.hosts["here"]["variables"][variable] = value
+    assert said in local.reason()
+
+
+def test_a_value_without_end_is_not_followed():
+    endless = []
+    endless.append(endless)
+    assert untrusted.problem("llama_release", endless).why == "has more than 32 levels or 200000 parts: shorten it"
+
+
+def test_letters_of_all_languages_may_be_there(local):
+    local.hosts["here"]["variables"]["llama_server_extra_args"] = ["--alias", "Größe 大きい ñ"]
+    assert local.plan()["head"]["argv"][-1] == "Größe 大きい ñ"
+
+
+@pytest.mark.parametrize("name", ["a b", "a\nb", "../a", ".a", "-rf", "a/b", "", "a\x1b[2J", "x" * 300])
+def test_names_of_hosts_and_clusters(pair, name):
+    pair.hosts[name] = pair.hosts.pop("worker1")
+    assert pair.reason().startswith(f"a host has the name {untrusted.show(name)} in the inventory: use letters")
+
+
+def test_the_name_of_a_cluster(local):
+    with pytest.raises(Refusal, match=r"the cluster has the name 'a\\x1bb' in the inventory"):
+        entry.read("a\x1bb", local.hosts)
+
+
+def test_ansibles_messages_repeat_no_control_character():
+    own = {"llama_server_flash_attention": "on\x1b[2J"}
+    task_vars = {"groups": {"llama_cluster": ["a"], "llama_head": ["a"]}, "hostvars": {"a": own}}
+    with pytest.raises(AnsibleActionFail) as raised:
+        inventory.hosts(task_vars)
+    assert "llama_server_flash_attention is 'on\\x1b[2J', which has a line break" in str(raised.value)
+    assert "\x1b" not in str(raised.value)
+
+
+def test_a_cluster_group_is_shown_without_control_characters():
+    with pytest.raises(AnsibleActionFail, match=r"no group 'a\\x1bb'"):
+        inventory.hosts({"groups": {}, "hostvars": {}, "llama_cluster_group": "a\x1bb"})
+
+
+URLS = [
+    "https://me:SECRET@192.0.2.1/x",
+    "https://SECRET@192.0.2.1/x",
+    "http://192.0.2.1/x?token=SECRET",
+    "http://192.0.2.1/x?a=1&access_token=SECRET",
+    "http://192.0.2.1/x?X-Amz-Signature=SECRET&b=2",
+    "http://192.0.2.1/x?api-key=SECRET",
+    "http://192.0.2.1/x?sig=SECRET",
+    "ssh://me:SECRET@192.0.2.1/x",
+]
+
+
+@pytest.mark.parametrize("url", URLS)
+@pytest.mark.parametrize(
+    "variable, value",
+    [
+        ("llama_release", lambda url: {"source": "archive", "url": url, "nonsense": 1}),
+        ("llama_release_cuda", lambda url: {"source": "git", "repository": url, "ref": 1}),
+        ("llama_release", lambda url: url),
+        ("llama_model_path", lambda url: url),
+        ("llama_server_environment", lambda url: {"https_proxy": url}),
+        ("llama_worker_endpoints", lambda url: [{"name": "one", "environment": {"http_proxy": url}}]),
+        ("llama_server_extra_args", lambda url: ["--lora", url]),
+    ],
+)
+def test_a_secret_in_a_url_is_refused_and_not_repeated(local, variable, value, url):
+    local.hosts["here"]["variables"][variable] = value(url)
+    reason = local.reason()
+    assert reason.startswith(variable)
+    assert "has a password or a token in its URL" in reason
+    assert "SECRET" not in reason
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["ssh://git@192.0.2.1/x", "git@192.0.2.1:x", "https://192.0.2.1/x?download=true", "https://192.0.2.1/a@b?keys"],
+)
+def test_a_url_without_a_secret(url):
+    assert untrusted.problem("llama_release", url) is None
+
+
+@pytest.mark.parametrize("arguments", [["{} SECRET"], ["{}", "SECRET"], ["{}=SECRET"]], ids=["one", "two", "equals"])
+@pytest.mark.parametrize(
+    "word, instead",
+    [
+        ("--api-key", "set llama_server_api_key_file instead"),
+        ("--api_key", "set llama_server_api_key_file instead"),
+        ("--hf-token", "every account of the host could read the token"),
+        ("--hf_token", "every account of the host could read the token"),
+        ("-hft", "every account of the host could read the token"),
+    ],
+)
+def test_a_secret_among_the_arguments(local, word, instead, arguments):
+    local.hosts["here"]["variables"]["llama_server_extra_args"] = [text.format(word) for text in arguments]
+    reason = local.reason()
+    assert f"llama_server_extra_args has {word}, which the plan decides" in reason
+    assert instead in reason
+    assert "SECRET" not in reason
+
+
+@pytest.mark.parametrize(
+    "name", ["LLAMA_API_KEY", "LLAMA_ARG_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "db_password"]
+)
+def test_a_secret_in_an_environment(local, name):
+    variables = local.hosts["here"]["variables"]
+    variables["llama_server_environment"] = {name: "SECRET"}
+    reason = local.reason()
+    assert f"llama_server_environment has {name}, " in reason
+    variables["llama_server_environment"] = {}
+    variables["llama_worker_endpoints"] = [{"name": "one", "environment": {name: "SECRET"}}]
+    reason += local.reason()
+    assert f"environment in llama_worker_endpoints[0] of here has {name}, " in reason
+    assert "SECRET" not in reason.replace(name, "")
+
+
+@pytest.mark.parametrize("word", ["--help", "--version", "--list-devices", "-cl", "--list_devices"])
+def test_what_only_prints_and_ends(local, word):
+    local.hosts["here"]["variables"]["llama_server_extra_args"] = [word]
+    assert f"llama_server_extra_args has {word}, which the plan decides: remove it, because llama-server would" in (
+        local.reason()
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments, stray",
+    [
+        (["--metrics", "true"], "true"),
+        (["true"], "true"),
+        (["--alias", "a", "b"], "b"),
+        (["--no-webui", "--metrics", "1"], "1"),
+        (["-v", "--alias", "a", "--jinja", "on"], "on"),
+    ],
+)
+def test_a_word_that_belongs_to_no_option(local, arguments, stray):
+    local.hosts["here"]["variables"]["llama_server_extra_args"] = arguments
+    assert f"llama_server_extra_args has {stray!r}, which is neither an option nor the value of one" in local.reason()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--metrics", "--alias", "a"],
+        ["--seed", "-1"],
+        ["--temp", "-0.5", "--metrics"],
+        ["--lora-scaled", "/srv/x", "0.5"],
+        ["--control-vector-layer-range", "1", "2"],
+        ["--an-option-of-a-later-build", "a"],
+        ["--reasoning-format", "none", "-v"],
+    ],
+)
+def test_words_that_belong_to_options(local, arguments):
+    local.hosts["here"]["variables"]["llama_server_extra_args"] = arguments
+    assert local.plan()["head"]["argv"][-len(arguments) :] == arguments
+
+
+@pytest.mark.parametrize(
+    "variables, said",
+    [
+        ({"llama_server_context": 1 << 31}, "llama_server_context is 2147483648: use 2147483647 or less"),
+        ({"llama_server_parallel": 5000}, "llama_server_parallel is 5000: use 1024 or less"),
+        ({"llama_server_threads": 10**6}, "llama_server_threads is 1000000: use 4096 or less"),
+        ({"llama_server_gpu_layers": 1 << 31}, "llama_server_gpu_layers is 2147483648: use 2147483647 or less"),
+        ({"llama_server_start_timeout": 10**7}, "llama_server_start_timeout is 10000000: use 604800 or less"),
+        ({"llama_server_context": 10**30}, "llama_server_context is a number of 100 bits: use a finite number"),
+        ({"llama_server_port": 65536}, "llama_server_port is 65536: use 1 to 65535"),
+        ({"llama_server_port": 65500}, "llama_server_staging_port is 65600: use 1 to 65535"),
+        ({"llama_build_keep": 10**6}, "llama_build_keep of here is 1000000: use 1000 or less"),
+        ({"llama_worker_endpoints": [{"threads": 10**6}]}, "has the threads 1000000: use 4096 or less"),
+        ({"llama_worker_endpoints": [{"memory_mib": 1 << 50}]}, f"has the memory_mib {1 << 50}: use {1 << 40} or less"),
+        ({"llama_worker_endpoints": [{"cache_mib": 1 << 50}]}, f"has the cache_mib {1 << 50}: use {1 << 40} or less"),
+        ({"llama_worker_endpoints": [{"cache_mib": -1}]}, "has the cache_mib -1: use 1 or more"),
+        (
+            {"llama_links": [{"address": "192.0.2.1", "mtu": 10**6}]},
+            "llama_links[0].mtu of here is 1000000: use 65535 or less",
+        ),
+        ({"llama_hardware": {"memory_mib": -1}}, "llama_hardware.memory_mib of here is -1: correct it"),
+        ({"llama_hardware": {"memory_mib": 1 << 50}}, f"llama_hardware.memory_mib of here is {1 << 50}: correct it"),
+    ],
+)
+def test_numbers_that_cannot_be(local, variables, said):
+    local.hosts["here"]["variables"].update(variables)
+    assert said in local.reason()
+
+
+REPORTED = {
+    "architecture": ["x86_64\x1b[2J", "../..", 1],
+    "distribution": [None, {"id": "debian"}, {"id": "a\nb", "version": "13", "family": "debian"}],
+    "cpu": [
+        {"model": "a\rb", "cores": 4, "features_id": "f"},
+        {"model": "a", "cores": 0, "features_id": "f"},
+        {"model": "a", "cores": 10**30, "features_id": "f"},
+        {"model": "a", "cores": True, "features_id": "f"},
+    ],
+    "memory_mib": [-1, float("nan"), float("inf"), "65536", 1 << 50, None],
+    "accelerators": [
+        {},
+        ["x"],
+        [{"backend": "cuda", "name": "A\x1b]0;x\x07", "architecture": "8.6", "memory_mib": 1, "unified": False}],
+        [{"backend": "vulcan", "name": "A", "architecture": "", "memory_mib": 1, "unified": False}],
+        [{"backend": "cuda", "name": "A", "architecture": "8.6;-DX=1", "memory_mib": 1, "unified": False}],
+        [{"backend": "cuda", "name": "x" * 300, "architecture": "8.6", "memory_mib": 1, "unified": False}],
+        [{"backend": "cuda", "name": "A", "architecture": "8.6", "memory_mib": 1, "unified": False}] * 2000,
+    ],
+    "toolchain": [[], {"cmake": 3.3}, {"cmake\n": "3"}],
+    "toolchains": [{}, [{}], [{"backend": "cuda", "prefix": "opt", "links": [], "version": "1"}]],
+    "packaged": [[], {"version": 1, "installed": []}, {"installed": "x"}],
+    "scope": ["root", None, ["system"]],
+    "python": ["python3", 3],
+    "service_manager": ["init", None],
+    "prefix": ["opt", "", None, "/opt/a\nb", "/home/50%", "/home/a\\", '/home/"x"', "/home/$x", "/home/x ;y"],
+    "units": ["/etc\u2028"],
+    "accounts": [["llamacpp"], {"llamacpp": 1}],
+    "device_groups": [["a b"], "render"],
+    "firewall": ["debian", ["ufw"]],
+    "kernel": ["6.1\x1b[2J", ["6.1"]],
+    "thunderbolt": [[{"device": "0-1", "lanes": 1, "gbit_per_lane": float("inf")}], [{}]],
+    "measured": [{"worker1": {"round_trip_ms": float("nan")}}, {"worker1": {"round_trip_ms": -1}}, [1]],
+}
+
+
+@pytest.mark.parametrize("fact, value", [(fact, value) for fact, values in REPORTED.items() for value in values])
+def test_a_host_may_report_anything(pair, fact, value):
+    pair.hosts["worker1"]["facts"][fact] = value
+    reason = pair.reason()
+    assert reason.startswith("the facts of worker1 are not as this version of the collection reads them (" + fact)
+    assert reason.isprintable()
+    assert len(reason) < 500
+
+
+@pytest.mark.parametrize("facts", [[1], "text", 7, {"a": "b"}])
+def test_facts_of_another_shape(pair, facts):
+    pair.hosts["worker1"]["facts"] = facts
+    assert pair.reason().startswith("the facts of worker1 are not as")
+
+
+def test_facts_in_which_null_stands_for_nothing(pair):
+    pair.hosts["worker1"]["facts"].update(
+        accounts=None,
+        device_groups=None,
+        firmware=None,
+        kernel=None,
+        measured={"head": None},
+        packaged=None,
+        python="/x",
+    )
+    pair.hosts["worker1"]["facts"]["cpu"]["unusable"] = None
+    assert not pair.plan()["refused"]
+
+
+@pytest.mark.parametrize("answer", [{"facts": [1]}, {"facts": "x"}, ["facts"], "facts", 3])
+def test_an_answer_of_another_shape(answer):
+    groups = {"llama_cluster": ["a"], "llama_head": ["a"]}
+    _cluster, hosts = inventory.hosts({"groups": groups, "hostvars": {"a": {}}}, {"a": answer})
+    assert not isinstance(hosts["a"]["facts"], dict)
+
+
+@pytest.mark.parametrize("kept", [None, [1], "x", {"b": 1}])
+def test_facts_that_the_head_kept_of_another_shape(pair, kept):
+    groups = {"llama_cluster": ["a", "b"], "llama_head": ["a"], "llama_workers": ["b"]}
+    facts = {**pair.hosts["head"]["facts"], "kept": kept}
+    _cluster, hosts = inventory.hosts({"groups": groups, "hostvars": {"a": {}, "b": {}}}, {"a": {"facts": facts}})
+    assert hosts["b"]["facts"] == (1 if isinstance(kept, dict) else None)
+
+
+@pytest.mark.parametrize(
+    "model", [{"summary": {"a": 1}}, {"summary": [1]}, {"summary": {}, "closed": {}}, {"summary": {"name": "\x1b"}}]
+)
+def test_what_the_head_says_of_its_model_is_not_believed(pair, model):
+    pair.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_path="/srv/x.gguf")
+    pair.model = model
+    assert "llama_model_path is '/srv/x.gguf', " in pair.reason()

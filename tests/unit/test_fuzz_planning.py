@@ -1,0 +1,300 @@
+"""Whatever an inventory or a host says, planning ends in a plan or in a refusal: no other exception, and within two seconds of processor time."""
+
+import copy
+import os
+import time
+from contextlib import suppress
+from unittest import mock
+
+import pytest
+from ansible.errors import AnsibleActionFail
+from ansible_collections.llamacpp.cluster.plugins.action import plan as action
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import advisories
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import html_page, inventory
+from conftest import FACTS, SCHEMA
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "200"))
+SECONDS = 2
+GROUPS = {"llama_cluster": ["head", "one", "two"], "llama_head": ["head"], "llama_workers": ["one", "two"]}
+ADDRESSES = {"head": "192.0.2.10", "one": "192.0.2.11", "two": "192.0.2.12"}
+SPEC = inventory.specification()
+OFTEN = settings(
+    max_examples=EXAMPLES,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize="FUZZ_EXAMPLES" not in os.environ,
+)
+
+KNOWN = """
+auto on off f16 q8_0 CPU CUDA0 ROCm0 Vulkan0 cpu cuda hip vulkan sycl metal b8600 b1 git pypi archive package main ik_llama.cpp system user
+Darwin 192.0.2.10 192.0.2.11/24 127.0.0.1 0.0.0.0 ::1 /srv/m.gguf / ~ .. --metrics --api-key -ub --lora true 1 -1 gfx1151 8.6 7.2 999.999 (
+x=CPU .*=CPU %s {} {0} http://a:b@c llama F32 fewest all fedora
+"""
+SAME = """
+debian fedora arm64 x86_64 cuda hip vulkan cpu 8.6 gfx1151 gfx900 12.9 7.2 0.7.0 1 systemd openrc supervisor launchd user system
+"""
+OTHERS = ["", "debian 13", "a\nb", "\x1b[2J", "\ud800", "sha256:" + "a" * 64, "1" * 40, "²"]
+WORDS = st.sampled_from([*KNOWN.split(), *OTHERS])
+NUMBERS = st.sampled_from([-1, 0, 1, 2, 7, 64, 128, 8192, 65535, 65536, 1 << 31, 1 << 40, 1 << 53, 10**30])
+HUGE = st.integers(1000, 5000).map(lambda digits: 10**digits)
+LONG = st.integers(1000, 70000).map(lambda length: "9" * length)
+LEAVES = st.one_of(
+    HUGE,
+    LONG,
+    st.none(),
+    st.booleans(),
+    NUMBERS,
+    st.integers(),
+    st.floats(),
+    WORDS,
+    st.text(max_size=20),
+    st.binary(max_size=3),
+    st.dates(),
+)
+NAMES = st.one_of(st.text(max_size=8), st.integers(), st.none(), WORDS)
+JUNK = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES, inner, max_size=4), max_leaves=12
+)
+PLAIN = {
+    "str": WORDS | st.text(max_size=20),
+    "int": NUMBERS | st.integers(-10, 100000),
+    "float": st.floats() | NUMBERS,
+    "bool": st.booleans(),
+    "raw": WORDS
+    | st.dictionaries(
+        st.sampled_from(
+            ["source", "ref", "version", "checksum", "url", "path", "build", "commit", "fork", "patches", "repository"]
+        ),
+        LEAVES,
+    ),
+    "path": WORDS,
+}
+
+
+def of_option(option):
+    """Values of the kind that an option has, with junk in them now and then."""
+    kind, inner = option["type"], option.get("options")
+    if inner:
+        value = st.fixed_dictionaries({}, optional={name: of_option(below) | LEAVES for name, below in inner.items()})
+    elif kind == "dict":
+        value = st.dictionaries(NAMES, LEAVES, max_size=4)
+    elif kind == "list":
+        value = PLAIN[option.get("elements", "str")]
+    else:
+        value = st.sampled_from(option["choices"]) if option.get("choices") else PLAIN[kind]
+    return st.lists(value, max_size=4) if kind == "list" else value
+
+
+VARIABLES = st.fixed_dictionaries(
+    {}, optional={name: st.one_of(of_option(option), of_option(option), JUNK) for name, option in SPEC.items()}
+)
+FEW = st.lists(
+    st.sampled_from(sorted(SPEC)).flatmap(
+        lambda name: st.tuples(st.just(name), st.one_of(of_option(SPEC[name]), of_option(SPEC[name]), JUNK))
+    ),
+    max_size=4,
+).map(dict)
+
+
+def places(value, path=()):
+    """Where in a value something can be put instead, and what is there."""
+    yield path, value
+    for name, inner in (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    ):
+        yield from places(inner, (*path, name))
+
+
+def like(value):
+    """Values of the same kind, which a host might have."""
+    if isinstance(value, bool):
+        return st.booleans()
+    if isinstance(value, int):
+        return st.integers(0, 100) | st.integers(0, 1 << 41)
+    if isinstance(value, float):
+        return st.floats(0, 1000)
+    if isinstance(value, str):
+        return st.sampled_from(["/", "/usr", "/opt/x y"] if value.startswith("/") else SAME.split())
+    if isinstance(value, list):
+        return st.lists(st.sampled_from(value or [""]), max_size=4)
+    return st.just(dict(list(value.items())[1:])) if value else st.none()
+
+
+def put(value, path, new):
+    changed = copy.deepcopy(value)
+    if not path:
+        return new
+    inner = changed
+    for name in path[:-1]:
+        inner = inner[name]
+    inner[path[-1]] = new
+    return changed
+
+
+GPU = {"name": "a card", "memory_mib": 24000, "unified": False}
+WHOLE = {
+    **FACTS,
+    "packaged": {"version": "0.7.0", "installed": ["llama.cpp"], "listed": True},
+    "accelerators": [
+        {**GPU, "backend": "cuda", "architecture": "8.6"},
+        {**GPU, "backend": "hip", "architecture": "gfx1151", "unified": True},
+        {**GPU, "backend": "vulkan", "architecture": ""},
+    ],
+    "toolchain": {**FACTS["toolchain"], "nvcc": "12.9", "hipconfig": "7.2", "glslc": "2025.2", "vulkan": "present"},
+    "toolchains": [
+        {
+            "backend": backend,
+            "prefix": prefix,
+            "links": ["/opt/linked"],
+            "version": version,
+            "compiler": prefix + "/bin/cc",
+            "libraries": sorted(backends.libraries(backend)),
+            "rocwmma": {"version": "1.7", "architectures": ["gfx1151"]},
+            "components": {"mkl": "/opt/mkl"},
+        }
+        for backend, prefix, version in (
+            ("cuda", "/usr/local/cuda", "12.9"),
+            ("hip", "/opt/rocm", "7.2"),
+            ("cpu", "/opt/gcc", "14"),
+        )
+    ],
+    "tools": ["cmake"],
+    "accounts": {"llamacpp": "/opt/llamacpp"},
+    "device_groups": ["render", "video"],
+    "firewall": "nftables",
+    "kernel": "6.18.10",
+    "firmware": "20250410",
+    "thunderbolt": [{"device": "0-1", "lanes": 2, "gbit_per_lane": 20.0}],
+    "measured": {"one": {"round_trip_ms": 0.2, "mbit_per_second": 9000}},
+    "kept": {"two": FACTS},
+}
+
+
+def changes(value):
+    """One to four places of a value with something else in each, most of it of the same kind."""
+    spots = sorted(places(value), key=repr)
+    spot = st.sampled_from(spots)
+    same = spot.flatmap(lambda found: st.tuples(st.just(found[0]), like(found[1])))
+    return st.lists(same | same | same | st.tuples(spot.map(lambda found: found[0]), JUNK), min_size=1, max_size=4)
+
+
+def changed(value, new):
+    for path, part in new:
+        with suppress(KeyError, IndexError, TypeError):
+            value = put(value, path, part)
+    return value
+
+
+SUMMARY = known_answer.summary(4, 128, "f32")
+MODEL = {"summary": SUMMARY, "closed": None}
+
+
+@pytest.fixture
+def plan(monkeypatch):
+    """Plans as the playbooks do; fails for what is neither a plan nor a refusal, and for what takes too long."""
+    monkeypatch.setattr(action.sources, "resolve", lambda value, _find: action.releases.request_of(value))
+    monkeypatch.setattr("ansible.utils.display.Display.display", lambda *_arguments, **_named: None)
+
+    def run(variables, answers, model=None):
+        hostvars = {name: {"ansible_host": ADDRESSES[name], **variables.get(name, {})} for name in ADDRESSES}
+        task = mock.Mock(args={"facts": answers, "model": model or {}, "page": False}, async_val=0)
+        module = action.ActionModule(task, *(mock.Mock() for _number in range(5)))
+        own = {"inventory_hostname": "head", "groups": GROUPS, "hostvars": hostvars}
+        started = time.process_time()
+        try:
+            result = module.run(task_vars=own)
+        except AnsibleActionFail as refusal:
+            result = {"failed": True, "msg": str(refusal)}
+        assert time.process_time() - started < SECONDS
+        event("refused" if result.get("failed") else "planned")
+        if result.get("failed"):
+            assert untrusted.is_plain(result["msg"])
+        else:
+            SCHEMA.validate(result["plan"])
+            assert html_page.page(result["plan"], [])
+
+    return run
+
+
+USUAL = st.fixed_dictionaries(
+    {},
+    optional={
+        "llama_backend": st.sampled_from(["auto", "cpu", "cuda", "hip", "vulkan", ["cuda", "cpu"], ["hip", "vulkan"]]),
+        "llama_release": st.sampled_from(
+            [
+                "b8600",
+                "b6110",
+                {"source": "package"},
+                {"source": "git", "ref": "1" * 40, "build": 4840, "fork": "ik_llama.cpp"},
+            ]
+        ),
+        "llama_placement": st.sampled_from(["all", "fewest"]),
+        "llama_server_gpu_layers": st.integers(0, 20),
+        "llama_server_tensor_split": st.lists(st.floats(0, 9), max_size=5),
+        "llama_server_override_tensor": st.lists(st.sampled_from(["ffn.*=CPU", "x=CUDA0", "(=CPU"]), max_size=2),
+        "llama_server_parallel": st.integers(1, 8),
+        "llama_server_extra_args": st.lists(
+            st.sampled_from(["--metrics", "-ub", "64", "--swa-full", "--kv-unified", "--lora"]), max_size=4
+        ),
+        "llama_accept_advisories": st.just([advisory.id for advisory in advisories.ADVISORIES]),
+        "llama_worker_endpoints": st.lists(
+            st.fixed_dictionaries(
+                {},
+                optional={
+                    "device": st.sampled_from(["CPU", "CUDA0", "ROCm0"]),
+                    "threads": st.integers(1, 9),
+                    "cache": st.booleans(),
+                },
+            ),
+            max_size=3,
+        ),
+    },
+)
+
+
+def hostvars(head, one, two):
+    """Variables of the hosts, with the head's releases for all of them."""
+    everywhere = {name: head[name] for name in head if name.startswith("llama_release")}
+    return {
+        "head": {"llama_model_known_answer": {}, **head},
+        "one": {**everywhere, **one},
+        "two": {**everywhere, **two},
+    }
+
+
+@pytest.mark.fuzz
+@pytest.mark.timeout(0)
+@OFTEN
+@given(USUAL, st.just({}) | FEW | VARIABLES, USUAL, st.just({}) | FEW, st.integers(0, 3))
+def test_any_inventory(plan, head, more, one, few, rich):
+    facts = {name: {"facts": copy.deepcopy(WHOLE if rich else FACTS)} for name in ADDRESSES}
+    plan(hostvars({**head, **more}, {**one, **few}, {}), facts)
+
+
+@pytest.mark.fuzz
+@pytest.mark.timeout(0)
+@OFTEN
+@given(USUAL, st.sampled_from(sorted(ADDRESSES)), changes(WHOLE))
+def test_any_facts(plan, head, host, new):
+    facts = {name: {"facts": copy.deepcopy(WHOLE)} for name in ADDRESSES}
+    facts[host]["facts"] = changed(WHOLE, new)
+    plan(hostvars(head, {}, {}), facts)
+
+
+@pytest.mark.fuzz
+@pytest.mark.timeout(0)
+@OFTEN
+@given(USUAL, changes(MODEL), st.booleans())
+def test_any_model(plan, head, new, declared):
+    model = changed(MODEL, new)
+    model = model if isinstance(model, dict) else {}
+    own = {"llama_model_path": "/srv/m.gguf", "llama_model_known_answer": None}
+    if declared:
+        own["llama_model_gguf_summary"] = model.get("summary")
+    facts = {name: {"facts": copy.deepcopy(FACTS)} for name in ADDRESSES}
+    plan(hostvars({**head, **own}, {}, {}), facts, {} if declared else model)

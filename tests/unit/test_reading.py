@@ -1,0 +1,207 @@
+"""What others write: files that are none, JSON of every form, replies that drip or never end."""
+
+import json
+import os
+import socket
+import threading
+import time
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_rpc import Server
+
+
+def test_only_a_regular_file_is_read_and_only_its_beginning(tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("root's")
+    (tmp_path / "link").symlink_to(secret)
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "pipe")
+    assert reading.read(secret, 4) == b"root"
+    assert reading.read(tmp_path / "link", 9, follow=True) == b"root's"
+    for name, follow in (("link", False), ("pipe", False), ("endless", True), (".", False), ("none", False)):
+        with pytest.raises(OSError, match=r"Too many levels|not a regular file|Is a directory|No such file"):
+            reading.read(tmp_path / name, 9, follow)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "1",
+        "null",
+        '{"a": NaN}',
+        '{"a": -Infinity}',
+        '{"a": 1e999}',
+        '{"a": ' + "9" * 5000 + "}",
+        '{"a": ' + "[" * 40 + "]" * 40 + "}",
+        "[" * 100000,
+        '{"a":' * 100000,
+        '{"a": "\\ud800"}',
+        '{"a": 1',
+        b'{"a": "\xff"}',
+        b"\xff\xfe{",
+    ],
+    ids=range(15),
+)
+def test_what_is_no_object_of_finite_numbers_and_text_is_refused(tmp_path, text):
+    path = tmp_path / "file"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ValueError, match=r"."):
+        reading.read_object(path, 1 << 20)
+
+
+def test_an_object_is_read_up_to_its_limit(tmp_path):
+    path = tmp_path / "file"
+    path.write_text('{"a": [1, 2.5, "ä"]}')
+    size = path.stat().st_size
+    assert reading.read_object(path, size) == {"a": [1, 2.5, "ä"]}
+    with pytest.raises(ValueError, match=f"more than {size - 1} bytes"):
+        reading.read_object(path, size - 1)
+
+
+def test_what_is_shown_is_one_line_of_text():
+    assert reading.printable("a\r\n\t\x1b[31mb\u2028\x00\ud800ä", 99) == "a    [31mb   ä"
+    assert reading.printable("x" * 9999) == "x" * reading.SHOWN
+
+
+def ask(script, **options):
+    server = Server(script)
+    try:
+        return reading.ask(f"127.0.0.1:{server.port}", "/", options.pop("seconds", 5), **options)
+    finally:
+        server.listener.close()
+
+
+def replying(*parts, pause=0.0, listens=True):
+    def script(client):
+        if listens:
+            client.recv(65536)
+        for part in parts:
+            client.sendall(part)
+            time.sleep(pause)
+        client.shutdown(socket.SHUT_WR)
+        while client.recv(65536):
+            pass
+        client.close()
+
+    return script
+
+
+def test_a_reply():
+    assert ask(replying(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")) == (200, "{}")
+    assert ask(replying(b"HTTP/1.0 503 No\r\n\r\nbusy"), body={"a": 1}, key="secret") == (503, "busy")
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n",
+        b"HTTP/1.0 200 OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
+    ],
+)
+def test_a_reply_that_drips_is_cut_off(start):
+    started = time.monotonic()
+    found = ask(replying(start, *(b"1" for _number in range(50)), pause=0.1), seconds=0.5)
+    assert found == (0, "no complete answer within 0.5 s")
+    assert time.monotonic() - started < 4
+
+
+def test_a_reply_that_never_ends_is_read_to_its_limit():
+    def script(client):
+        client.recv(65536)
+        client.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
+        while True:
+            client.sendall(bytes(65536))
+
+    found = ask(script)
+    assert (found.status, len(found.text)) == (200, reading.REPLY_BYTES)
+
+
+def test_nothing_is_sent_where_there_is_an_objection():
+    received = []
+    closed = threading.Event()
+
+    def script(client):
+        received.append(client.recv(65536))
+        closed.set()
+
+    assert ask(script, key="secret", objection=lambda: "it is not ours") == (0, "it is not ours")
+    assert closed.wait(10)
+    assert received == [b""]
+
+
+def test_nobody_listens():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    assert reading.ask(f"127.0.0.1:{port}", "/", 5).status == 0
+
+
+HEADERS = st.lists(
+    st.one_of(
+        st.sampled_from(
+            [
+                b"Content-Length: 5",
+                b"Content-Length: -1",
+                b"Content-Length: 99999999999999999999",
+                b"Transfer-Encoding: chunked",
+                b"Connection: close",
+                b"Content-Length: \xff",
+            ]
+        ),
+        st.binary(max_size=40),
+    ),
+    max_size=4,
+).map(b"\r\n".join)
+STARTS = st.one_of(
+    st.sampled_from(
+        [b"HTTP/1.1 200 OK", b"HTTP/1.0 200 OK", b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK", b"HTTP/1.1 204 No"]
+    ),
+    st.binary(max_size=40),
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=8,
+)
+BODIES = st.one_of(
+    VALUES.map(lambda value: json.dumps(value).encode()),
+    st.binary(max_size=200),
+    st.binary(max_size=50).map(lambda data: b"%x\r\n%s\r\n0\r\n\r\n" % (len(data), data)),
+    st.sampled_from([b"-1\r\n", b"ffffffffffffffffffff\r\n", b"5;x\r\nab", b"0\r\n" + b"a: b\r\n" * 200]),
+)
+EXAMPLES = settings(max_examples=int(os.environ.get("FUZZ_EXAMPLES", "200")), deadline=None)
+
+
+@pytest.fixture(scope="module")
+def server():
+    """Sends to each connection what stands in its script then."""
+    server = Server(lambda client: replying(server.text)(client))
+    yield server
+    server.listener.close()
+
+
+@pytest.mark.fuzz
+@EXAMPLES
+@given(start=STARTS, headers=HEADERS, body=BODIES)
+def test_whatever_replies_is_a_reply_or_a_reason(server, start, headers, body):
+    server.text = start + b"\r\n" + headers + b"\r\n\r\n" + body
+    found = reading.ask(f"127.0.0.1:{server.port}", "/", 5)
+    assert isinstance(found.text, str)
+    assert found.status or (found.text == reading.printable(found.text))
+
+
+@pytest.mark.fuzz
+@EXAMPLES
+@given(st.one_of(VALUES.map(json.dumps), st.text(), st.binary()))
+def test_whatever_is_parsed_is_refused_or_can_be_written_again(text):
+    try:
+        found = reading.parse(text)
+    except ValueError:
+        return
+    assert reading.parse(json.dumps(found, ensure_ascii=False)) == found
