@@ -19,7 +19,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def release(**values):
-    return {"source": "archive", "checksum": f"sha256:{SHA}", "commit": "unknown", **values}
+    return {"source": "archive", "ref": "b1", "checksum": f"sha256:{SHA}", "commit": "unknown", **values}
 
 
 def kept(cache):
@@ -139,4 +139,4 @@ def test_pip_that_fails(monkeypatch, stderr, said):
     failed = type("Completed", (), {"returncode": 1, "stderr": stderr})()
     monkeypatch.setattr(sources.subprocess, "run", lambda *_arguments, **_options: failed)
     with pytest.raises(AnsibleError, match=said):
-        sources.fetch({"source": "pypi", "version": "0.3.36", "checksum": f"sha256:{SHA}"})
+        sources.fetch({"source": "pypi", "ref": "0.3.36", "version": "0.3.36", "checksum": f"sha256:{SHA}"})
