@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import programs
+
 LOOK_UP_SECONDS = 60
 FETCH_SECONDS = 3600
 QUIET = {"GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1"}
@@ -53,19 +55,13 @@ def _run(argv: list[str], seconds: int, folder: Path | None = None) -> str:
     environment = {name: value for name, value in os.environ.items() if name not in LOCAL_VARIABLES}
     environment.update({"LC_ALL": "C", **QUIET, "GIT_ALLOW_PROTOCOL": TRANSPORTS})
     try:
-        process = subprocess.run(
-            [program, *(["--git-dir", str(folder)] if folder else []), *argv],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=seconds,
-            check=False,
-            cwd=folder or "/",
-            env=environment,
+        process = programs.run(
+            [program, *(["--git-dir", str(folder)] if folder else []), *argv], seconds, folder or "/", environment
         )
     except subprocess.TimeoutExpired:
         raise GitError(f"it did not answer within {seconds} seconds") from None
+    except programs.TooLarge as error:
+        raise GitError(str(error)) from None
     if process.returncode and "No space left on device" in process.stderr:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if process.returncode:

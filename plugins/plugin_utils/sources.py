@@ -5,12 +5,19 @@
 
 from __future__ import annotations
 
+import bz2
+import errno
+import gzip
 import hashlib
 import json
+import lzma
+import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -20,9 +27,9 @@ from ansible.errors import AnsibleError
 from ansible.module_utils.urls import open_url
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply.stored import sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer, remote
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import cache, git
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import cache, git, programs
 
 
 class Fetched(NamedTuple):
@@ -36,7 +43,7 @@ class Fetched(NamedTuple):
 
 cache_folder = cache.root
 SHA256 = r"[0-9a-f]{64}"
-ARCHIVE_BYTES, TREE_BYTES = 4 << 30, 8 << 30
+ARCHIVE_BYTES, TREE_BYTES, PATCH_BYTES = 4 << 30, 8 << 30, 16 << 20
 """What a source may have, packed and unpacked; llama.cpp has 30 MB and 200 MB."""
 DOWNLOAD_SECONDS = 3600
 """For a whole download: a server that sends a byte now and then would take for ever."""
@@ -45,54 +52,70 @@ DOWNLOAD_SECONDS = 3600
 def _download_pypi(release: dict, folder: Path) -> Path:
     requirement = folder / "requirement.txt"
     requirement.write_text(f"llama-cpp-python=={release['version']} --hash={release['checksum']}\n")
-    process = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            "--disable-pip-version-check",
-            "download",
-            "--quiet",
-            "--no-deps",
-            "--no-binary",
-            "llama-cpp-python",
-            "--require-hashes",
-            "--dest",
-            str(folder),
-            "--requirement",
-            str(requirement),
-        ],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if process.returncode:
-        said = process.stderr.strip()
-        if "No module named pip" in said:
-            raise AnsibleError(
-                f"llama_release has source: pypi, but {sys.executable} on the controller has no pip: install it, or use source: archive"
-            )
-        got = re.search(r"Got\s+([0-9a-f]{64})", said)
-        if got:
-            raise AnsibleError(
-                f"llama_release has the checksum {release['checksum']}, but the source archive of llama-cpp-python {release['version']} "
-                f"that pip downloaded has sha256:{got[1]}: correct the checksum. If it was right before, do not use the new archive."
-            )
-        errors = " ".join(line for line in said.splitlines() if line.startswith("ERROR"))
+    argv = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
+    argv += [
+        "--no-binary",
+        "llama-cpp-python",
+        "--require-hashes",
+        "--dest",
+        str(folder),
+        "--requirement",
+        str(requirement),
+    ]
+    try:
+        process = programs.run(argv, DOWNLOAD_SECONDS, folder)
+    except subprocess.TimeoutExpired:
         raise AnsibleError(
-            f"pip could not fetch the source archive of llama-cpp-python {release['version']} (llama_release): check the version and "
-            f"the index in the configuration of pip. pip says: {errors or said[-500:]}"
-        )
+            f"pip could not fetch the source archive of llama-cpp-python {release['version']} (llama_release) within {DOWNLOAD_SECONDS} s: "
+            "check the network and the index in the configuration of pip"
+        ) from None
+    except programs.TooLarge as error:
+        raise AnsibleError(f"pip could not fetch the source archive of llama_release: {error}") from None
+    if process.returncode:
+        raise _pip_error(release, process.stderr.strip())
     return next(folder.glob("llama_cpp_python-*"))
+
+
+def _pip_error(release: dict, said: str) -> Exception:
+    if "No space left on device" in said:
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    if "No module named pip" in said:
+        return AnsibleError(
+            f"llama_release has source: pypi, but {sys.executable} on the controller has no pip: install it, or use source: archive"
+        )
+    got = re.search(r"Got\s+([0-9a-f]{64})", said)
+    if got:
+        return AnsibleError(
+            f"llama_release has the checksum {release['checksum']}, but the source archive of llama-cpp-python {release['version']} "
+            f"that pip downloaded has sha256:{got[1]}: correct the checksum. If it was right before, do not use the new archive."
+        )
+    errors = " ".join(line for line in said.splitlines() if line.startswith("ERROR"))
+    return AnsibleError(
+        f"pip could not fetch the source archive of llama-cpp-python {release['version']} (llama_release): check the version and "
+        f"the index in the configuration of pip. pip says: {errors or said[-500:]}"
+    )
 
 
 def _download_url(release: dict, folder: Path) -> Path:
     target = folder / "archive"
+
+    def download() -> None:
+        with open_url(release["url"], timeout=60, decompress=False) as reply, target.open("wb") as stream:
+            while part := reply.read1(1 << 20):
+                stream.write(part)
+                if stream.tell() > ARCHIVE_BYTES:
+                    raise ValueError(f"it has more than {ARCHIVE_BYTES >> 30} GiB")
+
     try:
-        with open_url(release["url"], timeout=60) as reply, target.open("wb") as stream:
-            shutil.copyfileobj(reply, stream)
+        remote.within(DOWNLOAD_SECONDS, download)
+    except remote.RemoteError:
+        raise AnsibleError(
+            f"llama_release has the url {release['url']!r}, which could not be fetched within {DOWNLOAD_SECONDS} s: use another server, or "
+            "download it and use path"
+        ) from None
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in cache.FULL:
+            raise
         raise AnsibleError(
             f"llama_release has the url {release['url']!r}, which could not be fetched: {error}"
         ) from error
@@ -165,7 +188,7 @@ def _look_up(request: dict, find: Callable[[str], str]) -> dict:
         request["patches"] = [_read(patch, find) for patch in request["patches"]]
     if request.get("path"):
         try:
-            request["path"] = _readable("path", request["path"], find)
+            request["path"] = _readable("path", request["path"], find, ARCHIVE_BYTES)
         except Refusal:
             if not _cached_archive(request["checksum"]).exists():
                 raise
@@ -178,22 +201,25 @@ def _look_up(request: dict, find: Callable[[str], str]) -> dict:
 
 
 def _read(patch: Any, find: Callable[[str], str]) -> dict:
-    path = Path(_readable("patch", patch, find))
+    path = Path(_readable("patch", patch, find, PATCH_BYTES))
     text = path.read_text(errors="replace")
     return {"path": str(path), "sha256": sha256(path), "files": re.findall(r"^\+\+\+ b/(\S+)", text, re.MULTILINE)}
 
 
-def _readable(key: str, given: Any, find: Callable[[str], str]) -> str:
-    """Path of a readable file on the controller."""
+def _readable(key: str, given: Any, find: Callable[[str], str], limit: int) -> str:
+    """Path of a readable file on the controller with at most ``limit`` bytes."""
     if not isinstance(given, str):
         raise Refusal(f"llama_release has the {key} {given!r}: use the path of a file on the controller")
     try:
         path = find(given)
-        with Path(path).open("rb"):
-            return path
+        status = os.stat(path)
+        reason = "it is not a file" if not stat.S_ISREG(status.st_mode) else f"it has more than {limit >> 20} MiB"
+        if stat.S_ISREG(status.st_mode) and status.st_size <= limit:
+            with Path(path).open("rb"):
+                return path
     except (AnsibleError, OSError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it does not exist"
-        raise Refusal(_not_readable(key, given, reason)) from None
+        reason = (error.strerror or str(error)) if isinstance(error, OSError) else "it does not exist"
+    raise Refusal(_not_readable(key, given, reason))
 
 
 def _not_readable(key: str, given: str, reason: str | None) -> str:
@@ -338,4 +364,19 @@ def _fetch_archive(release: dict, folder: Path, work: Path) -> None:
         raise AnsibleError(
             f"llama_release has the checksum sha256:{wanted}, but the archive has sha256:{actual}: correct the checksum, or get the right archive"
         )
+    if _unpacks_to_more(archive, TREE_BYTES):
+        raise AnsibleError(
+            f"llama_release has an archive of more than {TREE_BYTES >> 30} GiB when it is unpacked: give one of llama.cpp alone"
+        )
     archive.replace(_cached_archive(release["checksum"]))
+
+
+def _unpacks_to_more(archive: Path, limit: int) -> bool:
+    """Whether an archive holds more bytes than that. Hosts, which unpack it, say what is wrong with one that is damaged."""
+    for opened in (gzip.open, bz2.open, lzma.open):
+        with suppress(OSError, EOFError, zlib.error, lzma.LZMAError), opened(archive) as stream:
+            size = 0
+            while size <= limit and (part := stream.read(1 << 20)):
+                size += len(part)
+            return size > limit
+    return archive.stat().st_size > limit

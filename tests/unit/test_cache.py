@@ -284,7 +284,7 @@ def disk(tmp_path, monkeypatch):
         pytest.skip("a small disk can be made by root only")
     monkeypatch.setenv("XDG_CACHE_HOME", str(made.path))
     yield made
-    subprocess.run(["umount", made.path], check=True)
+    subprocess.run(["umount", "-l", made.path], check=True)
 
 
 def until_it_fits(disk, work, sizes):
