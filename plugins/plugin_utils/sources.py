@@ -42,6 +42,7 @@ class Fetched(NamedTuple):
 
 
 cache_folder = cache.root
+KNOWN_ANSWER = "llama_model_known_answer"
 SHA256 = r"[0-9a-f]{64}"
 ARCHIVE_BYTES, TREE_BYTES, PATCH_BYTES = 4 << 30, 8 << 30, 16 << 20
 """What a source may have, packed and unpacked; llama.cpp has 30 MB and 200 MB."""
@@ -127,12 +128,14 @@ def known_answer_model(layers: int, width: int, kind: str) -> tuple[Path, Path]:
 
     :raises AnsibleError: it cannot be written here.
     """
-    name = f"{known_answer.FORM}-{known_answer.file_name(layers, width, kind)}"
-    with cache.alone("models", "llama_model_known_answer", f"writes {name}") as folder:
-        path, checksum = folder / name, folder / f"{name}.sha256"
-        if not _is_as_recorded(path, checksum, known_answer.file_bytes(layers, width, kind)):
-            _write_known_answer_model(path, checksum, layers, width, kind)
-        return path, checksum
+    size = known_answer.file_bytes(layers, width, kind)
+    path = cache.folder("models", KNOWN_ANSWER) / f"{known_answer.FORM}-{known_answer.file_name(layers, width, kind)}"
+    checksum = path.with_name(path.name + ".sha256")
+    if not _is_as_recorded(path, checksum, size):
+        with cache.alone("models", KNOWN_ANSWER, f"writes {path.name}"):
+            if not _is_as_recorded(path, checksum, size):
+                _write_known_answer_model(path, checksum, layers, width, kind)
+    return path, checksum
 
 
 def _is_as_recorded(path: Path, checksum: Path, size: int) -> bool:
@@ -140,7 +143,7 @@ def _is_as_recorded(path: Path, checksum: Path, size: int) -> bool:
     try:
         recorded = checksum.read_text().strip()
         return bool(re.fullmatch(SHA256, recorded)) and path.stat().st_size == size and sha256(path) == recorded
-    except (FileNotFoundError, UnicodeDecodeError):
+    except (OSError, UnicodeDecodeError):
         return False
 
 
@@ -255,10 +258,13 @@ def _build_of(request: dict) -> int:
     """The number of a commit's build, counted once."""
     record = _folder() / f"{request['commit']}.build"
     number = _recorded_number(record)
-    if number is None:
-        with cache.alone("sources", "llama_release", f"counts the commits of {request['ref']}") as folder:
-            number = _recorded_number(record) or _count(request, folder)
+    if number is not None:
+        return number
+    with cache.alone("sources", "llama_release", f"counts the commits of {request['ref']}") as folder:
+        number = _recorded_number(record)
+        if number is None:
             with cache.work(folder) as work:
+                number = _count(request, Path(work))
                 (Path(work) / "record").write_text(f"{number}\n")
                 (Path(work) / "record").replace(record)
     return number
@@ -271,9 +277,9 @@ def _recorded_number(record: Path) -> int | None:
     return None
 
 
-def _count(request: dict, folder: Path) -> int:
+def _count(request: dict, work: Path) -> int:
     try:
-        return git.count(request["repository"], request["commit"], folder)
+        return git.count(request["repository"], request["commit"], work)
     except git.NotFound:
         raise Refusal(_unknown(request["repository"], request["ref"])) from None
     except git.GitError as error:

@@ -61,8 +61,12 @@ def at_once(code, count=3):
     return [answer for lines in answers for answer in lines]
 
 
+KEPT = r"\.lock|.*\.(tar\.gz|json|build|gguf|gguf\.sha256)"
+
+
 def leftovers(folder):
-    return [path.name for path in folder.rglob("*") if path.name.startswith(cache.WORK)]
+    """What the folders of the cache have beside files that are kept."""
+    return [path.name for path in folder.glob("*/*") if path.is_dir() or not re.fullmatch(KEPT, path.name)]
 
 
 @pytest.mark.parametrize("recorded", ["", "\n", SHA[:40], "0" * 64, "x" * 64, b"\xff\xfe", SHA + SHA])
@@ -170,30 +174,34 @@ def test_a_run_that_waits_says_for_what(tmp_path, monkeypatch):
     assert re.search(rf"sources is in use: waiting for process {other.pid}, which fetches b77", said[0])
 
 
-def test_what_is_in_the_cache_waits_for_nobody(tmp_path, monkeypatch):
-    sources.fetch(of_path(tmp_path))
-    with cache.alone("sources", "llama_release", "fetches something else"):
-        monkeypatch.setattr(cache, "_wait", None)
-        assert not sources.fetch(of_path(tmp_path)).changed
-
-
-def test_what_a_killed_run_left_is_removed_by_the_next(repository, folder):
+@pytest.mark.parametrize(
+    "work", ["sources.fetch(SOURCE)", "sources.resolve(REQUEST, str)", "sources.known_answer_model(*SIZE)"]
+)
+def test_what_a_killed_run_left_is_removed_by_the_next(repository, folder, work):
     path, commit = repository
+    source, request = of_git(path, commit), {"source": "git", "repository": str(path), "ref": commit}
     code = f"""
 import os, signal
-def die(repository, revision, target):
-    (target.parent / "half").write_text("x")
-    print("half", flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
-git.archive = die
-sources.fetch({of_git(path, commit)!r})
+SOURCE, REQUEST, SIZE = {source!r}, {request!r}, {SIZE!r}
+git._run = known_answer_file.gguf.quantize = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+{work}
 """
     killed = process(code)
     killed.communicate("\n")
     assert killed.returncode == -signal.SIGKILL
     assert leftovers(folder)
-    assert sources.fetch(of_git(path, commit)).commit == commit
+    sources.resolve(request, str)
+    assert sources.fetch(source).commit == commit
+    assert model() == (SHA, SHA + "\n")
     assert leftovers(folder) == []
+
+
+def test_what_is_in_the_cache_needs_no_lock_and_no_space(tmp_path, monkeypatch):
+    sources.fetch(of_path(tmp_path))
+    sources.known_answer_model(*SIZE)
+    monkeypatch.setattr(cache, "alone", None)
+    assert not sources.fetch(of_path(tmp_path)).changed
+    assert model() == (SHA, SHA + "\n")
 
 
 @pytest.mark.parametrize("text", ["", "12", "12\n\n", "-1\n", "0\n", "nan\n", "²\n", "9" * 5000 + "\n"])
@@ -288,22 +296,22 @@ def disk(tmp_path, monkeypatch):
 
 
 def until_it_fits(disk, work, sizes):
-    """Does the work on larger and larger disks that are empty at first; what stopped each, and where it ended, and again with space."""
+    """Does the work on larger and larger disks, empty ones, and again with space; returns what stopped it on each."""
     reasons = []
     for size in sizes:
         disk.resize(LARGE)
         disk.empty()
         disk.resize(size)
         try:
-            expected = work()
+            work()
         except (AnsibleError, Refusal) as error:
             reasons.append(str(error))
-            assert leftovers(disk.path) == []
+            assert leftovers(disk.path / "llamacpp") == []
             disk.resize(LARGE)
-            expected = work()
-            assert leftovers(disk.path) == []
+            work()
+            assert leftovers(disk.path / "llamacpp") == []
         else:
-            return reasons, expected
+            return reasons
     pytest.fail(f"it does not fit on the largest disk: {reasons[-1]}")
 
 
@@ -317,7 +325,10 @@ def inodes():
 
 @pytest.mark.parametrize("sizes", [lambda: pages(2), inodes], ids=["bytes", "inodes"])
 def test_a_full_disk_wherever_a_model_is_written(disk, sizes):
-    reasons, _last = until_it_fits(disk, lambda: model() == (SHA, SHA + "\n") or pytest.fail("wrong"), sizes())
+    def work():
+        assert model() == (SHA, SHA + "\n")
+
+    reasons = until_it_fits(disk, work, sizes())
     assert len(reasons) > 3
     assert {re.sub(r"/\S*", "", reason) for reason in reasons} == {
         "llama_model_known_answer does not fit on the controller: the disk of  is full. Free some space and run it again"
@@ -334,7 +345,7 @@ def test_a_full_disk_wherever_a_source_is_written(disk, sizes, repository, tmp_p
         assert (found["build"], fetched.commit, sources.sha256(fetched.path)) == (1, commit, fetched.sha256)
         assert "sha256:" + sources.sha256(kept.path) == of_path(tmp_path)["checksum"]
 
-    reasons, _last = until_it_fits(disk, work, sizes())
+    reasons = until_it_fits(disk, work, sizes())
     assert len(reasons) > 3
     assert {re.sub(r"/\S*", "", reason) for reason in reasons} == {
         "llama_release does not fit on the controller: the disk of  is full. Free some space and run it again"
