@@ -22,6 +22,8 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils import programs
 
 LOOK_UP_SECONDS = 60
 FETCH_SECONDS = 3600
+FULL_BYTES = 1 << 20
+"""A disk with less room is full: most of git's messages are about something else then."""
 QUIET = {"GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1"}
 TRANSPORTS = "file:git:http:https:ssh"
 REMOTE = "asked"
@@ -90,9 +92,20 @@ def commit_of(repository: str, name: str) -> str | None:
 
 
 @contextmanager
+def _name_a_full_disk(folder: str) -> Iterator[None]:
+    """:raises OSError: git failed where the disk is full."""
+    try:
+        yield
+    except GitError:
+        if shutil.disk_usage(folder).free < FULL_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
+        raise
+
+
+@contextmanager
 def _fetch(repository: str, revision: str, beside: Path, *options: str) -> Iterator[tuple[Path, str]]:
     """A bare repository with what was fetched, for as long as it is needed, and the commit."""
-    with tempfile.TemporaryDirectory(dir=beside) as work:
+    with tempfile.TemporaryDirectory(dir=beside) as work, _name_a_full_disk(work):
         folder = Path(work)
         _run(["init", "--quiet", "--bare", work], LOOK_UP_SECONDS)
         fetch = [
