@@ -17,6 +17,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tarfile
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -370,19 +371,28 @@ def _fetch_archive(release: dict, folder: Path, work: Path) -> None:
         raise AnsibleError(
             f"llama_release has the checksum sha256:{wanted}, but the archive has sha256:{actual}: correct the checksum, or get the right archive"
         )
-    if _unpacks_to_more(archive, TREE_BYTES):
+    if _unpacked_bytes(archive) > TREE_BYTES:
         raise AnsibleError(
             f"llama_release has an archive of more than {TREE_BYTES >> 30} GiB when it is unpacked: give one of llama.cpp alone"
         )
     archive.replace(_cached_archive(release["checksum"]))
 
 
-def _unpacks_to_more(archive: Path, limit: int) -> bool:
-    """Whether an archive holds more bytes than that. Hosts, which unpack it, say what is wrong with one that is damaged."""
+def _unpacked_bytes(archive: Path) -> int:
+    """Size of an archive that is not packed any more; counted until it is more than TREE_BYTES.
+
+    :raises AnsibleError: it is not one that hosts can unpack.
+    """
     for opened in (gzip.open, bz2.open, lzma.open):
         with suppress(OSError, EOFError, zlib.error, lzma.LZMAError), opened(archive) as stream:
             size = 0
-            while size <= limit and (part := stream.read(1 << 20)):
+            while size <= TREE_BYTES and (part := stream.read(1 << 20)):
                 size += len(part)
-            return size > limit
-    return archive.stat().st_size > limit
+            return size
+    try:
+        tarfile.open(archive, "r:").close()
+    except tarfile.TarError:
+        raise AnsibleError(
+            "llama_release has an archive that cannot be read: give a whole tar archive, packed with gzip, bzip2, xz or not at all"
+        ) from None
+    return archive.stat().st_size

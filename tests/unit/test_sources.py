@@ -5,6 +5,7 @@ import hashlib
 import http.server
 import lzma
 import os
+import tarfile
 import threading
 import time
 from contextlib import suppress
@@ -15,7 +16,7 @@ from ansible.errors import AnsibleError
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import programs, sources
 
-CONTENT = b"an archive"
+CONTENT = bytes(tarfile.BLOCKSIZE)
 SHA = hashlib.sha256(CONTENT).hexdigest()
 
 
@@ -186,6 +187,16 @@ def test_an_archive_that_unpacks_without_an_end(tmp_path, cache, monkeypatch, pa
     assert kept(cache) == []
     monkeypatch.setattr(sources, "TREE_BYTES", 1 << 20)
     assert sources.fetch(wanted).changed
+
+
+@pytest.mark.parametrize("data", [b"text", b"PK\x03\x04", b"\x28\xb5\x2f\xfd", gzip.compress(os.urandom(9000))[:5000]])
+def test_an_archive_that_hosts_cannot_unpack(tmp_path, cache, data):
+    (tmp_path / "a.tar").write_bytes(data)
+    with pytest.raises(
+        AnsibleError, match="llama_release has an archive that cannot be read: give a whole tar archive"
+    ):
+        sources.fetch(release(path=str(tmp_path / "a.tar"), checksum=f"sha256:{hashlib.sha256(data).hexdigest()}"))
+    assert kept(cache) == []
 
 
 def test_pip_that_does_not_end(tmp_path, monkeypatch):
