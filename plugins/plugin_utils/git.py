@@ -18,8 +18,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import programs
+
 LOOK_UP_SECONDS = 60
 FETCH_SECONDS = 3600
+FULL_BYTES = 1 << 20
+"""A disk with less room is full: most of git's messages are about something else then."""
 QUIET = {"GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1"}
 TRANSPORTS = "file:git:http:https:ssh"
 REMOTE = "asked"
@@ -53,19 +57,13 @@ def _run(argv: list[str], seconds: int, folder: Path | None = None) -> str:
     environment = {name: value for name, value in os.environ.items() if name not in LOCAL_VARIABLES}
     environment.update({"LC_ALL": "C", **QUIET, "GIT_ALLOW_PROTOCOL": TRANSPORTS})
     try:
-        process = subprocess.run(
-            [program, *(["--git-dir", str(folder)] if folder else []), *argv],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=seconds,
-            check=False,
-            cwd=folder or "/",
-            env=environment,
+        process = programs.run(
+            [program, *(["--git-dir", str(folder)] if folder else []), *argv], seconds, folder or "/", environment
         )
     except subprocess.TimeoutExpired:
         raise GitError(f"it did not answer within {seconds} seconds") from None
+    except programs.TooLarge as error:
+        raise GitError(str(error)) from None
     if process.returncode and "No space left on device" in process.stderr:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if process.returncode:
@@ -94,9 +92,20 @@ def commit_of(repository: str, name: str) -> str | None:
 
 
 @contextmanager
+def _name_a_full_disk(folder: str) -> Iterator[None]:
+    """:raises OSError: git failed where the disk is full."""
+    try:
+        yield
+    except GitError:
+        if shutil.disk_usage(folder).free < FULL_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
+        raise
+
+
+@contextmanager
 def _fetch(repository: str, revision: str, beside: Path, *options: str) -> Iterator[tuple[Path, str]]:
     """A bare repository with what was fetched, for as long as it is needed, and the commit."""
-    with tempfile.TemporaryDirectory(dir=beside) as work:
+    with tempfile.TemporaryDirectory(dir=beside) as work, _name_a_full_disk(work):
         folder = Path(work)
         _run(["init", "--quiet", "--bare", work], LOOK_UP_SECONDS)
         fetch = [

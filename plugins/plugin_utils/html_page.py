@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from html import escape
+import html
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf
 
 COLOURS = {"weights": "#2b6cb0", "kv": "#dd6b20", "compute": "#a0aec0"}
 STYLE = """
@@ -21,6 +22,11 @@ td.bar { width: 40% }
 .over { outline: 2px solid #9b2c2c }
 .refused { color: #9b2c2c }
 """
+
+
+def escape(text: str) -> str:
+    """A line as HTML shows it, whoever wrote it."""
+    return html.escape(gguf.printable(text))
 
 
 def _bar(entry: dict) -> str:
@@ -53,7 +59,7 @@ def page(plan: dict, changed: list[str] | None = None) -> str:
     title, *rest = (line.strip() for line in report.plan_title(plan))
     parts = []
     for name, lines in report.plan_parts(plan, changed).items():
-        body = _memory(plan) if name == "Memory" else f"<pre>{escape(chr(10).join(lines))}</pre>"
+        body = _memory(plan) if name == "Memory" else f"<pre>{chr(10).join(map(escape, lines))}</pre>"
         parts.append(f"<h2{' class=refused' if name == 'Refused' else ''}>{escape(name)}</h2>{body}")
     return (
         f'<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'

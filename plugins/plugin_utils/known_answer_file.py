@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import random
 from collections.abc import Iterator
@@ -62,25 +63,29 @@ def _add_metadata(writer: gguf.GGUFWriter, layers: int, width: int, kind: str) -
 
 
 def write(path: Path, layers: int, width: int, kind: str) -> None:
-    """Writes the model to ``path``, which appears only when it is complete.
+    """Writes the model to ``path``.
 
     :param kind: type of the matrices: f32, f16 or q8_0; norms are always f32.
+    :raises OSError: it does not fit there.
     """
     weight_type = gguf.GGMLQuantizationType[kind.upper()]
 
     def stored_as(shape: tuple[int, ...]) -> gguf.GGMLQuantizationType:
         return weight_type if len(shape) == 2 else gguf.GGMLQuantizationType.F32
 
-    partial = path.with_name(path.name + ".partial")
-    writer = gguf.GGUFWriter(partial, "llama")
+    writer = gguf.GGUFWriter(path, "llama")
     _add_metadata(writer, layers, width, kind)
     for name, shape in known_answer.tensor_shapes(layers, width):
         stored = gguf.quant_shape_to_byte_shape(shape, stored_as(shape))
         writer.add_tensor_info(name, stored, numpy.dtype(numpy.uint8), math.prod(stored), raw_dtype=stored_as(shape))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    for _name, values in _tensors(layers, width):
-        writer.write_tensor_data(gguf.quantize(values, stored_as(values.shape)).view(numpy.uint8))
-    writer.close()
-    partial.replace(path)
+    try:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for _name, values in _tensors(layers, width):
+            writer.write_tensor_data(gguf.quantize(values, stored_as(values.shape)).view(numpy.uint8))
+        writer.close()
+    except OSError as error:
+        if error.errno is None:  # numpy says how much of its array does not fit, and nothing else
+            raise OSError(errno.ENOSPC, str(error)) from error
+        raise

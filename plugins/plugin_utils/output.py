@@ -5,26 +5,43 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import html_page
 
 
 def write(variable: str, path: str, text: str) -> None:
-    """Writes what the operator asked for at the path that a variable names.
+    """Writes what the operator asked for at the path that a variable names. A file there has the old text or the new one, whole.
 
     :raises AnsibleActionFail: it cannot be written there.
     """
     try:
-        Path(path).write_text(text)
-    except OSError as error:
+        target = Path(os.path.expanduser(path))
+        if target.exists() and not target.is_file():
+            target.write_text(text)  # a terminal, a pipe
+        else:
+            target = target.resolve()
+            files.replace_file(target, text, _mode(target))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise AnsibleActionFail(
-            f"{variable} is {path}, which cannot be written on the controller: {error.strerror}. Use a path in a folder that exists and is "
-            "writable."
-        ) from error
+            f"{variable} is {path!r}, which cannot be written on the controller: {reason}. Use a path in a folder that exists, is "
+            "writable and has space."
+        ) from None
+
+
+def _mode(target: Path) -> int:
+    """Of a file as it is, or as this account makes files."""
+    if target.exists():
+        return stat.S_IMODE(target.stat().st_mode)
+    os.umask(mask := os.umask(0o077))
+    return 0o666 & ~mask
 
 
 def show_plan(plan: dict, changed: list[str] | None, html: str | None) -> None:

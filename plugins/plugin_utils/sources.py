@@ -5,27 +5,32 @@
 
 from __future__ import annotations
 
+import bz2
 import errno
-import fcntl
+import gzip
 import hashlib
 import json
+import lzma
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
-import tempfile
+import tarfile
+import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from ansible.errors import AnsibleError
 from ansible.module_utils.urls import open_url
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply.stored import sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer, remote
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import git
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import cache, git, programs
 
 
 class Fetched(NamedTuple):
@@ -37,62 +42,82 @@ class Fetched(NamedTuple):
     commit: str
 
 
-def cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(base) / "llamacpp"
+cache_folder = cache.root
+KNOWN_ANSWER = "llama_model_known_answer"
+SHA256 = r"[0-9a-f]{64}"
+ARCHIVE_BYTES, TREE_BYTES, PATCH_BYTES = 4 << 30, 8 << 30, 16 << 20
+"""What a source may have, packed and unpacked; llama.cpp has 30 MB and 200 MB."""
+DOWNLOAD_SECONDS = 3600
+"""For a whole download: a server that sends a byte now and then would take for ever."""
 
 
 def _download_pypi(release: dict, folder: Path) -> Path:
     requirement = folder / "requirement.txt"
     requirement.write_text(f"llama-cpp-python=={release['version']} --hash={release['checksum']}\n")
-    process = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            "--disable-pip-version-check",
-            "download",
-            "--quiet",
-            "--no-deps",
-            "--no-binary",
-            "llama-cpp-python",
-            "--require-hashes",
-            "--dest",
-            str(folder),
-            "--requirement",
-            str(requirement),
-        ],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if process.returncode:
-        said = process.stderr.strip()
-        if "No module named pip" in said:
-            raise AnsibleError(
-                f"llama_release has source: pypi, but {sys.executable} on the controller has no pip: install it, or use source: archive"
-            )
-        got = re.search(r"Got\s+([0-9a-f]{64})", said)
-        if got:
-            raise AnsibleError(
-                f"llama_release has the checksum {release['checksum']}, but the source archive of llama-cpp-python {release['version']} "
-                f"that pip downloaded has sha256:{got[1]}: correct the checksum. If it was right before, do not use the new archive."
-            )
-        errors = " ".join(line for line in said.splitlines() if line.startswith("ERROR"))
+    argv = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
+    argv += [
+        "--no-binary",
+        "llama-cpp-python",
+        "--require-hashes",
+        "--dest",
+        str(folder),
+        "--requirement",
+        str(requirement),
+    ]
+    try:
+        process = programs.run(argv, DOWNLOAD_SECONDS)
+    except subprocess.TimeoutExpired:
         raise AnsibleError(
-            f"pip could not fetch the source archive of llama-cpp-python {release['version']} (llama_release): check the version and "
-            f"the index in the configuration of pip. pip says: {errors or said[-500:]}"
-        )
+            f"pip could not fetch the source archive of llama-cpp-python {release['version']} (llama_release) within {DOWNLOAD_SECONDS} s: "
+            "check the network and the index in the configuration of pip"
+        ) from None
+    except programs.TooLarge as error:
+        raise AnsibleError(f"pip could not fetch the source archive of llama_release: {error}") from None
+    if process.returncode:
+        raise _pip_error(release, process.stderr.strip())
     return next(folder.glob("llama_cpp_python-*"))
+
+
+def _pip_error(release: dict, said: str) -> Exception:
+    if "No space left on device" in said:
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    if "No module named pip" in said:
+        return AnsibleError(
+            f"llama_release has source: pypi, but {sys.executable} on the controller has no pip: install it, or use source: archive"
+        )
+    got = re.search(r"Got\s+([0-9a-f]{64})", said)
+    if got:
+        return AnsibleError(
+            f"llama_release has the checksum {release['checksum']}, but the source archive of llama-cpp-python {release['version']} "
+            f"that pip downloaded has sha256:{got[1]}: correct the checksum. If it was right before, do not use the new archive."
+        )
+    errors = " ".join(line for line in said.splitlines() if line.startswith("ERROR"))
+    return AnsibleError(
+        f"pip could not fetch the source archive of llama-cpp-python {release['version']} (llama_release): check the version and "
+        f"the index in the configuration of pip. pip says: {errors or said[-500:]}"
+    )
 
 
 def _download_url(release: dict, folder: Path) -> Path:
     target = folder / "archive"
+
+    def download() -> None:
+        with open_url(release["url"], timeout=60, decompress=False) as reply, target.open("wb") as stream:
+            while part := reply.read1(1 << 20):
+                stream.write(part)
+                if stream.tell() > ARCHIVE_BYTES:
+                    raise ValueError(f"it has more than {ARCHIVE_BYTES >> 30} GiB")
+
     try:
-        with open_url(release["url"], timeout=60) as reply, target.open("wb") as stream:
-            shutil.copyfileobj(reply, stream)
+        remote.within(DOWNLOAD_SECONDS, download)
+    except remote.RemoteError:
+        raise AnsibleError(
+            f"llama_release has the url {release['url']!r}, which could not be fetched within {DOWNLOAD_SECONDS} s: use another server, or "
+            "download it and use path"
+        ) from None
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in cache.FULL:
+            raise
         raise AnsibleError(
             f"llama_release has the url {release['url']!r}, which could not be fetched: {error}"
         ) from error
@@ -104,21 +129,40 @@ def known_answer_model(layers: int, width: int, kind: str) -> tuple[Path, Path]:
 
     :raises AnsibleError: it cannot be written here.
     """
-    path = cache_folder() / "models" / f"{known_answer.FORM}-{known_answer.file_name(layers, width, kind)}"
+    size = known_answer.file_bytes(layers, width, kind)
+    path = cache.folder("models", KNOWN_ANSWER) / f"{known_answer.FORM}-{known_answer.file_name(layers, width, kind)}"
     checksum = path.with_name(path.name + ".sha256")
-    if not path.exists() or not checksum.exists():
-        # The packages gguf and numpy take longer to import than a whole plan: only when they are needed.
-        from ansible_collections.llamacpp.cluster.plugins.plugin_utils import known_answer_file
-
-        if not known_answer_file.HAS_GGUF:
-            raise AnsibleError(
-                f"The known-answer model is written with the Python package gguf, which {sys.executable} on the controller does not have: "
-                "install the collection's requirements.txt there."
-            )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        known_answer_file.write(path, layers, width, kind)
-        checksum.write_text(sha256(path) + "\n")
+    if not _is_as_recorded(path, checksum, size):
+        with cache.alone("models", KNOWN_ANSWER, f"writes {path.name}"):
+            if not _is_as_recorded(path, checksum, size):
+                _write_known_answer_model(path, checksum, layers, width, kind)
     return path, checksum
+
+
+def _is_as_recorded(path: Path, checksum: Path, size: int) -> bool:
+    """Whether a file has that size and the sha256 that is written down for it."""
+    try:
+        recorded = checksum.read_text().strip()
+        return bool(re.fullmatch(SHA256, recorded)) and path.stat().st_size == size and sha256(path) == recorded
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _write_known_answer_model(path: Path, checksum: Path, layers: int, width: int, kind: str) -> None:
+    # The packages gguf and numpy take longer to import than a whole plan: only when they are needed.
+    from ansible_collections.llamacpp.cluster.plugins.plugin_utils import known_answer_file
+
+    if not known_answer_file.HAS_GGUF:
+        raise AnsibleError(
+            f"The known-answer model is written with the Python package gguf, which {sys.executable} on the controller does not have: "
+            "install the collection's requirements.txt there."
+        )
+    with cache.work(path.parent) as work:
+        model, record = Path(work) / "model", Path(work) / "record"
+        known_answer_file.write(model, layers, width, kind)
+        record.write_text(sha256(model) + "\n")
+        model.replace(path)
+        record.replace(checksum)
 
 
 def packed_release(identity: str) -> Path:
@@ -127,9 +171,7 @@ def packed_release(identity: str) -> Path:
 
 
 def _folder() -> Path:
-    folder = cache_folder() / "sources"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    return cache.folder("sources", "llama_release")
 
 
 def resolve(value: Any, find: Callable[[str], str]) -> dict:
@@ -137,14 +179,20 @@ def resolve(value: Any, find: Callable[[str], str]) -> dict:
     patches the sha256 and the files that they change.
 
     :param find: from a path on the controller as the operator gives it to where it is.
-    :raises Refusal: a file, branch, tag or commit does not exist.
+    :raises Refusal: a file, branch, tag or commit does not exist, or the cache cannot be used.
     """
-    request = releases.request_of(value)
+    try:
+        return _look_up(releases.request_of(value), find)
+    except cache.CacheError as error:
+        raise Refusal(str(error)) from None
+
+
+def _look_up(request: dict, find: Callable[[str], str]) -> dict:
     if request.get("patches"):
         request["patches"] = [_read(patch, find) for patch in request["patches"]]
     if request.get("path"):
         try:
-            request["path"] = _readable("path", request["path"], find)
+            request["path"] = _readable("path", request["path"], find, ARCHIVE_BYTES)
         except Refusal:
             if not _cached_archive(request["checksum"]).exists():
                 raise
@@ -157,22 +205,25 @@ def resolve(value: Any, find: Callable[[str], str]) -> dict:
 
 
 def _read(patch: Any, find: Callable[[str], str]) -> dict:
-    path = Path(_readable("patch", patch, find))
+    path = Path(_readable("patch", patch, find, PATCH_BYTES))
     text = path.read_text(errors="replace")
     return {"path": str(path), "sha256": sha256(path), "files": re.findall(r"^\+\+\+ b/(\S+)", text, re.MULTILINE)}
 
 
-def _readable(key: str, given: Any, find: Callable[[str], str]) -> str:
-    """Path of a readable file on the controller."""
+def _readable(key: str, given: Any, find: Callable[[str], str], limit: int) -> str:
+    """Path of a readable file on the controller with at most ``limit`` bytes."""
     if not isinstance(given, str):
         raise Refusal(f"llama_release has the {key} {given!r}: use the path of a file on the controller")
     try:
         path = find(given)
-        with Path(path).open("rb"):
-            return path
+        status = os.stat(path)
+        reason = "it is not a file" if not stat.S_ISREG(status.st_mode) else f"it has more than {limit >> 20} MiB"
+        if stat.S_ISREG(status.st_mode) and status.st_size <= limit:
+            with Path(path).open("rb"):
+                return path
     except (AnsibleError, OSError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it does not exist"
-        raise Refusal(_not_readable(key, given, reason)) from None
+        reason = (error.strerror or str(error)) if isinstance(error, OSError) else "it does not exist"
+    raise Refusal(_not_readable(key, given, reason))
 
 
 def _not_readable(key: str, given: str, reason: str | None) -> str:
@@ -207,24 +258,36 @@ def _unknown(repository: str, ref: str) -> str:
 def _build_of(request: dict) -> int:
     """The number of a commit's build, counted once."""
     record = _folder() / f"{request['commit']}.build"
-    if not record.exists():
-        try:
-            number = git.count(request["repository"], request["commit"], _folder())
-        except git.NotFound:
-            raise Refusal(_unknown(request["repository"], request["ref"])) from None
-        except git.GitError as error:
-            raise Refusal(
-                f"llama_release has the ref {request['ref']!r}, whose commits could not be counted in {request['repository']} ({error}): "
-                "add build, the llama.cpp build number of that commit"
-            ) from None
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
-            raise Refusal(_full(_folder())) from None
-        partial = record.with_suffix(f".{os.getpid()}")
-        partial.write_text(f"{number}\n")
-        partial.replace(record)
-    return int(record.read_text())
+    number = _recorded_number(record)
+    if number is not None:
+        return number
+    with cache.alone("sources", "llama_release", f"counts the commits of {request['ref']}") as folder:
+        number = _recorded_number(record)
+        if number is None:
+            with cache.work(folder) as work:
+                number = _count(request, Path(work))
+                (Path(work) / "record").write_text(f"{number}\n")
+                (Path(work) / "record").replace(record)
+    return number
+
+
+def _recorded_number(record: Path) -> int | None:
+    with suppress(OSError, UnicodeDecodeError):
+        counted = re.fullmatch(r"([1-9][0-9]{0,8})\n", record.read_text())
+        return int(counted[1]) if counted else None
+    return None
+
+
+def _count(request: dict, work: Path) -> int:
+    try:
+        return git.count(request["repository"], request["commit"], work)
+    except git.NotFound:
+        raise Refusal(_unknown(request["repository"], request["ref"])) from None
+    except git.GitError as error:
+        raise Refusal(
+            f"llama_release has the ref {request['ref']!r}, whose commits could not be counted in {request['repository']} ({error}): "
+            "add build, the llama.cpp build number of that commit"
+        ) from None
 
 
 def fetch(release: dict) -> Fetched:
@@ -232,46 +295,49 @@ def fetch(release: dict) -> Fetched:
 
     :raises AnsibleError: it cannot be fetched, or its sha256 is another; nothing is left in the cache then.
     """
-    folder = _folder()
-    try:
-        with (folder / ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            return (_fetch_commit if release["source"] == "git" else _fetch_archive)(release, folder)
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        raise AnsibleError(_full(folder)) from error
+    kept, bring = (_kept_commit, _fetch_commit) if release["source"] == "git" else (_kept_archive, _fetch_archive)
+    known = kept(release, _folder())
+    if known:
+        return known
+    with cache.alone("sources", "llama_release", f"fetches {release['ref']}") as folder:
+        known = kept(release, folder)
+        if known:
+            return known
+        with cache.work(folder) as work:
+            bring(release, folder, Path(work))
+        return cast(Fetched, kept(release, folder))._replace(changed=True)
 
 
-def _full(folder: Path) -> str:
-    return (
-        f"llama_release does not fit on the controller: the disk of {folder} is full. Free some space and run it again"
-    )
-
-
-def _fetch_commit(release: dict, folder: Path) -> Fetched:
-    """What a tag was when it was fetched first is kept: it is the name of a build."""
+def _names_of_commit(release: dict, folder: Path) -> tuple[Path, Path]:
+    """Where the tree of a commit or tag is kept, and what it was when it was fetched."""
     name = hashlib.sha256(f"{release['repository']}\n{release['revision']}".encode()).hexdigest()[:16]
-    kept, record = folder / f"git-{name}.tar.gz", folder / f"git-{name}.json"
+    return folder / f"git-{name}.tar.gz", folder / f"git-{name}.json"
+
+
+def _kept_commit(release: dict, folder: Path) -> Fetched | None:
+    """What a tag was when it was fetched first is kept: it is the name of a build."""
+    archive, record = _names_of_commit(release, folder)
     try:
         known = json.loads(record.read_text())
-        if sha256(kept) == known["sha256"]:
-            return Fetched(kept, False, known["sha256"], known["commit"])
-    except (OSError, ValueError, KeyError):
+        commit = known["commit"]
+        if re.fullmatch(releases.WHOLE_COMMIT, commit) and sha256(archive) == known["sha256"]:
+            return Fetched(archive, False, known["sha256"], commit)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
-    with tempfile.TemporaryDirectory(dir=folder) as work:
-        archive = Path(work) / "archive"
-        try:
-            commit = git.archive(release["repository"], release["revision"], archive)
-        except git.NotFound:
-            raise AnsibleError(_unknown(release["repository"], release["revision"].replace("refs/tags/", ""))) from None
-        except git.GitError as error:
-            raise AnsibleError(_unreadable(release["repository"], error)) from None
-        known = {"commit": commit, "sha256": sha256(archive)}
-        (Path(work) / "record").write_text(json.dumps(known) + "\n")
-        archive.replace(kept)
-        (Path(work) / "record").replace(record)
-    return Fetched(kept, True, known["sha256"], commit)
+    return None
+
+
+def _fetch_commit(release: dict, folder: Path, work: Path) -> None:
+    archive, record = work / "archive", work / "record"
+    try:
+        commit = git.archive(release["repository"], release["revision"], archive)
+    except git.NotFound:
+        raise AnsibleError(_unknown(release["repository"], release["revision"].replace("refs/tags/", ""))) from None
+    except git.GitError as error:
+        raise AnsibleError(_unreadable(release["repository"], error)) from None
+    record.write_text(json.dumps({"commit": commit, "sha256": sha256(archive)}) + "\n")
+    for made, name in zip((archive, record), _names_of_commit(release, folder)):
+        made.replace(name)
 
 
 def _cached_archive(checksum: str) -> Path:
@@ -279,27 +345,54 @@ def _cached_archive(checksum: str) -> Path:
     return _folder() / f"{checksum.split(':', 1)[1][:16]}.tar.gz"
 
 
-def _fetch_archive(release: dict, folder: Path) -> Fetched:
+def _kept_archive(release: dict, folder: Path) -> Fetched | None:
     wanted, kept = release["checksum"].split(":", 1)[1], _cached_archive(release["checksum"])
-    if kept.exists() and sha256(kept) == wanted:
-        return Fetched(kept, False, wanted, release["commit"])
-    with tempfile.TemporaryDirectory(dir=folder) as work:
-        if release["source"] == "pypi":
-            archive = _download_pypi(release, Path(work))
-        elif "url" in release:
-            archive = _download_url(release, Path(work))
-        else:
-            archive = Path(work) / "archive"
-            try:
-                shutil.copyfile(release["path"], archive)
-            except OSError as error:
-                if error.errno == errno.ENOSPC:
-                    raise
-                raise AnsibleError(_not_readable("path", release["path"], error.strerror)) from error
-        actual = sha256(archive)
-        if actual != wanted:
-            raise AnsibleError(
-                f"llama_release has the checksum sha256:{wanted}, but the archive has sha256:{actual}: correct the checksum, or get the right archive"
-            )
-        archive.replace(kept)
-    return Fetched(kept, True, wanted, release["commit"])
+    with suppress(FileNotFoundError):
+        if sha256(kept) == wanted:
+            return Fetched(kept, False, wanted, release["commit"])
+    return None
+
+
+def _fetch_archive(release: dict, folder: Path, work: Path) -> None:
+    if release["source"] == "pypi":
+        archive = _download_pypi(release, work)
+    elif "url" in release:
+        archive = _download_url(release, work)
+    else:
+        archive = work / "archive"
+        try:
+            shutil.copyfile(release["path"], archive)
+        except OSError as error:
+            if error.errno in cache.FULL:
+                raise
+            raise AnsibleError(_not_readable("path", release["path"], error.strerror)) from error
+    wanted, actual = release["checksum"].split(":", 1)[1], sha256(archive)
+    if actual != wanted:
+        raise AnsibleError(
+            f"llama_release has the checksum sha256:{wanted}, but the archive has sha256:{actual}: correct the checksum, or get the right archive"
+        )
+    if _unpacked_bytes(archive) > TREE_BYTES:
+        raise AnsibleError(
+            f"llama_release has an archive of more than {TREE_BYTES >> 30} GiB when it is unpacked: give one of llama.cpp alone"
+        )
+    archive.replace(_cached_archive(release["checksum"]))
+
+
+def _unpacked_bytes(archive: Path) -> int:
+    """Size of an archive that is not packed any more; counted until it is more than TREE_BYTES.
+
+    :raises AnsibleError: it is not one that hosts can unpack.
+    """
+    for opened in (gzip.open, bz2.open, lzma.open):
+        with suppress(OSError, EOFError, zlib.error, lzma.LZMAError), opened(archive) as stream:
+            size = 0
+            while size <= TREE_BYTES and (part := stream.read(1 << 20)):
+                size += len(part)
+            return size
+    try:
+        tarfile.open(archive, "r:").close()
+    except tarfile.TarError:
+        raise AnsibleError(
+            "llama_release has an archive that cannot be read: give a whole tar archive, packed with gzip, bzip2, xz or not at all"
+        ) from None
+    return archive.stat().st_size

@@ -1,6 +1,7 @@
 """The page that shows a plan to a person."""
 
 import copy
+import re
 from html.parser import HTMLParser
 
 import pytest
@@ -260,6 +261,47 @@ def test_the_page_as_html(pair):
     for part in ("RPC0[192.0.2.11:50052]", "What the network adds", "llama-server", "Advisories"):
         assert part in text
     assert "Refused" not in text
+
+
+EVIL = "<script>alert(1)</script>\"'><b onclick=x>&lt;\n\r\x00\x1b[2J\x7f\x9b\u2028\u202e\ud800"
+
+
+def spoiled(value, keys=()):
+    """A value in which every text ends in what must not reach a page as it is; names stand for the same thing afterwards, too."""
+    if isinstance(value, str):
+        return value + EVIL
+    if isinstance(value, dict):
+        return {
+            name + EVIL if "hosts" in keys[-1:] else name: each
+            if name == "service_manager"
+            else spoiled(each, (*keys, name))
+            for name, each in value.items()
+        }
+    return [spoiled(each, keys) for each in value] if isinstance(value, list) else value
+
+
+def test_nothing_that_a_host_says_becomes_part_of_the_page(pair):
+    pair.hosts["worker2"]["variables"]["llama_backend"] = "cpu"
+    plan = pair.plan()
+    plan["advisories"] = plan["advisories"] or [
+        {
+            "id": "x",
+            "severity": "error",
+            "accepted": False,
+            "host": "head",
+            "message": "m",
+            "remedy": "r",
+            "reference": "f",
+        }
+    ]
+    refused = {"cluster": "test", "reasons": ["no"], "refused": True}
+    for good in (plan, refused):
+        page = html_page.page(spoiled(good), ["  worker1 " + EVIL])
+        assert Tags(page).opened == Tags(html_page.page(good, ["  worker1"])).opened
+        assert "onclick" not in re.sub(r"&[^<]*", "", page)
+        assert all(character.isprintable() or character == "\n" for character in page)
+        assert "&lt;script&gt;" in page
+        page.encode()
 
 
 def test_the_page_of_a_refused_plan_as_html_says_why(pair):

@@ -1,14 +1,22 @@
+import bz2
 import errno
+import gzip
 import hashlib
 import http.server
+import lzma
+import os
+import tarfile
 import threading
+import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from ansible.errors import AnsibleError
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import sources
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import programs, sources
 
-CONTENT = b"an archive"
+CONTENT = bytes(tarfile.BLOCKSIZE)
 SHA = hashlib.sha256(CONTENT).hexdigest()
 
 
@@ -19,7 +27,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def release(**values):
-    return {"source": "archive", "checksum": f"sha256:{SHA}", "commit": "unknown", **values}
+    return {"source": "archive", "ref": "b1", "checksum": f"sha256:{SHA}", "commit": "unknown", **values}
 
 
 def kept(cache):
@@ -93,9 +101,21 @@ def test_a_full_disk_of_the_controller(tmp_path, monkeypatch):
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        self.send_response(200 if self.path == "/a.tar.gz" else 404)
-        self.end_headers()
-        self.wfile.write(CONTENT)
+        with suppress(ConnectionError):
+            if self.path == "/slow-header":
+                self.send_for_ever(b"HTTP/1.0 200 OK\r\nX: ", 0.02)
+            self.send_response(200 if self.path in ("/a.tar.gz", "/slow", "/endless") else 404)
+            self.end_headers()
+            self.wfile.write(CONTENT)
+            if self.path != "/a.tar.gz":
+                self.send_for_ever(b"", {"/slow": 0.02, "/endless": 0.0}.get(self.path))
+
+    def send_for_ever(self, first, pause):
+        self.wfile.write(first)
+        while pause is not None:
+            self.wfile.write(b"x" if pause else b"x" * 65536)
+            self.wfile.flush()
+            time.sleep(pause)
 
     def log_message(self, *_arguments):
         pass
@@ -120,6 +140,93 @@ def test_a_url_that_is_not_there(server):
         sources.fetch(release(url=server + "/other"))
 
 
+@pytest.mark.parametrize("place", ["/slow", "/slow-header"])
+def test_a_server_that_sends_a_byte_now_and_then(server, cache, monkeypatch, place):
+    monkeypatch.setattr(sources, "DOWNLOAD_SECONDS", 0.4)
+    started = time.monotonic()
+    with pytest.raises(
+        AnsibleError, match=r"llama_release has the url .* could not be fetched within 0\.4 s: use another"
+    ):
+        sources.fetch(release(url=server + place))
+    assert time.monotonic() - started < 5
+    assert kept(cache) == []
+
+
+def test_a_server_that_sends_without_an_end(server, cache, monkeypatch):
+    monkeypatch.setattr(sources, "ARCHIVE_BYTES", 1 << 20)
+    with pytest.raises(AnsibleError, match=r"llama_release has the url .* could not be fetched: it has more than"):
+        sources.fetch(release(url=server + "/endless"))
+    assert kept(cache) == []
+
+
+@pytest.mark.parametrize("key", ["path", "patch"])
+@pytest.mark.parametrize(
+    "name, said", [("zero", "not a file"), ("fifo", "not a file"), ("large", "more than"), ("", "not a file")]
+)
+def test_a_file_that_is_none_or_too_large_is_not_read(tmp_path, key, name, said):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    with (tmp_path / "large").open("wb") as large:
+        large.truncate(5 << 30)
+    request = {"source": "archive", "path": str(tmp_path / name), "checksum": f"sha256:{SHA}", "build": 1}
+    if key == "patch":
+        (tmp_path / "a").write_bytes(b"")
+        request.update(path=str(tmp_path / "a"), patches=[str(tmp_path / name)])
+    with pytest.raises(Refusal, match=f"llama_release has the {key} .*cannot be read on the controller .*{said}"):
+        sources.resolve(request, str)
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, bytes])
+def test_an_archive_that_unpacks_without_an_end(tmp_path, cache, monkeypatch, pack):
+    data = pack(bytes(1 << 20))
+    (tmp_path / "a.tar").write_bytes(data)
+    wanted = release(path=str(tmp_path / "a.tar"), checksum=f"sha256:{hashlib.sha256(data).hexdigest()}")
+    monkeypatch.setattr(sources, "TREE_BYTES", (1 << 20) - 1)
+    with pytest.raises(AnsibleError, match=r"llama_release has an archive of more than .* when it is unpacked"):
+        sources.fetch(wanted)
+    assert kept(cache) == []
+    monkeypatch.setattr(sources, "TREE_BYTES", 1 << 20)
+    assert sources.fetch(wanted).changed
+
+
+@pytest.mark.parametrize("data", [b"text", b"PK\x03\x04", b"\x28\xb5\x2f\xfd", gzip.compress(os.urandom(9000))[:5000]])
+def test_an_archive_that_hosts_cannot_unpack(tmp_path, cache, data):
+    (tmp_path / "a.tar").write_bytes(data)
+    with pytest.raises(
+        AnsibleError, match="llama_release has an archive that cannot be read: give a whole tar archive"
+    ):
+        sources.fetch(release(path=str(tmp_path / "a.tar"), checksum=f"sha256:{hashlib.sha256(data).hexdigest()}"))
+    assert kept(cache) == []
+
+
+def test_pip_that_does_not_end(tmp_path, monkeypatch):
+    """It ends with what it has started."""
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\nsleep 60 &\necho $! >{tmp_path}/child\nwait\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sources.sys, "executable", str(program))
+    monkeypatch.setattr(sources, "DOWNLOAD_SECONDS", 0.3)
+    with pytest.raises(AnsibleError, match=r"pip could not fetch .*\(llama_release\) within 0\.3 s: check the network"):
+        sources.fetch({"source": "pypi", "ref": "0.3.36", "version": "0.3.36", "checksum": f"sha256:{SHA}"})
+    child = int((tmp_path / "child").read_text())
+    for _attempt in range(100):
+        if not os.path.exists(f"/proc/{child}") or ") Z " in Path(f"/proc/{child}/stat").read_text():
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail("what pip started still runs")
+
+
+def test_pip_that_fetches_without_an_end(tmp_path, monkeypatch):
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\nexec dd if=/dev/zero of={tmp_path}/large bs=4096 count=1024\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sources.sys, "executable", str(program))
+    monkeypatch.setattr(programs, "FILE_BYTES", 1 << 20)
+    with pytest.raises(AnsibleError, match="pip could not fetch the source archive of llama_release: it has more than"):
+        sources.fetch({"source": "pypi", "ref": "0.3.36", "version": "0.3.36", "checksum": f"sha256:{SHA}"})
+
+
 @pytest.mark.parametrize(
     "stderr, said",
     [
@@ -132,11 +239,12 @@ def test_a_url_that_is_not_there(server):
         ),
         ("ERROR: No matching distribution found", "check the version"),
         ("/usr/bin/python3: No module named pip", "has no pip"),
+        ("ERROR: Could not install: [Errno 28] No space left on device", "does not fit on the controller: the disk of"),
     ],
 )
 def test_pip_that_fails(monkeypatch, stderr, said):
     """What pip says was recorded from pip 23.2."""
     failed = type("Completed", (), {"returncode": 1, "stderr": stderr})()
-    monkeypatch.setattr(sources.subprocess, "run", lambda *_arguments, **_options: failed)
+    monkeypatch.setattr(sources.programs, "run", lambda *_arguments, **_options: failed)
     with pytest.raises(AnsibleError, match=said):
-        sources.fetch({"source": "pypi", "version": "0.3.36", "checksum": f"sha256:{SHA}"})
+        sources.fetch({"source": "pypi", "ref": "0.3.36", "version": "0.3.36", "checksum": f"sha256:{SHA}"})

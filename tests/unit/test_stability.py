@@ -159,4 +159,8 @@ def test_what_needs_root_and_systemd_is_left_out_elsewhere(facts, scope, manager
     facts["head"].update(scope=scope, service_manager=manager)
     host = run(facts)[0]["hosts"]["head"]
     assert (host["host_settings"], host["build_account"]) == (settings, account)
-    assert host["folders"][-1]["owner"] == ("root" if account else None)
+    owner, mode = ("root", "0755") if account else (None, "0700")
+    kept = {folder["path"]: folder for folder in host["folders"]}
+    for path in (host["cache"], host["cache"] + "/sources"):
+        assert kept[path] == {"path": path, "owner": owner, "mode": mode}
+    assert host["folders"][-1]["owner"] == owner

@@ -1,5 +1,6 @@
 """What tasks of roles and playbooks ask of Ansible's own modules."""
 
+import re
 from pathlib import Path
 
 import yaml
@@ -26,6 +27,17 @@ def test_a_list_of_packages_is_asked_for_once_at_least():
     updates = [arguments for arguments in every("ansible.builtin.apt") if arguments.get("update_cache")]
     assert updates
     assert all(arguments.get("update_cache_retries", 5) >= 1 for arguments in updates)
+
+
+def test_pip_takes_what_its_checksum_names_and_runs_nothing_to_build_it():
+    installs = [arguments for arguments in every("ansible.builtin.command") if "pip" in arguments.get("argv", [])]
+    assert installs
+    assert not list(every("ansible.builtin.pip"))
+    for arguments in installs:
+        assert {"--require-hashes", "--only-binary=supervisor", "--requirement=/dev/stdin"} <= set(arguments["argv"])
+        assert re.search(r"==\{\{ \w+ \}\} --hash=sha256:\{\{ \w+ \}\}$", arguments["stdin"])
+    known = yaml.safe_load((ROOT / "roles" / "llama_host" / "vars" / "main.yml").read_text())
+    assert re.fullmatch(r"[0-9a-f]{64}", known["llama_host_supervisor_sha256"])
 
 
 def test_a_run_says_at_its_end_what_it_went_on_without():

@@ -436,5 +436,8 @@ def _folders(facts: Facts, account: str | None, sources: set[str]) -> list[dict[
         (facts.units, None, None),
     ]
     if sources != {"package"}:
-        paths += [(facts.cache, root, "0755"), (facts.cache + "/sources", root, "0755")]
+        mode = (
+            "0755" if account else "0700"
+        )  # the controller's own cache, which is private, where it is this account's host
+        paths += [(facts.cache, root, mode), (facts.cache + "/sources", root, mode)]
     return [{"path": path, "owner": owner, "mode": mode} for path, owner, mode in paths]
