@@ -1,9 +1,11 @@
 """What an operator or a host says reaches no command, definition or screen unless it can stand there."""
 
 import datetime
+from unittest import mock
 
 import pytest
 from ansible.errors import AnsibleActionFail
+from ansible_collections.llamacpp.cluster.plugins.action import plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry
@@ -329,3 +331,23 @@ def test_what_the_head_says_of_its_model_is_not_believed(pair, model):
     pair.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_path="/srv/x.gguf")
     pair.model = model
     assert "llama_model_path is '/srv/x.gguf', " in pair.reason()
+
+
+@pytest.mark.parametrize("page", [True, False])
+def test_a_refusal_is_shown_once(monkeypatch, page):
+    """The page of playbooks/plan.yml says why, so the error after it does not; without a page the error does."""
+    shown = []
+    monkeypatch.setattr("ansible.utils.display.Display.display", lambda _display, text, *_arguments: shown.append(text))
+    own = {"ansible_host": "192.0.2.1", "llama_hardware": {"memory_mib": 1000}, "llama_server_port": 0}
+    task_vars = {
+        "groups": {"llama_cluster": ["a"], "llama_head": ["a"]},
+        "hostvars": {"a": own},
+        "inventory_hostname": "a",
+    }
+    task = mock.Mock(args={"page": page}, async_val=0)
+    module = plan.ActionModule(task, *(mock.Mock() for _number in range(5)))
+    monkeypatch.setattr(module, "_look_up_releases", lambda cluster, *_arguments: cluster)
+    own["llama_model_known_answer"] = {}
+    result = module.run(task_vars=task_vars)
+    assert result["failed"]
+    assert [text.count("llama_server_port is 0") for text in (*shown, result["msg"])] == ([1, 0] if page else [1])
