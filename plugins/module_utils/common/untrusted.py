@@ -77,8 +77,9 @@ def _below(place: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def _why_name(name: Any) -> str:
     """What is wrong with a name in a mapping; nothing where it is right."""
-    right = isinstance(name, (str, int)) and not _why(name)
-    return "" if right else f"has the name {show(name)}: use letters, digits and _"
+    right = isinstance(name, str) and not _why(name)
+    shown = show(name) if isinstance(name, str) else repr(show(name))
+    return "" if right else f"has the name {shown}: use letters, digits and _, and quotes around a number"
 
 
 def _why(value: Any) -> str:
