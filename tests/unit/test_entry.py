@@ -1,6 +1,7 @@
 """What an operator or a host says reaches no command, definition or screen unless it can stand there."""
 
 import datetime
+import time
 from unittest import mock
 
 import pytest
@@ -140,6 +141,15 @@ def test_a_secret_in_a_url_is_refused_and_not_repeated(local, variable, value, u
 )
 def test_a_url_without_a_secret(url):
     assert untrusted.problem("llama_release", url) is None
+
+
+@pytest.mark.parametrize("part", ["://", "https://", ":", "://:", "?token", "https://a?", "a", ";x"])
+def test_a_long_text_is_read_in_no_time(part):
+    """A text of 64 kB took four seconds where each beginning of a URL was followed to the end."""
+    text = "https://" + part * (65000 // len(part))
+    started = time.process_time()
+    assert not untrusted.has_secret(text)
+    assert time.process_time() - started < 1
 
 
 @pytest.mark.parametrize("arguments", [["{} SECRET"], ["{}", "SECRET"], ["{}=SECRET"]], ids=["one", "two", "equals"])
