@@ -1,6 +1,7 @@
 """What an operator or a host says reaches no command, definition or screen unless it can stand there."""
 
 import datetime
+import json
 import time
 from unittest import mock
 
@@ -10,6 +11,7 @@ from ansible_collections.llamacpp.cluster.plugins.action import plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import refused
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 
 CHARACTERS = ["\n", "\r", "\t", "\0", "\x1b", "\x7f", "\x85", "\u2028", "\u2029", "\u202e", "\ud800"]
@@ -84,14 +86,15 @@ def test_names_of_hosts_and_clusters(pair, name):
 
 
 def test_the_name_of_a_cluster(local):
-    with pytest.raises(Refusal, match=r"the cluster has the name 'a\\x1bb' in the inventory"):
+    with pytest.raises(Refusal, match=r"the cluster has the name 'a\\x1bb' in the inventory") as raised:
         entry.read("a\x1bb", local.hosts)
+    assert refused("a\x1bb", raised.value)["cluster"] == r"a\x1bb"
 
 
 def test_ansibles_messages_repeat_no_control_character():
     own = {"llama_server_flash_attention": "on\x1b[2J"}
     task_vars = {"groups": {"llama_cluster": ["a"], "llama_head": ["a"]}, "hostvars": {"a": own}}
-    with pytest.raises(AnsibleActionFail) as raised:
+    with pytest.raises(Refusal) as raised:
         inventory.hosts(task_vars)
     assert "llama_server_flash_attention is 'on\\x1b[2J', which has a line break" in str(raised.value)
     assert "\x1b" not in str(raised.value)
@@ -347,7 +350,7 @@ def test_what_the_head_says_of_its_model_is_not_believed(pair, model):
 def test_a_number_as_the_name_of_a_setting():
     """Ansible's own validation fails with a TypeError there."""
     own = {"llama_links": {0: "x"}}
-    with pytest.raises(AnsibleActionFail, match="llama_links has the name '0': use letters"):
+    with pytest.raises(Refusal, match="llama_links has the name '0': use letters"):
         inventory.hosts({"groups": {"llama_cluster": ["a"], "llama_head": ["a"]}, "hostvars": {"a": own}})
 
 
@@ -362,21 +365,24 @@ def test_a_package_of_a_distribution_that_has_none(pair):
     assert "the collection knows no package of llama.cpp for fedora of worker1: use source: pypi" in pair.reason()
 
 
+@pytest.mark.parametrize("variable, value", [("llama_server_port", 0), ("llama_server_host", "a\x1b")])
 @pytest.mark.parametrize("page", [True, False])
-def test_a_refusal_is_shown_once(monkeypatch, page):
+def test_a_refusal_is_shown_once_and_written(monkeypatch, tmp_path, page, variable, value):
     """The page of playbooks/plan.yml says why, so the error after it does not; without a page the error does."""
     shown = []
     monkeypatch.setattr("ansible.utils.display.Display.display", lambda _display, text, *_arguments: shown.append(text))
-    own = {"ansible_host": "192.0.2.1", "llama_hardware": {"memory_mib": 1000}, "llama_server_port": 0}
+    own = {"ansible_host": "192.0.2.1", "llama_hardware": {"memory_mib": 1000}, variable: value}
     task_vars = {
         "groups": {"llama_cluster": ["a"], "llama_head": ["a"]},
         "hostvars": {"a": own},
         "inventory_hostname": "a",
     }
-    task = mock.Mock(args={"page": page}, async_val=0)
+    path = tmp_path / "plan.json"
+    task = mock.Mock(args={"page": page, "path": str(path)}, async_val=0)
     module = plan.ActionModule(task, *(mock.Mock() for _number in range(5)))
     monkeypatch.setattr(module, "_look_up_releases", lambda cluster, *_arguments: cluster)
     own["llama_model_known_answer"] = {}
     result = module.run(task_vars=task_vars)
     assert result["failed"]
-    assert [text.count("llama_server_port is 0") for text in (*shown, result["msg"])] == ([1, 0] if page else [1])
+    assert json.loads(path.read_text())["reasons"][0].startswith(f"{variable} is {value!r}")
+    assert [text.count(f"{variable} is {value!r}") for text in (*shown, result["msg"])] == ([1, 0] if page else [1])
