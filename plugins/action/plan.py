@@ -83,15 +83,16 @@ class ActionModule(ActionBase):
                 "html": {"type": "path"},
             }
         )
-        name, hosts = inventory.hosts(task_vars, arguments["facts"], inventory.of_play(task_vars))
+        of_play = inventory.of_play(task_vars)
         digest = hashlib.sha256(b"".join(path.read_bytes() for path in RUNTIME_FILES)).hexdigest()[:12]
         staging = arguments["staging"]
         try:
+            name, hosts = inventory.hosts(task_vars, arguments["facts"], of_play)
             catalogue = entry.catalogue(inventory.packages())
             cluster = self._look_up_releases(entry.read(name, hosts), catalogue, task_vars)
             plan = cluster_plan.make(cluster, arguments["model"] or {}, catalogue, digest, staging)
         except Refusal as refusal:
-            plan = cluster_plan.refused(name, refusal)
+            plan = cluster_plan.refused(inventory.cluster_of(task_vars), refusal)
         if not plan["refused"]:
             complete(plan)
             keep_facts(plan, cluster)

@@ -16,7 +16,6 @@ import yaml
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry
 
 ROLES = Path(__file__).resolve().parents[2] / "roles"
@@ -79,10 +78,7 @@ def truths(given: Any, spec: dict[str, dict]) -> Iterator[str]:
 
 def _variables(name: str, hostvars: Any, spec: dict[str, dict]) -> dict:
     given = {variable: hostvars[variable] for variable in spec if hostvars.get(variable) is not None}
-    try:
-        entry.check(name, given)
-    except Refusal as refusal:
-        raise AnsibleActionFail(f"{refusal}.") from None
+    entry.check(name, given)
     for variable, value in given.items():
         if spec[variable]["type"] == "dict" and not isinstance(value, (dict, str)):
             raise AnsibleActionFail(
@@ -149,6 +145,11 @@ def _entry(value: Any, name: str) -> Any:
     return value.get(name) if isinstance(value, Mapping) else None
 
 
+def cluster_of(task_vars: Mapping[str, Any]) -> str:
+    """Name of the group with the cluster's hosts."""
+    return task_vars.get("llama_cluster_group") or CLUSTER_GROUP
+
+
 def hosts(
     task_vars: dict, answers: dict[str, dict] | None = None, of_all: Collection[str] = ()
 ) -> tuple[str, dict[str, dict]]:
@@ -156,9 +157,11 @@ def hosts(
 
     :param answers: host → what host_info returned there. Of any other host the facts are those that the last run left on the head.
     :param of_all: names of variables that are set for all hosts at once, of of_play.
+    :raises AnsibleActionFail: groups or types are wrong.
+    :raises Refusal: no plan can hold a value.
     """
     groups, hostvars = task_vars["groups"], task_vars["hostvars"]
-    cluster = task_vars.get("llama_cluster_group") or CLUSTER_GROUP
+    cluster = cluster_of(task_vars)
     if cluster not in groups:
         raise AnsibleActionFail(
             f"The inventory has no group {cluster!r}: put the cluster's hosts into it, or set llama_cluster_group to the right group."

@@ -1,12 +1,17 @@
 """What an operator or a host says reaches no command, definition or screen unless it can stand there."""
 
 import datetime
+import json
+import time
+from unittest import mock
 
 import pytest
 from ansible.errors import AnsibleActionFail
+from ansible_collections.llamacpp.cluster.plugins.action import plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import refused
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 
 CHARACTERS = ["\n", "\r", "\t", "\0", "\x1b", "\x7f", "\x85", "\u2028", "\u2029", "\u202e", "\ud800"]
@@ -46,7 +51,8 @@ def test_a_control_character_is_refused_by_the_name_of_its_variable(local, varia
     [
         ("llama_server_environment", {"A\x1b": 1}, r"llama_server_environment has the name 'A\x1b': use letters"),
         ("llama_build_cmake_options", {"A\r": 1}, r"llama_build_cmake_options has the name 'A\r': use letters"),
-        ("llama_release", {None: 1}, "llama_release has the name None: use letters"),
+        ("llama_release", {None: 1}, "llama_release has the name 'None': use letters"),
+        ("llama_build_cmake_options", {1: 2}, "llama_build_cmake_options has the name '1': use letters"),
         ("llama_release", {"source": "pypi", "version": datetime.date(2026, 1, 2)}, "llama_release.version is a date"),
         (
             "llama_model_gguf_summary",
@@ -80,14 +86,15 @@ def test_names_of_hosts_and_clusters(pair, name):
 
 
 def test_the_name_of_a_cluster(local):
-    with pytest.raises(Refusal, match=r"the cluster has the name 'a\\x1bb' in the inventory"):
+    with pytest.raises(Refusal, match=r"the cluster has the name 'a\\x1bb' in the inventory") as raised:
         entry.read("a\x1bb", local.hosts)
+    assert refused("a\x1bb", raised.value)["cluster"] == r"a\x1bb"
 
 
 def test_ansibles_messages_repeat_no_control_character():
     own = {"llama_server_flash_attention": "on\x1b[2J"}
     task_vars = {"groups": {"llama_cluster": ["a"], "llama_head": ["a"]}, "hostvars": {"a": own}}
-    with pytest.raises(AnsibleActionFail) as raised:
+    with pytest.raises(Refusal) as raised:
         inventory.hosts(task_vars)
     assert "llama_server_flash_attention is 'on\\x1b[2J', which has a line break" in str(raised.value)
     assert "\x1b" not in str(raised.value)
@@ -137,6 +144,15 @@ def test_a_secret_in_a_url_is_refused_and_not_repeated(local, variable, value, u
 )
 def test_a_url_without_a_secret(url):
     assert untrusted.problem("llama_release", url) is None
+
+
+@pytest.mark.parametrize("part", ["://", "https://", ":", "://:", "?token", "https://a?", "a", ";x"])
+def test_a_long_text_is_read_in_no_time(part):
+    """A text of 64 kB took four seconds where each beginning of a URL was followed to the end."""
+    text = "https://" + part * (65000 // len(part))
+    started = time.process_time()
+    assert not untrusted.has_secret(text)
+    assert time.process_time() - started < 1
 
 
 @pytest.mark.parametrize("arguments", [["{} SECRET"], ["{}", "SECRET"], ["{}=SECRET"]], ids=["one", "two", "equals"])
@@ -329,3 +345,44 @@ def test_what_the_head_says_of_its_model_is_not_believed(pair, model):
     pair.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_path="/srv/x.gguf")
     pair.model = model
     assert "llama_model_path is '/srv/x.gguf', " in pair.reason()
+
+
+def test_a_number_as_the_name_of_a_setting():
+    """Ansible's own validation fails with a TypeError there."""
+    own = {"llama_links": {0: "x"}}
+    with pytest.raises(Refusal, match="llama_links has the name '0': use letters"):
+        inventory.hosts({"groups": {"llama_cluster": ["a"], "llama_head": ["a"]}, "hostvars": {"a": own}})
+
+
+def test_a_package_of_a_distribution_that_has_none(pair):
+    pair.hosts["worker1"]["facts"].update(
+        distribution={"id": "fedora", "version": "43", "family": "redhat"},
+        packaged={"version": "0.7.0", "installed": []},
+    )
+    for host in pair.hosts.values():
+        host["variables"]["llama_release"] = {"source": "package"}
+        host["facts"].setdefault("packaged", {"version": "0.7.0", "installed": []})
+    assert "the collection knows no package of llama.cpp for fedora of worker1: use source: pypi" in pair.reason()
+
+
+@pytest.mark.parametrize("variable, value", [("llama_server_port", 0), ("llama_server_host", "a\x1b")])
+@pytest.mark.parametrize("page", [True, False])
+def test_a_refusal_is_shown_once_and_written(monkeypatch, tmp_path, page, variable, value):
+    """The page of playbooks/plan.yml says why, so the error after it does not; without a page the error does."""
+    shown = []
+    monkeypatch.setattr("ansible.utils.display.Display.display", lambda _display, text, *_arguments: shown.append(text))
+    own = {"ansible_host": "192.0.2.1", "llama_hardware": {"memory_mib": 1000}, variable: value}
+    task_vars = {
+        "groups": {"llama_cluster": ["a"], "llama_head": ["a"]},
+        "hostvars": {"a": own},
+        "inventory_hostname": "a",
+    }
+    path = tmp_path / "plan.json"
+    task = mock.Mock(args={"page": page, "path": str(path)}, async_val=0)
+    module = plan.ActionModule(task, *(mock.Mock() for _number in range(5)))
+    monkeypatch.setattr(module, "_look_up_releases", lambda cluster, *_arguments: cluster)
+    own["llama_model_known_answer"] = {}
+    result = module.run(task_vars=task_vars)
+    assert result["failed"]
+    assert json.loads(path.read_text())["reasons"][0].startswith(f"{variable} is {value!r}")
+    assert [text.count(f"{variable} is {value!r}") for text in (*shown, result["msg"])] == ([1, 0] if page else [1])

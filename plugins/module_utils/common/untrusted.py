@@ -20,11 +20,16 @@ LARGEST = 1 << 53
 """Whole numbers up to here are the same in JSON everywhere."""
 SHOWN = 60
 """Characters of a value in a message."""
-SECRET_IN_URL = re.compile(
-    r"https?://[^/\s]*@|://[^/@\s]*:[^/@\s]*@"
-    r"|://\S*[?&;](?:[\w.-]*(?:token|secret|password|passwd|signature|credential|key|keyid)|sig|auth|pass|pwd)=",
-    re.IGNORECASE,
+SECRET_USER = re.compile(r"https?://[^/\s]*@|://[^/@\s:]*:[^/@\s]*@", re.IGNORECASE)
+SECRET_PARAMETER = re.compile(
+    r"[?&;](?:[\w.-]*(?:token|secret|password|passwd|signature|credential|key|keyid)|sig|auth|pass|pwd)=", re.IGNORECASE
 )
+
+
+def has_secret(text: str) -> bool:
+    """Whether a URL in a text has a password or a token."""
+    urls = [word for word in text.split() if "://" in word]
+    return any(SECRET_USER.search(url) or SECRET_PARAMETER.search(url) for url in urls)
 
 
 def show(value: Any) -> str:
@@ -77,8 +82,9 @@ def _below(place: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def _why_name(name: Any) -> str:
     """What is wrong with a name in a mapping; nothing where it is right."""
-    right = isinstance(name, (str, int)) and not _why(name)
-    return "" if right else f"has the name {show(name)}: use letters, digits and _"
+    right = isinstance(name, str) and not _why(name)
+    shown = show(name) if isinstance(name, str) else repr(show(name))
+    return "" if right else f"has the name {shown}: use letters, digits and _, and quotes around a number"
 
 
 def _why(value: Any) -> str:
@@ -88,7 +94,7 @@ def _why(value: Any) -> str:
             return f"has {len(value)} characters: use {LONGEST} or fewer"
         if not is_plain(value):
             return f"is {show(value)}, which has a line break or another control character: remove it"
-        if SECRET_IN_URL.search(value):
+        if has_secret(value):
             return (
                 "has a password or a token in its URL, which plans and logs would show: remove it. git takes it from its credential store on "
                 "the controller; fetch any other file yourself, and give its path"

