@@ -64,6 +64,7 @@ detail:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import links
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures
 
 
 def main():
@@ -80,10 +81,8 @@ def main():
         module.exit_json(
             changed=False, mbit_per_second=None, round_trip_ms=None, detail="not measured: this is check mode"
         )
-    try:
+    with failures.reported(module, ValueError):
         measured = links.measure(**module.params)
-    except ValueError as error:
-        module.fail_json(msg=str(error))
     module.exit_json(changed=False, **measured)
 
 

@@ -219,7 +219,7 @@ def test_one_that_failed_is_stopped_before_it_starts(tmp_path, monkeypatch, name
 
 def test_a_folder_that_cannot_be_written(machine):
     (machine.folder / "units" / machine.manager.path(WORKER).name).mkdir()
-    with pytest.raises(services.ServiceError, match=r"Is a directory.* Fix what it names on the host"):
+    with pytest.raises(OSError, match=rf"Is a directory.*{WORKER}"):
         machine.apply(WORKER)
 
 

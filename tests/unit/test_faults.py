@@ -1,0 +1,331 @@
+"""Each change that a run makes on a host fails once, on a full, read-only or broken disk, without the right, or since the run is killed.
+The next run brings what an undisturbed one brings, and the one after it changes nothing."""
+
+import errno
+import itertools
+import json
+import os
+import re
+import stat
+from pathlib import Path
+
+import faults
+import pytest
+import test_firewall
+import test_links
+import test_services
+import test_tuning
+from ansible.module_utils.testing import patch_module_args
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall, services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, failures, files
+from ansible_collections.llamacpp.cluster.plugins.modules import firewall as firewall_module
+from ansible_collections.llamacpp.cluster.plugins.modules import (
+    gguf_info,
+    host_info,
+    link,
+    link_speed,
+    release,
+    rpc_info,
+    service,
+    verify,
+)
+from ansible_collections.llamacpp.cluster.plugins.modules import tuning as tuning_module
+from test_services import HEAD, OTHER, WORKER
+
+KINDS = pytest.mark.parametrize("kind", faults.KINDS)
+
+
+def failed_runs(broken, make, run, state, expected):
+    """Repeats a run in which one change more succeeds each time, until all do. Each time, the run after it, with the fault gone, has to
+    bring the state that an undisturbed run brings, and the one after that must change nothing.
+
+    :param make: a new host, from the number of the try.
+    :param run: does the work on it; returns whether it changed something.
+    :param state: of the host, to be compared with ``expected``.
+    :returns: how many runs failed.
+    """
+    for number in itertools.count(1):
+        host = make(number)
+        broken.at, broken.count, said = number, 0, []
+        try:
+            run(host)
+        except faults.Killed:
+            pass
+        except OSError as error:
+            said.append(error)
+        reached = broken.count >= number
+        broken.at = None
+        remedy = r"\. [A-Z].*(run the playbook again|\(become\))"
+        assert all(re.match(f"^/.*: {error.strerror}{remedy}", failures.sentence(error)) for error in said)
+        if not reached:
+            return number - 1
+        run(host)
+        assert state(host) == expected, f"after change {number}"
+        assert not run(host), f"after change {number}"
+
+
+# -------------------------------------------------------------------------------------------------------------- services
+
+
+def with_old_services(root, name, monkeypatch):
+    """A host on which a head and a worker run by an old definition, and a worker that is not planned any more."""
+    root.mkdir()
+    machine = test_services.machine_with(name, root, monkeypatch)
+    machine.apply(*(test_services.defined(each, f"{each} 0") for each in (HEAD, WORKER, OTHER)))
+    return machine
+
+
+def of_services(machine):
+    left_out = ("calls", "events", "known", "loaded")
+    return faults.tree(machine.folder, *left_out)
+
+
+def renew(machine):
+    return bool(machine.apply(HEAD, WORKER, remove=[OTHER]))
+
+
+@pytest.mark.parametrize(
+    "name, kind",
+    [
+        *((name, kind) for name in services.CLASSES for kind in ("full disk", "killed")),
+        *(("launchd", kind) for kind in faults.KINDS if kind not in ("full disk", "killed")),
+    ],
+)
+def test_services_after_a_fault(tmp_path, monkeypatch, name, kind):
+    whole = with_old_services(tmp_path / "whole", name, monkeypatch)
+    renew(whole)
+    expected = of_services(whole)
+    monkeypatch.setattr(commands, "SEARCH", commands.SEARCH.split(":", 1)[1])
+    broken = faults.Faults(monkeypatch, kind, tmp_path)
+    monkeypatch.setattr(commands, "run", broken.command(commands.run))
+
+    def make(number):
+        return with_old_services(tmp_path / str(number), name, monkeypatch)
+
+    assert failed_runs(broken, make, renew, of_services, expected) > 1
+
+
+# ----------------------------------------------------------------------------------------------------------------- links
+
+PLANNED = [test_links.link(), test_links.link(interface="eth2", address="10.98.0.12/24", mtu=None)]
+machine, any_manager = test_links.machine, test_links.any_manager
+
+
+@KINDS
+def test_links_after_a_fault(any_manager, tmp_path, monkeypatch, kind):
+    kept = any_manager.__dict__
+
+    def make(number):
+        """A host that has a link which is not planned any more, and another address on one that is."""
+        host = test_links.Machine(tmp_path / str(number))
+        for name in ("manager", "netplan_renders"):
+            setattr(host, name, kept[name])
+        if kept["kind"] == "netplan":
+            host.write("etc/netplan/10-lan.yaml", "network:\n  ethernets:\n    eth0: {dhcp4: true}\n")
+        host.add("eth2").add("eth3")
+        host.apply(test_links.link(address="10.99.0.13/24"), test_links.link(interface="eth3", address="10.97.0.12/24"))
+        return host
+
+    def run(host):
+        before, after = host.apply(*PLANNED)
+        return before != after
+
+    def state(host):
+        return faults.tree(host.root / "etc"), {name: sorted(held) for name, held in host.addresses.items()}
+
+    whole = make("whole")
+    run(whole)
+    broken = faults.Faults(monkeypatch, kind, *(tmp_path / str(number) / "etc" for number in range(1, 99)))
+    monkeypatch.setattr(test_links.Machine, "run", broken.command(test_links.Machine.run))
+    assert failed_runs(broken, make, run, state, state(whole)) > 1
+
+
+# ---------------------------------------------------------------------------------------------------------------- tuning
+
+
+@KINDS
+@pytest.mark.parametrize("name", test_tuning.KINDS)
+def test_kernel_parameters_after_a_fault(tmp_path, monkeypatch, name, kind):
+    def make(number):
+        (tmp_path / str(number)).mkdir()
+        host = test_tuning.KINDS[name](tmp_path / str(number))
+        host.apply(test_tuning.OTHER)
+        host.restart("amdgpu.gttsize=100000 ttm.pages_limit=25600000")
+        return host
+
+    def run(host):
+        return host.apply()["changed"]
+
+    whole = make("whole")
+    run(whole)
+    kept = [tmp_path / str(number) / folder for number in range(1, 99) for folder in ("etc", "var", "run")]
+    broken = faults.Faults(monkeypatch, kind, *kept)
+    monkeypatch.setattr(test_tuning.Machine, "run", broken.command(test_tuning.Machine.run))
+
+    def state(host):
+        return faults.tree(host.root), host.entries
+
+    assert failed_runs(broken, make, run, state, state(whole)) > 1
+
+
+# -------------------------------------------------------------------------------------------------------------- firewall
+
+
+def nftables(root):
+    """nftables that has the rules that it is given, and no others."""
+    held = {}
+
+    def ruleset(line):
+        if "--json" not in line:
+            return ""
+        chain = {"family": "inet", "table": "llamacpp", "chain": "input", "expr": []}
+        rules = [{"rule": {**chain, "comment": comment}} for comment in held.get("rules", [])]
+        return test_firewall.json.dumps({"nftables": rules})
+
+    host = test_firewall.Host(root, "nftables", programs=["nft"], nft=ruleset)
+    host.path("/etc/systemd/system/nftables.service.wants").mkdir(parents=True)
+
+    def run(argv, text="", may_fail=False):
+        if argv == ["nft", "-f", "-"]:
+            held["rules"] = re.findall(r"^\t\t.* comment (\S+)$", text, re.MULTILINE)
+        if argv[:2] == ["systemctl", "enable"]:
+            host.on = ("nftables", firewall.UNIT)
+            link = host.path(firewall.Nftables.link)
+            link.unlink(missing_ok=True)
+            link.symlink_to("../" + firewall.UNIT)
+        return test_firewall.Host.run(host, argv, text, may_fail)
+
+    host.run, host.held = run, held
+    return host
+
+
+def firewalld(root):
+    """firewalld with one zone."""
+    held = {"rules": []}
+
+    def answer(line):
+        for verb, rule in re.findall(r"--(add|remove)-rich-rule=(.*)\'$", line):
+            held["rules"] = [known for known in held["rules"] if known != rule] + [rule] * (verb == "add")
+        if "all-zones" in line:
+            return "public (default, active)\n" + "".join(f"\t{rule}\n" for rule in held["rules"])
+        return ""
+
+    host = test_firewall.Host(root, "firewalld", programs=["firewall-cmd"], firewall_cmd=answer)
+    host.path("/etc/firewalld/policies").mkdir(parents=True)
+    host.held = held
+    return host
+
+
+@KINDS
+@pytest.mark.parametrize("kept", [nftables, firewalld])
+def test_the_firewall_after_a_fault(tmp_path, monkeypatch, kept, kind):
+    def apply(host, rules):
+        before, after = firewall.apply(kept.__name__, rules, check=False, system=host)
+        return before != after
+
+    def make(number):
+        host = kept(tmp_path / str(number))
+        apply(host, [test_firewall.rule(50061)])
+        host.run = broken.command(host.run)
+        return host
+
+    def run(host):
+        return apply(host, test_firewall.BOTH)
+
+    def state(host):
+        return faults.tree(host.root), host.held
+
+    kept_folders = [tmp_path / str(number) for number in range(1, 99)]
+    broken = faults.Faults(monkeypatch, kind, *kept_folders)
+    whole = make("whole")
+    run(whole)
+    assert failed_runs(broken, make, run, state, state(whole)) > 0
+
+
+# ------------------------------------------------------------------------------------------------------ files and modules
+
+
+def test_a_file_is_on_the_disk_before_it_takes_its_place(tmp_path, monkeypatch):
+    done = []
+    fsync, replace = os.fsync, os.replace
+
+    def synced(descriptor):
+        done.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        fsync(descriptor)
+
+    def replaced(*paths):
+        done.append("replace")
+        replace(*paths)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", replaced)
+    files.replace_file(tmp_path / "unit", "text", 0o640)
+    assert done == ["file", "replace", "folder"]
+    assert faults.tree(tmp_path) == {"unit": (0o640, b"text")}
+
+
+@pytest.mark.parametrize("number", failures.REMEDIES)
+def test_an_error_names_its_path_the_file_system_and_a_remedy(tmp_path, number):
+    said = failures.sentence(OSError(number, os.strerror(number), str(tmp_path / "no" / "file")))
+    mount = failures.file_system(str(tmp_path))
+    assert os.path.ismount(mount)
+    assert said.startswith(f"{tmp_path}/no/file: {os.strerror(number)}. ")
+    assert (f" {mount}" in said) == (number not in (errno.EACCES, errno.EPERM))
+    assert "{" not in said
+    if number == errno.ENOSPC:
+        assert re.search(rf" on {mount} \(\d+ MiB( and room for \d+ files)? left\) and run the playbook again\.$", said)
+
+
+def test_an_error_without_a_path(tmp_path):
+    said = failures.sentence(OSError(errno.EIO, "Input/output error"), str(tmp_path), str(tmp_path))
+    assert said.startswith(
+        f"Input/output error. See dmesg for what is wrong with the disk of {failures.file_system(str(tmp_path))}, and "
+    )
+    assert failures.sentence(OSError("odd")) == "odd. Fix that on the host and run the playbook again."
+
+
+def test_a_file_system_that_does_not_answer(tmp_path, monkeypatch):
+    def stale(path):
+        raise OSError(errno.ESTALE, "Stale file handle", path)
+
+    monkeypatch.setattr(os, "statvfs", stale)
+    assert " on / and run" in failures.sentence(OSError(errno.ENOSPC, "No space left on device", "/"))
+
+
+EMPTY = {"service_manager": "launchd", "scope": "system", "prefix": "/p", "units": "/u"}
+MODULES = {
+    firewall_module: ((firewall, "apply"), {"rules": []}),
+    gguf_info: ((gguf_info.gguf, "read_path"), {"path": "/m.gguf"}),
+    host_info: ((host_info.host, "facts"), {}),
+    link: ((link.links, "apply"), {"links": []}),
+    link_speed: ((link_speed.links, "measure"), {"address": "192.0.2.1"}),
+    release: ((release.state, "unneeded_releases"), {"state": "pruned", "host": {"builds": []}}),
+    rpc_info: ((rpc_info.rpc, "probe"), {"address": "192.0.2.1", "port": 50052}),
+    service: ((services, "apply"), {"host": EMPTY}),
+    tuning_module: ((tuning_module.tuning, "apply"), {"parameters": {}}),
+    verify: ((verify.verification, "collect"), {"plan": {}}),
+}
+"""Module → what does its work, and arguments."""
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
+def test_a_module_ends_with_a_sentence(capsys, monkeypatch, module):
+    (place, name), arguments = MODULES[module]
+
+    def fail(*_arguments, **_named):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "/proc/1/fd")
+
+    monkeypatch.setattr(place, name, fail)
+    with patch_module_args(arguments), pytest.raises(SystemExit):
+        module.main()
+    said = json.loads(capsys.readouterr().out)
+    assert said["failed"]
+    assert re.search(r"/proc/1/fd.*Input/output error|Input/output error.*/proc/1/fd", said["msg"])
+    assert said["msg"].endswith(".")
+
+
+def test_every_module_that_runs_on_hosts_is_tried():
+    folder = Path(service.__file__).parent
+    assert {path.stem for path in folder.glob("*.py") if "def main()" in path.read_text()} == {
+        module.__name__.rpartition(".")[2] for module in MODULES
+    }
