@@ -7,6 +7,7 @@ import json
 import os
 import re
 import stat
+import tarfile
 from pathlib import Path
 
 import faults
@@ -16,7 +17,7 @@ import test_links
 import test_services
 import test_tuning
 from ansible.module_utils.testing import patch_module_args
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall, services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, firewall, services, stored
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, failures, files
 from ansible_collections.llamacpp.cluster.plugins.modules import firewall as firewall_module
 from ansible_collections.llamacpp.cluster.plugins.modules import (
@@ -35,13 +36,14 @@ from test_services import HEAD, OTHER, WORKER
 KINDS = pytest.mark.parametrize("kind", faults.KINDS)
 
 
-def failed_runs(broken, make, run, state, expected):
+def failed_runs(broken, make, run, state, expected, *place):
     """Repeats a run in which one change more succeeds each time, until all do. Each time, the run after it, with the fault gone, has to
     bring the state that an undisturbed run brings, and the one after that must change nothing.
 
     :param make: a new host, from the number of the try.
     :param run: does the work on it; returns whether it changed something.
     :param state: of the host, to be compared with ``expected``.
+    :param place: where it works, for errors that name no path.
     :returns: how many runs failed.
     """
     for number in itertools.count(1):
@@ -56,7 +58,8 @@ def failed_runs(broken, make, run, state, expected):
         reached = broken.count >= number
         broken.at = None
         remedy = r"\. [A-Z].*(run the playbook again|\(become\))"
-        assert all(re.match(f"^/.*: {error.strerror}{remedy}", failures.sentence(error)) for error in said)
+        path = r"(\S+: )?" if place else r"/.*: "
+        assert all(re.match(f"^{path}{error.strerror}{remedy}", failures.sentence(error, *place)) for error in said)
         if not reached:
             return number - 1
         run(host)
@@ -281,6 +284,11 @@ def test_an_error_without_a_path(tmp_path):
     assert said.startswith(
         f"Input/output error. See dmesg for what is wrong with the disk of {failures.file_system(str(tmp_path))}, and "
     )
+    relative = failures.sentence(OSError(errno.EIO, "Input/output error", "bin"), "/")
+    assert (
+        relative
+        == "bin: Input/output error. See dmesg for what is wrong with the disk of /, and run the playbook again when it works."
+    )
     assert failures.sentence(OSError("odd")) == "odd. Fix that on the host and run the playbook again."
 
 
@@ -329,3 +337,88 @@ def test_every_module_that_runs_on_hosts_is_tried():
     assert {path.stem for path in folder.glob("*.py") if "def main()" in path.read_text()} == {
         module.__name__.rpartition(".")[2] for module in MODULES
     }
+
+
+# -------------------------------------------------------------------------------------------------------------- releases
+
+PROGRAM = "#!/bin/sh\necho usage: --rpc\n"
+TARGETS = ["ggml-rpc-server", "llama-server"]
+
+
+def run_logged(builder, step, _argv):
+    """What cmake and tar would make, with a line in the log."""
+    made = {"unpack": ["source/CMakeLists.txt"], "compile": [f"build/bin/{name}" for name in TARGETS]}
+    with builder.log.open("ab") as log:
+        log.write(f"== {step}\n".encode())
+    for name in made.get(step, []):
+        (builder.work / name).parent.mkdir(parents=True, exist_ok=True)
+        (builder.work / name).write_text(PROGRAM)
+    return 0, []
+
+
+def compiled(root, archive):
+    build = {"id": "new", "cmake_options": {}, "environment": {}, "targets": TARGETS}
+    source = {"archive": str(archive), "sha256": stored.sha256(archive), "member": "", "commit": "a1", "number": 7}
+    return building.Builder(str(root / "prefix"), str(root / "cache"), build, {**source, "patches": []}, None).install()
+
+
+def unpacked(root, archive):
+    build = {"id": "new", "cmake_options": {}, "environment": {}, "targets": TARGETS}
+    source = {"archive": str(archive), "sha256": stored.sha256(archive), "commit": "a1", "number": 7}
+    if not stored.installed(root / "prefix/releases/new"):
+        building.Installer(str(root / "prefix"), build, None).unpack(source)
+
+
+def packed(root, archive):
+    compiled(root / "builder", archive)
+    build = {"id": "new", "cmake_options": {}, "environment": {}, "targets": TARGETS}
+    if not stored.installed(root / "prefix/releases/new"):
+        path = building.pack(str(root / "builder/prefix"), str(root / "cache"), build)
+        building.Installer(str(root / "prefix"), build, None).receive(path)
+
+
+@KINDS
+@pytest.mark.parametrize("install", [compiled, unpacked, packed])
+def test_a_release_after_a_fault(tmp_path, monkeypatch, untried, install, kind):
+    monkeypatch.setattr(building.Builder, "_run_logged", run_logged)
+    folder = tmp_path / "llama-b9900"
+    folder.mkdir()
+    for name in (*TARGETS, "libggml.so"):
+        (folder / name).write_text(PROGRAM)
+        (folder / name).chmod(0o755)
+    archive = tmp_path / "programs.tar"
+    with tarfile.open(archive, "w") as opened:
+        opened.add(folder, folder.name)
+
+    def make(number):
+        (tmp_path / str(number)).mkdir()
+        return tmp_path / str(number)
+
+    def run(root):
+        before = state(root)
+        install(root, archive)
+        return state(root) != before
+
+    def state(root):
+        found = faults.tree(root, "builder", "cache/builds/new.log", "cache/builds/new.tar.gz")
+        release = root / "prefix/releases/new"
+        return found, release.stat().st_mtime if release.exists() else None, sorted(release.parent.glob(".*"))
+
+    whole = make("whole")
+    monkeypatch.setattr(building.time, "monotonic", lambda: 1.0)
+    run(whole)
+    kept = [tmp_path / str(number) for number in range(1, 99)]
+    broken = faults.Faults(monkeypatch, kind, *kept)
+    assert failed_runs(broken, make, run, state, state(whole), str(tmp_path)) > 5
+
+
+def test_a_full_disk_is_not_filled_further_by_an_archive_that_is_not_whole(tmp_path, monkeypatch, untried):
+    release = tmp_path / "prefix/releases/new/bin"
+    release.mkdir(parents=True)
+    (release / "llama-server").write_text(PROGRAM)
+    (release.parent / stored.MANIFEST).write_text("{}")
+    broken = faults.Faults(monkeypatch, "full disk", tmp_path / "cache")
+    broken.at = 5
+    with pytest.raises(OSError, match="No space left"):
+        building.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), {"id": "new", "targets": ["llama-server"]})
+    assert faults.tree(tmp_path / "cache") == {}

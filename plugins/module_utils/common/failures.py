@@ -45,10 +45,11 @@ def _room(mount: Path) -> str:
 def sentence(error: OSError, *places: str) -> str:
     """What failed, where, and what to do.
 
-    :param places: folders in which it was written, for an error that names no path.
+    :param places: folders in which it was written, for an error that names no path, or only its last part.
     """
     paths = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, (str, bytes))]
-    mounts = list(dict.fromkeys(file_system(path) for path in paths or places)) or [Path("/")]
+    whole = [path for path in paths if os.path.isabs(path)] or places or ["/"]
+    mounts = list(dict.fromkeys(file_system(path) for path in whole))
     words = {"mount": " or ".join(map(str, mounts)), "room": " or ".join(map(_room, mounts))}
     remedy = REMEDIES.get(error.errno or 0, "Fix that on the host and run the playbook again").format(**words)
     return f"{' → '.join(paths)}{': ' * bool(paths)}{error.strerror or error}. {remedy}."
