@@ -25,6 +25,8 @@ DEFINITION_MARK = "Written by llamacpp.cluster"
 """Stands in the first lines of every definition of a service."""
 KEPT_FACTS = "facts.json"
 """File below the prefix of the head with the facts from which the last plan was made."""
+INSTALLED = ("releases", "runtime", "state", "supervisor", "venv", "links", "lingering", KEPT_FACTS)
+"""What an installation has below its prefix, apart from models, which may be an operator's."""
 FAMILIES = {
     "debian": "debian",
     "ubuntu": "debian",
