@@ -210,3 +210,19 @@ def test_what_was_measured_of_links(tmp_path):
     (folder / "worker1.json").write_text('{"round_trip_ms": 0.2}')
     (folder / "worker2.json").write_text("{")
     assert host.measured_links(str(tmp_path)) == {"worker1": {"round_trip_ms": 0.2}}
+
+
+def test_files_of_options_that_the_programs_read(tmp_path):
+    system, prefix, home = tmp_path / "etc.ini", tmp_path / "prefix", tmp_path / "home"
+
+    def found(scope, **environment):
+        return host.option_files(scope, str(prefix), {"HOME": str(home), **environment}, str(system))
+
+    assert found("system") == []
+    for folder in (prefix / ".config", home / ".config", home / "other"):
+        (folder / "llama.cpp").mkdir(parents=True)
+        (folder / "llama.cpp" / "config.ini").write_text("[*]\nctx-size = 4\n")
+    system.write_text("")
+    assert found("system") == [str(system), f"{prefix}/.config/llama.cpp/config.ini"]
+    assert found("user") == [str(system), f"{home}/.config/llama.cpp/config.ini"]
+    assert found("user", XDG_CONFIG_HOME=f"{home}/other") == [str(system), f"{home}/other/llama.cpp/config.ini"]

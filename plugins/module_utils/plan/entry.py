@@ -63,7 +63,7 @@ NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 UNPRINTABLE = ("Cc", "Zl", "Zp")
 """Unicode categories of characters that end a line or control a terminal."""
 
-PLANNED_FROM = {*DECLARED, "device_groups", "firewall", "kernel", "firmware", "thunderbolt"}
+PLANNED_FROM = {*DECLARED, "device_groups", "firewall", "kernel", "firmware", "option_files", "thunderbolt"}
 """Facts that a plan depends on."""
 
 STANDS_IN = {"system", "architecture", "distribution", "service_manager", "home", "cores"}
@@ -286,6 +286,7 @@ def facts_of(given: Mapping[str, Any]) -> Facts:
         firewall=given.get("firewall"),
         kernel=given.get("kernel") or "",
         firmware=given.get("firmware") or "",
+        option_files=tuple(given.get("option_files") or ()),
         thunderbolt=tuple(
             Thunderbolt(link["device"], link["lanes"], link["gbit_per_lane"]) for link in given.get("thunderbolt") or ()
         ),
