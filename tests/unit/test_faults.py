@@ -422,3 +422,42 @@ def test_a_full_disk_is_not_filled_further_by_an_archive_that_is_not_whole(tmp_p
     with pytest.raises(OSError, match="No space left"):
         building.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), {"id": "new", "targets": ["llama-server"]})
     assert faults.tree(tmp_path / "cache") == {}
+
+
+@KINDS
+def test_a_removal_of_releases_after_a_fault(tmp_path, monkeypatch, capsys, kind):
+    """What is planned stays; a release, a build that never ended, and what they left beside them, go."""
+    gone, left = ("b8600-cpu-0123abcd", "b8601-cpu-0123abcd")
+    said = []
+
+    def make(number):
+        root = tmp_path / str(number)
+        for name in (gone, "new"):
+            (root / "prefix/releases" / name / "bin").mkdir(parents=True)
+            (root / "prefix/releases" / name / "bin/llama-server").write_text(PROGRAM)
+        (root / "cache/builds" / left / "source").mkdir(parents=True)
+        (root / "cache/sources").mkdir()
+        for name in (f"{gone}.log", f"{gone}.tar.gz", f"{gone}.lock", f"{left}.log", f"{left}.lock", "new.log"):
+            (root / "cache/builds" / name).write_text("text")
+        (root / f"cache/sources/{gone}.tar.gz").write_text("text")
+        return root
+
+    def run(root):
+        planned = {"prefix": str(root / "prefix"), "cache": str(root / "cache"), "units": str(root), "keep_releases": 1}
+        planned.update(service_manager="supervisor", builds=[{"id": "new"}])
+        with patch_module_args({"state": "pruned", "host": planned}), pytest.raises(SystemExit):
+            release.main()
+        result = json.loads(capsys.readouterr().out)
+        if result.get("failed"):
+            said.append(result["msg"])
+        return result.get("changed")
+
+    def state(root):
+        return faults.tree(root), sorted(str(path.relative_to(root)) for path in root.rglob("*"))
+
+    whole = make("whole")
+    run(whole)
+    assert sorted(faults.tree(whole)) == ["cache/builds/new.log", "prefix/releases/new/bin/llama-server"]
+    broken = faults.Faults(monkeypatch, kind, *(tmp_path / str(number) for number in range(1, 99)))
+    failed_runs(broken, make, run, state, state(whole))
+    assert all(re.search(r"\. [A-Z].*(run the playbook again|\(become\))", sentence) for sentence in said)
