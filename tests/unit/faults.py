@@ -13,13 +13,14 @@ class Killed(BaseException):
 
 
 NEEDS_SPACE = ("open", "write", "mkdir", "symlink", "link")
-CHANGES = (*NEEDS_SPACE, "replace", "rename", "unlink", "rmdir", "chmod", "fchmod", "fsync", "utime")
+VISIBLE = (*NEEDS_SPACE, "replace", "rename", "unlink", "rmdir", "utime")
+CHANGES = (*VISIBLE, "chmod", "fchmod", "fsync")
 KINDS = {
     "full disk": (OSError, errno.ENOSPC, NEEDS_SPACE),
     "read-only": (OSError, errno.EROFS, CHANGES),
     "broken disk": (OSError, errno.EIO, CHANGES),
     "forbidden": (OSError, errno.EACCES, CHANGES),
-    "killed": (Killed, None, (*CHANGES, "command")),
+    "killed": (Killed, None, (*VISIBLE, "command")),
 }
 """Fault → the exception, its number, and the changes that it lets fail."""
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -120,12 +121,16 @@ class Faults:
 
         return opening
 
-    def command(self, function):
-        """A function that runs a command, which a killed run does not."""
+    def command(self, function, changes=lambda argv: True):
+        """A function that runs a command, which a killed run does not.
 
-        def running(*arguments, **named):
-            self.step("command", None)
-            return function(*arguments, **named)
+        :param changes: whether a command changes something; the others need no try of their own.
+        """
+
+        def running(argv, *arguments, **named):
+            if changes(argv):
+                self.step("command", None)
+            return function(argv, *arguments, **named)
 
         return running
 

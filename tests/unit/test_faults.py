@@ -34,6 +34,8 @@ from ansible_collections.llamacpp.cluster.plugins.modules import tuning as tunin
 from test_services import HEAD, OTHER, WORKER
 
 KINDS = pytest.mark.parametrize("kind", faults.KINDS)
+SOME_KINDS = pytest.mark.parametrize("kind", ["full disk", "read-only", "killed"])
+"""For what takes long: with another number, the same changes fail as on a disk that is read-only."""
 
 
 def failed_runs(broken, make, run, state, expected, *place):
@@ -83,6 +85,10 @@ def of_services(machine):
     return faults.tree(machine.folder, *left_out)
 
 
+def changes(argv):
+    return any(word.startswith(test_services.CHANGING) for word in argv[1:])
+
+
 def renew(machine):
     return bool(machine.apply(HEAD, WORKER, remove=[OTHER]))
 
@@ -90,8 +96,8 @@ def renew(machine):
 @pytest.mark.parametrize(
     "name, kind",
     [
-        *((name, kind) for name in services.CLASSES for kind in ("full disk", "killed")),
-        *(("launchd", kind) for kind in faults.KINDS if kind not in ("full disk", "killed")),
+        *((name, kind) for name in services.CLASSES if name != "systemd_user" for kind in ("full disk", "killed")),
+        ("launchd", "read-only"),
     ],
 )
 def test_services_after_a_fault(tmp_path, monkeypatch, name, kind):
@@ -100,7 +106,7 @@ def test_services_after_a_fault(tmp_path, monkeypatch, name, kind):
     expected = of_services(whole)
     monkeypatch.setattr(commands, "SEARCH", commands.SEARCH.split(":", 1)[1])
     broken = faults.Faults(monkeypatch, kind, tmp_path)
-    monkeypatch.setattr(commands, "run", broken.command(commands.run))
+    monkeypatch.setattr(commands, "run", broken.command(commands.run, changes))
 
     def make(number):
         return with_old_services(tmp_path / str(number), name, monkeypatch)
@@ -139,7 +145,10 @@ def test_links_after_a_fault(any_manager, tmp_path, monkeypatch, kind):
     whole = make("whole")
     run(whole)
     broken = faults.Faults(monkeypatch, kind, *(tmp_path / str(number) / "etc" for number in range(1, 99)))
-    monkeypatch.setattr(test_links.Machine, "run", broken.command(test_links.Machine.run))
+    asked = test_links.Machine.run
+    monkeypatch.setattr(
+        test_links.Machine, "run", lambda host, argv: broken.command(lambda argv: asked(host, argv))(argv)
+    )
     assert failed_runs(broken, make, run, state, state(whole)) > 1
 
 
@@ -163,7 +172,10 @@ def test_kernel_parameters_after_a_fault(tmp_path, monkeypatch, name, kind):
     run(whole)
     kept = [tmp_path / str(number) / folder for number in range(1, 99) for folder in ("etc", "var", "run")]
     broken = faults.Faults(monkeypatch, kind, *kept)
-    monkeypatch.setattr(test_tuning.Machine, "run", broken.command(test_tuning.Machine.run))
+    asked = test_tuning.Machine.run
+    monkeypatch.setattr(
+        test_tuning.Machine, "run", lambda host, argv: broken.command(lambda argv: asked(host, argv))(argv)
+    )
 
     def state(host):
         return faults.tree(host.root), host.entries
@@ -369,15 +381,14 @@ def unpacked(root, archive):
         building.Installer(str(root / "prefix"), build, None).unpack(source)
 
 
-def packed(root, archive):
-    compiled(root / "builder", archive)
+def packed(root, _archive):
     build = {"id": "new", "cmake_options": {}, "environment": {}, "targets": TARGETS}
     if not stored.installed(root / "prefix/releases/new"):
-        path = building.pack(str(root / "builder/prefix"), str(root / "cache"), build)
+        path = building.pack(str(root.parent / "builder/prefix"), str(root / "cache"), build)
         building.Installer(str(root / "prefix"), build, None).receive(path)
 
 
-@KINDS
+@SOME_KINDS
 @pytest.mark.parametrize("install", [compiled, unpacked, packed])
 def test_a_release_after_a_fault(tmp_path, monkeypatch, untried, install, kind):
     monkeypatch.setattr(building.Builder, "_run_logged", run_logged)
@@ -400,12 +411,13 @@ def test_a_release_after_a_fault(tmp_path, monkeypatch, untried, install, kind):
         return state(root) != before
 
     def state(root):
-        found = faults.tree(root, "builder", "cache/builds/new.log", "cache/builds/new.tar.gz")
+        found = faults.tree(root, "cache/builds/new.log", "cache/builds/new.tar.gz")
         release = root / "prefix/releases/new"
         return found, release.stat().st_mtime if release.exists() else None, sorted(release.parent.glob(".*"))
 
     whole = make("whole")
     monkeypatch.setattr(building.time, "monotonic", lambda: 1.0)
+    compiled(tmp_path / "builder", archive)
     run(whole)
     kept = [tmp_path / str(number) for number in range(1, 99)]
     broken = faults.Faults(monkeypatch, kind, *kept)
@@ -424,7 +436,7 @@ def test_a_full_disk_is_not_filled_further_by_an_archive_that_is_not_whole(tmp_p
     assert faults.tree(tmp_path / "cache") == {}
 
 
-@KINDS
+@SOME_KINDS
 def test_a_removal_of_releases_after_a_fault(tmp_path, monkeypatch, capsys, kind):
     """What is planned stays; a release, a build that never ended, and what they left beside them, go."""
     gone, left = ("b8600-cpu-0123abcd", "b8601-cpu-0123abcd")
@@ -461,3 +473,20 @@ def test_a_removal_of_releases_after_a_fault(tmp_path, monkeypatch, capsys, kind
     broken = faults.Faults(monkeypatch, kind, *(tmp_path / str(number) for number in range(1, 99)))
     failed_runs(broken, make, run, state, state(whole))
     assert all(re.search(r"\. [A-Z].*(run the playbook again|\(become\))", sentence) for sentence in said)
+
+
+def test_a_file_on_a_disk_that_is_really_full(small_disk):
+    target = small_disk / "unit"
+    files.replace_file(target, "old", 0o644)
+    with (small_disk / "ballast").open("wb", buffering=0) as ballast:
+        ballast.write(bytes(1 << 20))
+    with pytest.raises(OSError, match="No space left") as raised:
+        files.replace_file(target, "new" * 4096, 0o644)
+    assert failures.sentence(raised.value).startswith(
+        f"{target}: No space left on device. Free some space on {small_disk} (0 MiB and room for "
+    )
+    assert faults.tree(small_disk, "ballast") == {"unit": (0o644, b"old")}
+    assert sorted(path.name for path in small_disk.iterdir()) == ["ballast", "unit"]
+    (small_disk / "ballast").unlink()
+    files.replace_file(target, "new" * 4096, 0o644)
+    assert faults.tree(small_disk) == {"unit": (0o644, b"new" * 4096)}
