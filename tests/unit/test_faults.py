@@ -351,6 +351,24 @@ def test_every_module_that_runs_on_hosts_is_tried():
     }
 
 
+def test_ufw_after_a_run_that_was_killed(tmp_path, monkeypatch):
+    def make(number):
+        added = ["ufw allow 22/tcp"]
+        host = test_firewall.ufw_host(tmp_path / str(number), added)
+        firewall.apply("ufw", [test_firewall.rule(50061)], check=False, system=host)
+        host.run, host.added = broken.command(host.run), added
+        return host
+
+    def run(host):
+        before, after = firewall.apply("ufw", test_firewall.BOTH, check=False, system=host)
+        return before != after
+
+    broken = faults.Faults(monkeypatch, "killed")
+    whole = make("whole")
+    run(whole)
+    assert failed_runs(broken, make, run, lambda host: host.added, whole.added) > 5
+
+
 # -------------------------------------------------------------------------------------------------------------- releases
 
 PROGRAM = "#!/bin/sh\necho usage: --rpc\n"
