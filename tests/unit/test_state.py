@@ -502,7 +502,7 @@ def test_a_port_whose_owner_proc_hides_is_not_called_foreign(installation, monke
 
 
 @pytest.mark.parametrize("path", ["/proc", "/proc/net/tcp"])
-def test_a_proc_that_cannot_be_read_ends_with_a_sentence(monkeypatch, call, path):
+def test_a_proc_that_cannot_be_read_ends_with_a_sentence(planned, monkeypatch, call, path):
     """Nothing is concluded from it: no service counts as stopped, and no release as unused."""
 
     def refuse(function):
@@ -515,7 +515,7 @@ def test_a_proc_that_cannot_be_read_ends_with_a_sentence(monkeypatch, call, path
 
     for name in ("iterdir", "read_text"):
         monkeypatch.setattr(state.Path, name, refuse(getattr(Path, name)))
-    said = call(plan={"prefix": "/opt/llamacpp", "services": [service("/opt/llamacpp/x", free_port())]})
+    said = call(plan=planned)
     assert (
         said["msg"]
         == f"{path}: Permission denied. Run as an account that may do it (become), or check owner and mode of the path."
