@@ -18,7 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer, rpc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import cluster as cluster_plan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry, releases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import empty, entry, releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Catalogue, Cluster
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions, inventory, output, sources
 
@@ -79,10 +79,13 @@ class ActionModule(ActionBase):
                 "model": {"type": "dict"},
                 "path": {"type": "path"},
                 "staging": {"type": "bool", "default": False},
+                "empty": {"type": "bool", "default": False},
                 "page": {"type": "bool", "default": False},
                 "html": {"type": "path"},
             }
         )
+        if arguments["empty"]:
+            return {"changed": False, "plan": empty.plan(arguments["facts"])}
         of_play = inventory.of_play(task_vars)
         digest = hashlib.sha256(b"".join(path.read_bytes() for path in RUNTIME_FILES)).hexdigest()[:12]
         staging = arguments["staging"]

@@ -89,6 +89,7 @@ rules:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures
 
 
 def main():
@@ -109,14 +110,8 @@ def main():
         },
         supports_check_mode=True,
     )
-    try:
+    with failures.reported(module, firewall.FirewallError):
         before, after = firewall.apply(module.params["manager"], module.params["rules"], module.check_mode)
-    except firewall.FirewallError as error:
-        module.fail_json(msg=str(error))
-    except OSError as error:
-        module.fail_json(
-            msg=f"The firewall's files cannot be written: {error}. Run as root, on a file system that is writable."
-        )
     shown = {side: "".join(f"{line}\n" for line in lines) for side, lines in (("before", before), ("after", after))}
     module.exit_json(changed=before != after, diff=shown, rules=after)
 

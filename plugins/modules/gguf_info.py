@@ -108,6 +108,7 @@ closed:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, remote
 
@@ -152,7 +153,7 @@ def from_path(module):
     except FileNotFoundError:
         module.fail_json(msg=f"llama_model_path is {path}, which does not exist. {remedy}")
     except OSError as error:
-        module.fail_json(msg=f"llama_model_path is {path}, which cannot be read: {error.strerror}. {remedy}")
+        module.fail_json(msg=f"llama_model_path is {path}, which cannot be read: {failures.sentence(error)}")
 
 
 def main():

@@ -61,8 +61,19 @@ free_mib:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall, links, state, tuning
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall, links, services, state, tuning
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, failures
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, memory
+
+KINDS = (commands.CommandError, firewall.FirewallError, links.LinkError, services.ServiceError, tuning.TuningError)
+
+
+def read(params):
+    """What the module returns."""
+    if params["plan"] is None:
+        return {"facts": host.facts(params["scope"], params["packages"])}
+    free = {"free_mib": memory.free_mib()} if params["free"] else {}
+    return {"drift": state.drift(params["plan"]), **free}
 
 
 def main():
@@ -76,19 +87,14 @@ def main():
         supports_check_mode=True,
         no_log=True,
     )
-    if module.params["plan"] is None:
-        module.exit_json(changed=False, facts=host.facts(module.params["scope"], module.params["packages"]))
-    try:
-        drift = state.drift(module.params["plan"])
-    except (firewall.FirewallError, links.LinkError, tuning.TuningError) as error:
-        module.fail_json(msg=str(error))
-    for note in links.notes(module.params["plan"]["links"]):
+    with failures.reported(module, *KINDS):
+        result = read(module.params)
+    for note in links.notes((module.params["plan"] or {"links": []})["links"]):
         module.warn(note)
-    taken = state.taken_ports(module.params["plan"], drift["services"])
+    taken = state.taken_ports(module.params["plan"], result["drift"]["services"]) if "drift" in result else None
     if taken:
-        module.fail_json(msg=taken, drift=drift)
-    free = {"free_mib": memory.free_mib()} if module.params["free"] else {}
-    module.exit_json(changed=False, drift=drift, **free)
+        module.fail_json(msg=taken, drift=result["drift"])
+    module.exit_json(changed=False, **result)
 
 
 if __name__ == "__main__":

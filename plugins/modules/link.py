@@ -86,6 +86,7 @@ msg:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import links
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures
 
 
 def main():
@@ -108,10 +109,8 @@ def main():
         supports_check_mode=True,
     )
     wanted = module.params["links"]
-    try:
+    with failures.reported(module, links.LinkError):
         before, after = links.apply(wanted, module.check_mode)
-    except (links.LinkError, OSError) as error:
-        module.fail_json(msg=str(error))
     texts = [f"{link['interface']} has {link['address']}." for link in links.managed(wanted)]
     module.exit_json(
         changed=before != after,

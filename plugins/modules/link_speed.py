@@ -84,6 +84,7 @@ import functools
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import links
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures
 
 
 def main():
@@ -107,14 +108,12 @@ def main():
     address, port, seconds, client, account = (
         module.params[name] for name in ("address", "port", "seconds", "listen_for", "account")
     )
-    try:
+    with failures.reported(module, ValueError):
         if client:
             links.listen(address, port, client, seconds, account, module.params["unit"])
             module.exit_json(changed=False)
         send = functools.partial(links.run, account=account)
         measured = links.measure(address, port, seconds, module.params["lacking"], sender=send)
-    except ValueError as error:
-        module.fail_json(msg=str(error))
     module.exit_json(changed=False, **measured)
 
 

@@ -38,6 +38,10 @@ options:
       - A refused plan does not make the module fail then.
     type: bool
     default: false
+  empty:
+    description: Makes the empty plan instead, which removes everything from the hosts in O(facts) that answered. It reads no variables.
+    type: bool
+    default: false
   page:
     description:
       - Whether to show the whole plan as a page in place of a table with the memory of each device.

@@ -121,7 +121,6 @@ abandoned:
   sample: ["b8600-hip-5a6b7c8d"]
 """
 
-import errno
 import os
 import subprocess
 import tarfile
@@ -129,6 +128,7 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, state, stored
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures
 
 
 def install(params):
@@ -181,7 +181,7 @@ def prune(module):
             abandoned = [identity for identity in abandoned if stored.clear_build(host["cache"], identity)]
     except OSError as error:
         module.fail_json(
-            msg=f"{', '.join(unneeded) or 'Old releases'} could not be removed: {error}. Fix that on the host and run the playbook again."
+            msg=f"{', '.join(unneeded) or 'Old releases'} could not be removed: {failures.sentence(error)}"
         )
     gone = [*unneeded, *(f"builds/{identity}" for identity in abandoned)]
     diff = {"before": "".join(name + "\n" for name in gone), "after": ""}
@@ -219,7 +219,8 @@ def main():
     if params["state"] == "fetched":
         module.fail_json(msg="state: fetched runs on the controller, in the action plugin llamacpp.cluster.release.")
     if params["state"] == "pruned":
-        prune(module)
+        with failures.reported(module):
+            prune(module)
     manifest = stored.installed(Path(params["prefix"]) / "releases" / build["id"])
     diff = {"before": "", "after": build["id"] + "\n"}
     try:
@@ -231,13 +232,11 @@ def main():
             manifest = install(params)
         if manifest:
             report(module, manifest, changed=True, diff=diff)
-    except (building.BuildError, OSError, KeyError, tarfile.TarError, subprocess.SubprocessError) as error:
-        if getattr(error, "errno", None) == errno.ENOSPC:
-            error = (
-                f"the disk of {params['prefix']} or {params['cache']} is full. Free some space and run the playbook again; the build continues "
-                "where it stopped."
-            )
+    except (building.BuildError, KeyError, tarfile.TarError, subprocess.SubprocessError) as error:
         module.fail_json(msg=f"Installing {build['id']}: {error}")
+    except OSError as error:
+        said = failures.sentence(error, params["prefix"], params["cache"])
+        module.fail_json(msg=f"Installing {build['id']}: {said} The build continues where it stopped.")
     module.exit_json(changed=True, diff=diff)
 
 

@@ -81,6 +81,7 @@ devices:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 
 
@@ -96,7 +97,8 @@ def main():
     )
     params = module.params
     try:
-        answer = rpc.probe(params["address"], params["port"], params["timeout"], params["protocol"])
+        with failures.reported(module):
+            answer = rpc.probe(params["address"], params["port"], params["timeout"], params["protocol"])
     except ValueError as error:
         module.fail_json(
             msg=f"{params['address']}:{params['port']} is not the endpoint of a worker: {error}. Give a numeric IPv4 address and a port."

@@ -82,6 +82,7 @@ changes:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures
 
 
 def differences(manager, changes):
@@ -120,11 +121,9 @@ def main():
         ],
         **{name: module.params[name] for name in ("restart", "start", "stop", "remove")},
     )
-    try:
+    with failures.reported(module, services.ServiceError):
         manager = services.manager_of(module.params["host"])
         changes = services.apply(manager, wanted, module.check_mode)
-    except services.ServiceError as error:
-        module.fail_json(msg=str(error))
     module.exit_json(
         changed=bool(changes),
         diff=differences(manager, changes),

@@ -70,6 +70,7 @@ msg:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import tuning
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures
 
 
 def main():
@@ -81,10 +82,8 @@ def main():
         supports_check_mode=True,
     )
     wanted = {name: str(value) for name, value in module.params["parameters"].items()}
-    try:
+    with failures.reported(module, tuning.TuningError):
         done = tuning.apply(wanted, module.params["profile"], module.check_mode)
-    except (tuning.TuningError, OSError) as error:
-        module.fail_json(msg=str(error))
     waiting = done["waiting"]
     new = [pair for pair in waiting if wanted.get(pair.split("=")[0]) == pair.split("=", 1)[1]]
     gone = [pair for pair in waiting if pair not in new]

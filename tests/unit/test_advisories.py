@@ -175,6 +175,14 @@ def of_the_fork():
     return accepting(cluster, "rpc-remote-code-execution")
 
 
+OPTION_FILES = ("/etc/llama.cpp/config.ini", "/opt/llamacpp/.config/llama.cpp/config.ini")
+
+
+def with_option_files(cluster, files=OPTION_FILES, name="head"):
+    cluster.hosts[name]["facts"]["option_files"] = list(files)
+    return cluster
+
+
 CASES = [
     (
         "rpc-remote-code-execution",
@@ -318,6 +326,15 @@ CASES = [
         ["worker1 has GPU", "llama_backend"],
     ),
     (
+        "options-elsewhere",
+        lambda: with_option_files(cluster_of(1, build=11063)),
+        lambda cluster: with_option_files(cluster, ()),
+        [
+            "head reads /etc/llama.cpp/config.ini and /opt/llamacpp/.config/llama.cpp/config.ini before",
+            "llama_server_extra_args",
+        ],
+    ),
+    (
         "variable-unknown",
         lambda: with_unknown_variables(cluster_of(1)),
         everywhere(lambda host: host.update(unknown_variables={})),
@@ -433,6 +450,8 @@ HEALTHY = {
         cluster_of(3, llama_release={**FORK, "build": 10700}), "rpc-remote-code-execution"
     ),
     "a slow dock where Thunderbolt is no link": lambda: cluster_of(1, {"thunderbolt": [wire(1, 10.0)]}),
+    "a file of options that the build does not read": lambda: with_option_files(cluster_of(1, build=8643)),
+    "a file of options that no worker reads": lambda: with_option_files(cluster_of(1, build=11063), name="worker1"),
     "a kernel of which nothing is known": lambda: with_model(cluster_of(1, {**strix_halo(), "kernel": None})),
 }
 

@@ -294,6 +294,14 @@ def test_firewalld_puts_back_a_policy_that_is_not_taken(tmp_path):
     assert host.text(POLICY) == "former"
 
 
+def test_firewalld_removes_a_policy_that_a_killed_run_left_and_that_is_not_taken(tmp_path):
+    host = firewalld_host(tmp_path, zones=NO_RULES, broken=True)
+    host.file(POLICY, firewall.Firewalld(host)._xml([rule()]))
+    with pytest.raises(FirewallError, match="INVALID_ZONE"):
+        firewall.apply("firewalld", [rule()], check=False, system=host)
+    assert not host.path(POLICY).exists()
+
+
 def test_firewalld_without_policies_is_too_old(tmp_path):
     host = firewalld_host(tmp_path)
     host.path("/etc/firewalld/policies").rmdir()

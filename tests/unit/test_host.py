@@ -258,3 +258,19 @@ def test_what_was_measured_of_links(tmp_path):
 def test_facts_of_the_last_run_are_an_object_or_none(tmp_path, text):
     (tmp_path / "facts.json").write_text(text)
     assert host.kept_facts(str(tmp_path)) == ({"a": {}} if text == '{"a": {}}' else {})
+
+
+def test_files_of_options_that_the_programs_read(tmp_path):
+    system, prefix, home = tmp_path / "etc.ini", tmp_path / "prefix", tmp_path / "home"
+
+    def found(scope, **environment):
+        return host.option_files(scope, str(prefix), {"HOME": str(home), **environment}, str(system))
+
+    assert found("system") == []
+    for folder in (prefix / ".config", home / ".config", home / "other"):
+        (folder / "llama.cpp").mkdir(parents=True)
+        (folder / "llama.cpp" / "config.ini").write_text("[*]\nctx-size = 4\n")
+    system.write_text("")
+    assert found("system") == [str(system), f"{prefix}/.config/llama.cpp/config.ini"]
+    assert found("user") == [str(system), f"{home}/.config/llama.cpp/config.ini"]
+    assert found("user", XDG_CONFIG_HOME=f"{home}/other") == [str(system), f"{home}/other/llama.cpp/config.ini"]

@@ -680,7 +680,7 @@ def test_netplan_that_cannot_be_generated_leaves_the_old_file(machine):
 
 def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
     def full(old, new):
-        raise OSError("no space left")
+        raise OSError(28, "no space left")
 
     monkeypatch.setattr(links.os, "replace", full)
     with pytest.raises(OSError, match="no space left"):

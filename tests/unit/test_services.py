@@ -3,6 +3,7 @@ and write down their calls and what they start and stop."""
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -219,7 +220,7 @@ def test_one_that_failed_is_stopped_before_it_starts(tmp_path, monkeypatch, name
 
 def test_a_folder_that_cannot_be_written(machine):
     (machine.folder / "units" / machine.manager.path(WORKER).name).mkdir()
-    with pytest.raises(services.ServiceError, match=r"Is a directory.* Fix what it names on the host"):
+    with pytest.raises(OSError, match=rf"Is a directory.*{WORKER}"):
         machine.apply(WORKER)
 
 
@@ -360,3 +361,17 @@ def test_the_module_of_a_manager_that_is_not_known(tmp_path, call):
     assert result["failed"]
     assert result["msg"].startswith("service_manager is runit: use one of systemd, ")
     assert json.dumps(result)
+
+
+def test_a_run_that_ended_between_stop_and_start_is_completed_by_the_next(machine, monkeypatch):
+    machine.apply(WORKER, HEAD)
+    machine.lines("events")
+    with monkeypatch.context() as killed:
+        killed.setattr(type(machine.manager), "start", lambda *_arguments: sys.exit("killed"))
+        with pytest.raises(SystemExit):
+            machine.apply(defined(WORKER, "another"), HEAD, restart=[HEAD])
+    assert machine.lines("events") == [f"stop {HEAD}", f"stop {WORKER}"]
+    assert machine.state(HEAD, WORKER) == [STOPPED, STOPPED]
+    assert machine.apply(defined(WORKER, "another"), HEAD) == {HEAD: (STOPPED, RUNNING), WORKER: (STOPPED, RUNNING)}
+    assert machine.lines("events") == [f"start {WORKER}", f"start {HEAD}"]
+    assert (machine.folder / "ran" / WORKER).read_text() == "another"

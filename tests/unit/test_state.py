@@ -1,5 +1,6 @@
 """How a host differs from its plan: real processes, and an installation in which one thing after the other is not as planned."""
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -12,9 +13,13 @@ import time
 from pathlib import Path
 from unittest import mock
 
+import faults
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import links, state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.differences import KINDS
+from ansible_collections.llamacpp.cluster.plugins.modules import host_info
+
+MODULE = host_info
 
 
 @pytest.fixture
@@ -639,3 +644,47 @@ def test_the_releases_whose_programs_run():
         4: ["/opt/llamacpp/releases/new/bin/llama-server"],
     }
     assert state.running_releases("/opt/llamacpp", running) == ["new", "old"]
+
+
+def test_a_port_whose_owner_proc_hides_is_not_called_foreign(installation, monkeypatch, tmp_path):
+    _prefix, program, _start = installation
+    one = {**service(program, 50052), "kind": "worker", "temporary": False}
+    foreign = {"llamacpp-x": {"state": "foreign"}}
+    assert not state.hides_processes()
+    assert state.taken_ports({"services": [one]}, foreign).startswith("Something else already uses 127.0.0.1:50052")
+    monkeypatch.setattr(state, "FIRST_PROCESS", str(tmp_path / "no" / "stat"))
+    said = state.taken_ports({"services": [one]}, foreign)
+    assert said.startswith(
+        "A process already uses 127.0.0.1:50052, on which llamacpp-x is to listen, and /proc (hidepid) hides"
+    )
+    assert "run with become" in said
+
+
+@pytest.mark.parametrize("path", ["/proc", "/proc/net/tcp"])
+def test_a_proc_that_cannot_be_read_ends_with_a_sentence(planned, monkeypatch, call, path):
+    """Nothing is concluded from it: no service counts as stopped, and no release as unused."""
+
+    def refuse(function):
+        def refusing(self, *arguments, **named):
+            if str(self) == path:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+            return function(self, *arguments, **named)
+
+        return refusing
+
+    for name in ("iterdir", "read_text"):
+        monkeypatch.setattr(state.Path, name, refuse(getattr(Path, name)))
+    said = call(plan=planned)
+    assert (
+        said["msg"]
+        == f"{path}: Permission denied. Run as an account that may do it (become), or check owner and mode of the path."
+    )
+
+
+def test_host_info_writes_nothing_so_that_a_killed_one_leaves_nothing(tmp_path, monkeypatch, call):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folders = [path for path in Path("/").iterdir() if path.name not in ("dev", "proc")]
+    written = faults.Faults(monkeypatch, "killed", *folders)
+    written.at = 1
+    assert "facts" in call(scope="user")
+    assert written.count == 0

@@ -64,8 +64,9 @@ class Machine(tuning.System):
         if argv[0] == "grubby":
             options = dict(option[2:].split("=", 1) for option in argv[2:])
             for kernel, line in self.entries.items():
-                kept = [word for word in line.split(" ") if word not in options.get("remove-args", "").split()]
-                self.entries[kernel] = " ".join(kept + options.get("args", "").split())
+                gone, new = (options.get(option, "").split() for option in ("remove-args", "args"))
+                kept = [word for word in line.split(" ") if word not in [*gone, *new]]
+                self.entries[kernel] = " ".join(kept + new)
         return ""
 
     def apply(self, wanted=None, check=False, profile=""):

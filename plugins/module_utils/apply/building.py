@@ -65,10 +65,14 @@ def pack(prefix: str, cache: str, build: dict) -> str:
     release = Path(prefix) / "releases" / build["id"]
     target = stored.packed_path(cache, build["id"])
     Path(target).parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(target + stored.PARTIAL, "w:gz", compresslevel=1) as archive:
-        for name in [stored.MANIFEST, *(f"bin/{target}" for target in build["targets"])]:
-            archive.add(release / name, name)
-    os.replace(target + stored.PARTIAL, target)
+    try:
+        with tarfile.open(target + stored.PARTIAL, "w:gz", compresslevel=1) as archive:
+            for name in [stored.MANIFEST, *(f"bin/{target}" for target in build["targets"])]:
+                archive.add(release / name, name)
+        os.replace(target + stored.PARTIAL, target)
+    except OSError:
+        Path(target + stored.PARTIAL).unlink(missing_ok=True)
+        raise
     return target
 
 
@@ -155,10 +159,14 @@ class Installer:
             **details,
         }
         (partial / stored.MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+        os.utime(partial, NEVER_USED)
+        self._clear()
         shutil.rmtree(self.release, ignore_errors=True)
         partial.rename(self.release)
-        os.utime(self.release, NEVER_USED)
         return manifest
+
+    def _clear(self) -> None:
+        """Removes what only a build needs, before its release is in place: nobody would remove it after that."""
 
     def _try(self, partial: Path, listed: dict[str, dict]) -> None:
         """Tries the programs on this host before any running service stops for them.
@@ -307,11 +315,13 @@ class Builder(Installer):
             self._configure()
             jobs = str(os.cpu_count() or 1)
             self._run("compile", ["cmake", "--build", "build", "--parallel", jobs, "--target", *self.build["targets"]])
-            manifest = self._install(round(time.monotonic() - started))
-            shutil.rmtree(self.work)
-            for ending in (stored.UNPACKED, stored.CONFIGURED):
-                self.log.with_suffix(ending).unlink()
-            return manifest
+            return self._install(round(time.monotonic() - started))
+
+    def _clear(self) -> None:
+        # A tree that is removed in part must not count as unpacked.
+        for ending in (stored.UNPACKED, stored.CONFIGURED):
+            self.log.with_suffix(ending).unlink()
+        shutil.rmtree(self.work)
 
     def _prepare(self) -> None:
         """Unpacks and patches the tree where an interrupted build has not left the same one."""

@@ -303,11 +303,12 @@ class Firewalld:
         if not self.system.path(self.folder).is_dir() and after:
             raise FirewallError(f"{self.folder} is missing, since this firewalld is older than 0.9: update firewalld.")
         self._put(after)
-        if after and after != before:
+        if after:
             try:
                 self.system.run(["firewall-cmd", "--check-config"])
             except FirewallError as error:
-                self._put(before)
+                # What a killed run has written was not checked.
+                self._put(before if before != after else "")
                 raise FirewallError(f"firewalld refuses {self.file}, which is as before: {error}") from error
 
     def _put(self, text: str) -> None:

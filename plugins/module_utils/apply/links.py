@@ -700,6 +700,8 @@ def _configure(links: list[dict], host: dict, root: Path, runner: Run) -> None:
     changed = [name for name in goals if before.get(name) != after.get(name) or now.get(name) != then.get(name)]
     changed = changed or list(goals)
     through = {name for name in goals if _by_network_manager(name, host, root)}
+    # Only the file knows the address of a link that is not planned any more, so the address goes first.
+    _take_back({name: goal for name, goal in goals.items() if not goal["address"]}, host, runner)
     _write_files(old, new, root)
     if kind == "netplan":
         try:

@@ -312,6 +312,8 @@ class Supervisor(Manager):
         return {name: shown.get(name, STOPPED) for name in services}
 
     def start(self, services: Collection[str]) -> None:
+        # An interrupted run may have left a definition that was not read.
+        self._control("update")
         self._settle("start", services)
 
     def stop(self, services: Collection[str]) -> None:
@@ -324,10 +326,6 @@ class Supervisor(Manager):
             failures = [line for line in error.reason.splitlines() if "ERROR" in line]
             if not failures or not all(SETTLED[verb].search(line) for line in failures):
                 raise
-
-    def define(self, services: Collection[Service]) -> None:
-        super().define(services)
-        self._control("update")
 
     def remove(self, services: Collection[str]) -> None:
         super().remove(services)
@@ -476,6 +474,6 @@ def apply(manager: Manager, wanted: Wanted, check: bool) -> list[Change]:
         changes = _changes(manager, wanted, states, steps)
         if not check:
             _carry_out(manager, wanted, steps)
-    except (commands.CommandError, OSError) as error:
+    except commands.CommandError as error:
         raise ServiceError(_explain(manager, error, steps.start if steps else [])) from error
     return changes

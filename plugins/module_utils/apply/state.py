@@ -33,6 +33,14 @@ CLOCK_SECONDS = 3
 HASHED_BYTES = 256 * 1024 * 1024
 """Files that are larger are compared by size alone."""
 
+FIRST_PROCESS = "/proc/1/stat"
+"""Readable for everybody, unless /proc is mounted with hidepid."""
+
+
+def hides_processes() -> bool:
+    """Whether /proc shows this account no processes but its own (Linux)."""
+    return sys.platform != "darwin" and not os.path.exists(FIRST_PROCESS)
+
 
 def _in_container(process: Path) -> bool:
     """Whether a process belongs to a container of this host, whose programs may have the same path as ours."""
@@ -256,6 +264,11 @@ def taken_ports(planned: dict, services: dict) -> str | None:
         return None
     where = dict.fromkeys(PORTS[service["kind"], service["temporary"]] for service in blocked)
     taken = " and ".join(f"{service['listens']}, on which {service['name']} is to listen" for service in blocked)
+    if hides_processes():
+        return (
+            f"A process already uses {taken}, and /proc (hidepid) hides from this account whether it is that service: run with become, or mount "
+            f"/proc without hidepid. If it is another one, stop it, or change {' and '.join(where)}."
+        )
     return f"Something else already uses {taken}: stop it, or change {' and '.join(where)}."
 
 

@@ -16,9 +16,9 @@ from typing import IO
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 
 MANIFEST = "manifest.json"
-PACKED, PARTIAL, UNPACKED, CONFIGURED = ".tar.gz", ".new", ".unpacked", ".configured"
-UNFINISHED = (UNPACKED, CONFIGURED, PACKED + PARTIAL)
-"""Endings of files beside the folder of a build that has not ended."""
+PACKED, PARTIAL, UNPACKED, CONFIGURED, LOCK = ".tar.gz", ".new", ".unpacked", ".configured", ".lock"
+UNFINISHED = (UNPACKED, CONFIGURED, PACKED + PARTIAL, LOCK)
+"""Endings of files beside the folder of a build by which one is found that has not ended. The lock goes last."""
 
 
 def sha256(path: Path) -> str:
@@ -66,7 +66,7 @@ def lock(path: Path, wait: bool) -> IO[str] | None:
 
 def under_way(cache: str, identity: str) -> bool:
     """Whether a build runs on this host now, perhaps one that a killed playbook has left."""
-    path = Path(cache) / "builds" / f"{identity}.lock"
+    path = Path(cache) / "builds" / (identity + LOCK)
     if not path.exists():
         return False
     held = lock(path, wait=False)
@@ -93,12 +93,12 @@ def clear_build(cache: str, identity: str) -> bool:
     """Removes what a build left, apart from sources and ccache; returns False where it runs."""
     builds = Path(cache) / "builds"
     if builds.is_dir():
-        held = lock(builds / f"{identity}.lock", wait=False)
+        held = lock(builds / (identity + LOCK), wait=False)
         if not held:
             return False
         with held:
             shutil.rmtree(builds / identity, ignore_errors=True)
-            for ending in (".log", PACKED, *UNFINISHED, ".lock"):
+            for ending in (".log", PACKED, *UNFINISHED):
                 (builds / (identity + ending)).unlink(missing_ok=True)
     (Path(cache) / "sources" / (identity + PACKED)).unlink(missing_ok=True)
     return True
@@ -106,10 +106,10 @@ def clear_build(cache: str, identity: str) -> bool:
 
 def remove_release(prefix: str, cache: str, identity: str) -> None:
     """Removes a release and what its build left, apart from sources and ccache."""
+    clear_build(cache, identity)
     release = Path(prefix) / "releases" / identity
     gone = release.with_name(f".{identity}")
     shutil.rmtree(gone, ignore_errors=True)
     if release.exists():
         release.rename(gone)
         shutil.rmtree(gone)
-    clear_build(cache, identity)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -19,13 +20,32 @@ def text_of(path: Path) -> str:
 
 
 def replace_file(target: Path, text: str, mode: int) -> None:
-    """Whoever reads the file finds the old text or the new one, whole. What was read with surrogateescape goes back as it was."""
+    """Whoever reads the file finds the old text or the new one, whole, even after a power cut. What was read with surrogateescape goes back
+    as it was.
+
+    :raises OSError: names ``target``, which is as before.
+    """
+    try:
+        _replace(target, text, mode)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(target)) from error
+
+
+def _replace(target: Path, text: str, mode: int) -> None:
     handle, temporary = tempfile.mkstemp(prefix=".llamacpp-", dir=target.parent)
     try:
         with os.fdopen(handle, "w", errors="surrogateescape") as file:
             file.write(text)
+            file.flush()
             os.fchmod(handle, mode)
+            os.fsync(handle)
         os.replace(temporary, target)
     except BaseException:
-        os.unlink(temporary)
+        with suppress(OSError):
+            os.unlink(temporary)
         raise
+    folder = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

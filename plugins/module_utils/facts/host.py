@@ -15,6 +15,7 @@ import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -37,6 +38,7 @@ DEVICE_GROUPS = ("render", "video")
 
 LINK_BYTES, FACTS_BYTES = 64 * 1024, 64 * 1024 * 1024
 """What is read at most of one link's measurement, and of the facts of all hosts."""
+SYSTEM_OPTIONS = "/etc/llama.cpp/config.ini"
 APT_LISTS = Path("/var/lib/apt/lists")
 
 VERSION_ARGUMENTS = {
@@ -186,6 +188,16 @@ def kept_facts(prefix: str) -> dict:
         return {}
 
 
+def option_files(scope: str, prefix: str, environment: Mapping[str, str], system: str = SYSTEM_OPTIONS) -> list[str]:
+    """Files with options that newer builds of llama-server read before their command line, as far as they exist.
+
+    :param environment: of the connecting user, with ``HOME``. Services of the system run as an account whose home is the prefix.
+    """
+    own = environment.get("XDG_CONFIG_HOME") or environment["HOME"] + "/.config"
+    folder = prefix + "/.config" if scope == "system" else own
+    return [path for path in (system, folder + "/llama.cpp/config.ini") if os.path.exists(path)]
+
+
 def defined_services(manager: str, units: str) -> list[str]:
     """Names of services whose definition this collection has written."""
     services = []
@@ -226,7 +238,8 @@ def facts(wanted_scope: str, catalogue: dict | None = None) -> dict:
     manager = service_manager(wanted_scope)
     record = service_managers.MANAGERS[manager]
     user = pwd.getpwuid(os.geteuid()).pw_name
-    place = names.places(wanted_scope, manager, {"HOME": pwd.getpwuid(os.getuid()).pw_dir, **os.environ})
+    environment = {"HOME": pwd.getpwuid(os.getuid()).pw_dir, **os.environ}
+    place = names.places(wanted_scope, manager, environment)
     interpreter = python(wanted_scope)
     installed = toolchains.find()
     memory = hardware.memory_mib()
@@ -270,6 +283,7 @@ def facts(wanted_scope: str, catalogue: dict | None = None) -> dict:
         "firmware": firmware(devices, distributed["family"]),
         "thunderbolt": hardware.thunderbolt(),
         "measured": measured_links(place["prefix"]),
+        "option_files": option_files(wanted_scope, place["prefix"], environment),
         "kept": kept_facts(place["prefix"]),
         "defined": defined_services(manager, place["units"]),
         **place,

@@ -45,6 +45,8 @@ VULKAN_MEMORY = "vulkan-shared-memory"
 """Where it is accepted, devices lend more than their driver shows as their own."""
 OLLAMA_ARCHITECTURES = ("deepseekocr", "glm4moelite", "glmocr", "gptoss", "mllama", "nemotron_h_omni", "qwen25vl")
 """Architectures in files of Ollama that upstream names otherwise or does not have."""
+READS_NO_OPTION_FILES = 8643
+"""The newest tree that was read in which llama-server reads no file of options; that of 11063 does."""
 ROUTER_OPTIONS = ("--models-preset", "--models-dir")
 ROUTER_VARIABLES = ("LLAMA_ARG_MODELS_PRESET", "LLAMA_ARG_MODELS_DIR")
 
@@ -369,6 +371,14 @@ def _faulty_firmware(seen: Seen) -> Cases:
     ]
 
 
+def _option_files(seen: Seen) -> Cases:
+    """Only llama-server reads them."""
+    head = seen.cluster.head
+    files = seen.cluster.hosts[head].facts.option_files
+    reads = seen.release.mainline and seen.generation > READS_NO_OPTION_FILES
+    return [(head, {"files": " and ".join(files)})] if files and reads else []
+
+
 class Advisory(NamedTuple):
     """``severity`` is error where running would give no answer, a wrong one, or an open door; everything else is a warning."""
 
@@ -570,6 +580,16 @@ ADVISORIES = (
         "{host} has {devices}, but builds llama.cpp for the CPU: it has no toolchain for these devices.",
         "Install ROCm with hipBLAS, CUDA with cuBLAS, or glslc and the Vulkan headers, or set llama_backend to cpu to accept this.",
         "docs/variables.md",
+    ),
+    Advisory(
+        "options-elsewhere",
+        "warning",
+        _option_files,
+        "llama-server of {host} reads {files} before its command line. Every option there that the plan does not set takes effect, and nothing is "
+        "planned for it.",
+        "Give these options in llama_server_extra_args, and remove them from {files}.",
+        "docs/architecture.md",
+        (("files", "/etc/llama.cpp/config.ini"),),
     ),
     Advisory(
         "variable-unknown",

@@ -73,6 +73,8 @@ class Facts(NamedTuple):
     """Whether IPAddressDeny of a unit takes effect; None where that is not known."""
     kernel: str
     firmware: str
+    option_files: tuple[str, ...]
+    """Files of somebody else with options for llama-server, as facts/host.py finds them."""
     thunderbolt: tuple[Thunderbolt, ...]
     round_trips: Mapping[str, float | None]
     """Of a head: host → milliseconds that were measured of its link."""

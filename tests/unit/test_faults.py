@@ -1,0 +1,510 @@
+"""Each change that a run makes on a host fails once, on a full, read-only or broken disk, without the right, or since the run is killed.
+The next run brings what an undisturbed one brings, and the one after it changes nothing."""
+
+import errno
+import itertools
+import json
+import os
+import re
+import stat
+import tarfile
+from pathlib import Path
+
+import faults
+import pytest
+import test_firewall
+import test_links
+import test_services
+import test_tuning
+from ansible.module_utils.testing import patch_module_args
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, firewall, services, stored
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, failures, files
+from ansible_collections.llamacpp.cluster.plugins.modules import firewall as firewall_module
+from ansible_collections.llamacpp.cluster.plugins.modules import (
+    gguf_info,
+    host_info,
+    link,
+    link_speed,
+    release,
+    rpc_info,
+    service,
+    verify,
+)
+from ansible_collections.llamacpp.cluster.plugins.modules import tuning as tuning_module
+from test_services import HEAD, OTHER, WORKER
+
+KINDS = pytest.mark.parametrize("kind", faults.KINDS)
+SOME_KINDS = pytest.mark.parametrize("kind", ["full disk", "read-only", "killed"])
+"""For what takes long: with another number, the same changes fail as on a disk that is read-only."""
+
+
+def failed_runs(broken, make, run, state, expected, *place):
+    """Repeats a run in which one change more succeeds each time, until all do. Each time, the run after it, with the fault gone, has to
+    bring the state that an undisturbed run brings, and the one after that must change nothing.
+
+    :param make: a new host, from the number of the try.
+    :param run: does the work on it; returns whether it changed something.
+    :param state: of the host, to be compared with ``expected``.
+    :param place: where it works, for errors that name no path.
+    :returns: how many runs failed.
+    """
+    for number in itertools.count(1):
+        host = make(number)
+        broken.at, broken.count, said = number, 0, []
+        try:
+            run(host)
+        except faults.Killed:
+            pass
+        except OSError as error:
+            said.append(error)
+        reached = broken.count >= number
+        broken.at = None
+        remedy = r"\. [A-Z].*(run the playbook again|\(become\))"
+        path = r"(\S+: )?" if place else r"/.*: "
+        assert all(re.match(f"^{path}{error.strerror}{remedy}", failures.sentence(error, *place)) for error in said)
+        if not reached:
+            return number - 1
+        run(host)
+        assert state(host) == expected, f"after change {number}"
+        assert not run(host), f"after change {number}"
+
+
+# -------------------------------------------------------------------------------------------------------------- services
+
+
+def with_old_services(root, name, monkeypatch):
+    """A host on which a head and a worker run by an old definition, and a worker that is not planned any more."""
+    root.mkdir()
+    machine = test_services.machine_with(name, root, monkeypatch)
+    machine.apply(*(test_services.defined(each, f"{each} 0") for each in (HEAD, WORKER, OTHER)))
+    return machine
+
+
+def of_services(machine):
+    left_out = ("calls", "events", "known", "loaded")
+    return faults.tree(machine.folder, *left_out)
+
+
+def changes(argv):
+    return any(word.startswith(test_services.CHANGING) for word in argv[1:])
+
+
+def renew(machine):
+    return bool(machine.apply(HEAD, WORKER, remove=[OTHER]))
+
+
+@pytest.mark.parametrize(
+    "name, kind",
+    [
+        *((name, kind) for name in services.CLASSES if name != "systemd_user" for kind in ("full disk", "killed")),
+        ("launchd", "read-only"),
+    ],
+)
+def test_services_after_a_fault(tmp_path, monkeypatch, name, kind):
+    whole = with_old_services(tmp_path / "whole", name, monkeypatch)
+    renew(whole)
+    expected = of_services(whole)
+    monkeypatch.setattr(commands, "SEARCH", commands.SEARCH.split(":", 1)[1])
+    broken = faults.Faults(monkeypatch, kind, tmp_path)
+    monkeypatch.setattr(commands, "run", broken.command(commands.run, changes))
+
+    def make(number):
+        return with_old_services(tmp_path / str(number), name, monkeypatch)
+
+    assert failed_runs(broken, make, renew, of_services, expected) > 1
+
+
+# ----------------------------------------------------------------------------------------------------------------- links
+
+PLANNED = [test_links.link(), test_links.link(interface="eth2", address="10.98.0.12/24", mtu=None)]
+machine, any_manager = test_links.machine, test_links.any_manager
+
+
+@KINDS
+def test_links_after_a_fault(any_manager, tmp_path, monkeypatch, kind):
+    kept = any_manager.__dict__
+
+    def make(number):
+        """A host that has a link which is not planned any more, and another address on one that is."""
+        host = test_links.Machine(tmp_path / str(number))
+        for name in ("manager", "netplan_renders"):
+            setattr(host, name, kept[name])
+        if kept["kind"] == "netplan":
+            host.write("etc/netplan/10-lan.yaml", "network:\n  ethernets:\n    eth0: {dhcp4: true}\n")
+        host.add("eth2").add("eth3")
+        host.apply(test_links.link(address="10.99.0.13/24"), test_links.link(interface="eth3", address="10.97.0.12/24"))
+        return host
+
+    def run(host):
+        before, after = host.apply(*PLANNED)
+        return before != after
+
+    def state(host):
+        return faults.tree(host.root / "etc"), {name: sorted(held) for name, held in host.addresses.items()}
+
+    whole = make("whole")
+    run(whole)
+    broken = faults.Faults(monkeypatch, kind, *(tmp_path / str(number) / "etc" for number in range(1, 99)))
+    asked = test_links.Machine.run
+    monkeypatch.setattr(
+        test_links.Machine, "run", lambda host, argv: broken.command(lambda argv: asked(host, argv))(argv)
+    )
+    assert failed_runs(broken, make, run, state, state(whole)) > 1
+
+
+# ---------------------------------------------------------------------------------------------------------------- tuning
+
+
+@KINDS
+@pytest.mark.parametrize("name", test_tuning.KINDS)
+def test_kernel_parameters_after_a_fault(tmp_path, monkeypatch, name, kind):
+    def make(number):
+        (tmp_path / str(number)).mkdir()
+        host = test_tuning.KINDS[name](tmp_path / str(number))
+        host.apply(test_tuning.OTHER)
+        host.restart("amdgpu.gttsize=100000 ttm.pages_limit=25600000")
+        return host
+
+    def run(host):
+        return host.apply()["changed"]
+
+    whole = make("whole")
+    run(whole)
+    kept = [tmp_path / str(number) / folder for number in range(1, 99) for folder in ("etc", "var", "run")]
+    broken = faults.Faults(monkeypatch, kind, *kept)
+    asked = test_tuning.Machine.run
+    monkeypatch.setattr(
+        test_tuning.Machine, "run", lambda host, argv: broken.command(lambda argv: asked(host, argv))(argv)
+    )
+
+    def state(host):
+        return faults.tree(host.root), host.entries
+
+    assert failed_runs(broken, make, run, state, state(whole)) > 1
+
+
+# -------------------------------------------------------------------------------------------------------------- firewall
+
+
+def nftables(root):
+    """nftables that has the rules that it is given, and no others."""
+    held = {}
+
+    def ruleset(line):
+        if "--json" not in line:
+            return ""
+        chain = {"family": "inet", "table": "llamacpp", "chain": "input", "expr": []}
+        rules = [{"rule": {**chain, "comment": comment}} for comment in held.get("rules", [])]
+        return test_firewall.json.dumps({"nftables": rules})
+
+    host = test_firewall.Host(root, "nftables", programs=["nft"], nft=ruleset)
+    host.path("/etc/systemd/system/nftables.service.wants").mkdir(parents=True)
+
+    def run(argv, text="", may_fail=False):
+        if argv == ["nft", "-f", "-"]:
+            held["rules"] = re.findall(r"^\t\t.* comment (\S+)$", text, re.MULTILINE)
+        if argv[:2] == ["systemctl", "enable"]:
+            host.on = ("nftables", firewall.UNIT)
+            link = host.path(firewall.Nftables.link)
+            link.unlink(missing_ok=True)
+            link.symlink_to("../" + firewall.UNIT)
+        return test_firewall.Host.run(host, argv, text, may_fail)
+
+    host.run, host.held = run, held
+    return host
+
+
+def firewalld(root):
+    """firewalld with one zone."""
+    held = {"rules": []}
+
+    def answer(line):
+        for verb, rule in re.findall(r"--(add|remove)-rich-rule=(.*)\'$", line):
+            held["rules"] = [known for known in held["rules"] if known != rule] + [rule] * (verb == "add")
+        if "all-zones" in line:
+            return "public (default, active)\n" + "".join(f"\t{rule}\n" for rule in held["rules"])
+        return ""
+
+    host = test_firewall.Host(root, "firewalld", programs=["firewall-cmd"], firewall_cmd=answer)
+    host.path("/etc/firewalld/policies").mkdir(parents=True)
+    host.held = held
+    return host
+
+
+@KINDS
+@pytest.mark.parametrize("kept", [nftables, firewalld])
+def test_the_firewall_after_a_fault(tmp_path, monkeypatch, kept, kind):
+    def apply(host, rules):
+        before, after = firewall.apply(kept.__name__, rules, check=False, system=host)
+        return before != after
+
+    def make(number):
+        host = kept(tmp_path / str(number))
+        apply(host, [test_firewall.rule(50061)])
+        host.run = broken.command(host.run)
+        return host
+
+    def run(host):
+        return apply(host, test_firewall.BOTH)
+
+    def state(host):
+        return faults.tree(host.root), host.held
+
+    kept_folders = [tmp_path / str(number) for number in range(1, 99)]
+    broken = faults.Faults(monkeypatch, kind, *kept_folders)
+    whole = make("whole")
+    run(whole)
+    assert failed_runs(broken, make, run, state, state(whole)) > 0
+
+
+# ------------------------------------------------------------------------------------------------------ files and modules
+
+
+def test_a_file_is_on_the_disk_before_it_takes_its_place(tmp_path, monkeypatch):
+    done = []
+    fsync, replace = os.fsync, os.replace
+
+    def synced(descriptor):
+        done.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        fsync(descriptor)
+
+    def replaced(*paths):
+        done.append("replace")
+        replace(*paths)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", replaced)
+    files.replace_file(tmp_path / "unit", "text", 0o640)
+    assert done == ["file", "replace", "folder"]
+    assert faults.tree(tmp_path) == {"unit": (0o640, b"text")}
+
+
+@pytest.mark.parametrize("number", failures.REMEDIES)
+def test_an_error_names_its_path_the_file_system_and_a_remedy(tmp_path, number):
+    said = failures.sentence(OSError(number, os.strerror(number), str(tmp_path / "no" / "file")))
+    mount = failures.file_system(str(tmp_path))
+    assert os.path.ismount(mount)
+    assert said.startswith(f"{tmp_path}/no/file: {os.strerror(number)}. ")
+    assert (f" {mount}" in said) == (number not in (errno.EACCES, errno.EPERM))
+    assert "{" not in said
+    if number == errno.ENOSPC:
+        assert re.search(rf" on {mount} \(\d+ MiB( and room for \d+ files)? left\) and run the playbook again\.$", said)
+
+
+def test_an_error_without_a_path(tmp_path):
+    said = failures.sentence(OSError(errno.EIO, "Input/output error"), str(tmp_path), str(tmp_path))
+    assert said.startswith(
+        f"Input/output error. See dmesg for what is wrong with the disk of {failures.file_system(str(tmp_path))}, and "
+    )
+    relative = failures.sentence(OSError(errno.EIO, "Input/output error", "bin"), "/")
+    assert (
+        relative
+        == "bin: Input/output error. See dmesg for what is wrong with the disk of /, and run the playbook again when it works."
+    )
+    assert failures.sentence(OSError("odd")) == "odd. Fix that on the host and run the playbook again."
+
+
+def test_a_file_system_that_does_not_answer(tmp_path, monkeypatch):
+    def stale(path):
+        raise OSError(errno.ESTALE, "Stale file handle", path)
+
+    monkeypatch.setattr(os, "statvfs", stale)
+    assert " on / and run" in failures.sentence(OSError(errno.ENOSPC, "No space left on device", "/"))
+
+
+EMPTY = {"service_manager": "launchd", "scope": "system", "prefix": "/p", "units": "/u"}
+MODULES = {
+    firewall_module: ((firewall, "apply"), {"rules": []}),
+    gguf_info: ((gguf_info.gguf, "read_path"), {"path": "/m.gguf"}),
+    host_info: ((host_info.host, "facts"), {}),
+    link: ((link.links, "apply"), {"links": []}),
+    link_speed: ((link_speed.links, "measure"), {"address": "192.0.2.1"}),
+    release: ((release.state, "unneeded_releases"), {"state": "pruned", "host": {"builds": []}}),
+    rpc_info: ((rpc_info.rpc, "probe"), {"address": "192.0.2.1", "port": 50052}),
+    service: ((services, "apply"), {"host": EMPTY}),
+    tuning_module: ((tuning_module.tuning, "apply"), {"parameters": {}}),
+    verify: ((verify.verification, "collect"), {"plan": {}}),
+}
+"""Module → what does its work, and arguments."""
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
+def test_a_module_ends_with_a_sentence(capsys, monkeypatch, module):
+    (place, name), arguments = MODULES[module]
+
+    def fail(*_arguments, **_named):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "/proc/1/fd")
+
+    monkeypatch.setattr(place, name, fail)
+    with patch_module_args(arguments), pytest.raises(SystemExit):
+        module.main()
+    said = json.loads(capsys.readouterr().out)
+    assert said["failed"]
+    assert re.search(r"/proc/1/fd.*Input/output error|Input/output error.*/proc/1/fd", said["msg"])
+    assert said["msg"].endswith(".")
+
+
+def test_every_module_that_runs_on_hosts_is_tried():
+    folder = Path(service.__file__).parent
+    assert {path.stem for path in folder.glob("*.py") if "def main()" in path.read_text()} == {
+        module.__name__.rpartition(".")[2] for module in MODULES
+    }
+
+
+def test_ufw_after_a_run_that_was_killed(tmp_path, monkeypatch):
+    def make(number):
+        added = ["ufw allow 22/tcp"]
+        host = test_firewall.ufw_host(tmp_path / str(number), added)
+        firewall.apply("ufw", [test_firewall.rule(50061)], check=False, system=host)
+        host.run, host.added = broken.command(host.run), added
+        return host
+
+    def run(host):
+        before, after = firewall.apply("ufw", test_firewall.BOTH, check=False, system=host)
+        return before != after
+
+    broken = faults.Faults(monkeypatch, "killed")
+    whole = make("whole")
+    run(whole)
+    assert failed_runs(broken, make, run, lambda host: host.added, whole.added) > 5
+
+
+# -------------------------------------------------------------------------------------------------------------- releases
+
+PROGRAM = "#!/bin/sh\necho usage: --rpc\n"
+TARGETS = ["ggml-rpc-server", "llama-server"]
+
+
+def run_logged(builder, step, _argv):
+    """What cmake and tar would make, with a line in the log."""
+    made = {"unpack": ["source/CMakeLists.txt"], "compile": [f"build/bin/{name}" for name in TARGETS]}
+    with builder.log.open("ab") as log:
+        log.write(f"== {step}\n".encode())
+    for name in made.get(step, []):
+        (builder.work / name).parent.mkdir(parents=True, exist_ok=True)
+        (builder.work / name).write_text(PROGRAM)
+    return 0, []
+
+
+def compiled(root, archive):
+    build = {"id": "new", "cmake_options": {}, "environment": {}, "targets": TARGETS}
+    source = {"archive": str(archive), "sha256": stored.sha256(archive), "member": "", "commit": "a1", "number": 7}
+    return building.Builder(str(root / "prefix"), str(root / "cache"), build, {**source, "patches": []}, None).install()
+
+
+def unpacked(root, archive):
+    build = {"id": "new", "cmake_options": {}, "environment": {}, "targets": TARGETS}
+    source = {"archive": str(archive), "sha256": stored.sha256(archive), "commit": "a1", "number": 7}
+    if not stored.installed(root / "prefix/releases/new"):
+        building.Installer(str(root / "prefix"), build, None).unpack(source)
+
+
+def packed(root, _archive):
+    build = {"id": "new", "cmake_options": {}, "environment": {}, "targets": TARGETS}
+    if not stored.installed(root / "prefix/releases/new"):
+        path = building.pack(str(root.parent / "builder/prefix"), str(root / "cache"), build)
+        building.Installer(str(root / "prefix"), build, None).receive(path)
+
+
+@SOME_KINDS
+@pytest.mark.parametrize("install", [compiled, unpacked, packed])
+def test_a_release_after_a_fault(tmp_path, monkeypatch, untried, install, kind):
+    monkeypatch.setattr(building.Builder, "_run_logged", run_logged)
+    folder = tmp_path / "llama-b9900"
+    folder.mkdir()
+    for name in (*TARGETS, "libggml.so"):
+        (folder / name).write_text(PROGRAM)
+        (folder / name).chmod(0o755)
+    archive = tmp_path / "programs.tar"
+    with tarfile.open(archive, "w") as opened:
+        opened.add(folder, folder.name)
+
+    def make(number):
+        (tmp_path / str(number)).mkdir()
+        return tmp_path / str(number)
+
+    def run(root):
+        before = state(root)
+        install(root, archive)
+        return state(root) != before
+
+    def state(root):
+        found = faults.tree(root, "cache/builds/new.log", "cache/builds/new.tar.gz")
+        release = root / "prefix/releases/new"
+        return found, release.stat().st_mtime if release.exists() else None, sorted(release.parent.glob(".*"))
+
+    whole = make("whole")
+    monkeypatch.setattr(building.time, "monotonic", lambda: 1.0)
+    compiled(tmp_path / "builder", archive)
+    run(whole)
+    kept = [tmp_path / str(number) for number in range(1, 99)]
+    broken = faults.Faults(monkeypatch, kind, *kept)
+    assert failed_runs(broken, make, run, state, state(whole), str(tmp_path)) > 5
+
+
+def test_a_full_disk_is_not_filled_further_by_an_archive_that_is_not_whole(tmp_path, monkeypatch, untried):
+    release = tmp_path / "prefix/releases/new/bin"
+    release.mkdir(parents=True)
+    (release / "llama-server").write_text(PROGRAM)
+    (release.parent / stored.MANIFEST).write_text("{}")
+    broken = faults.Faults(monkeypatch, "full disk", tmp_path / "cache")
+    broken.at = 5
+    with pytest.raises(OSError, match="No space left"):
+        building.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), {"id": "new", "targets": ["llama-server"]})
+    assert faults.tree(tmp_path / "cache") == {}
+
+
+@SOME_KINDS
+def test_a_removal_of_releases_after_a_fault(tmp_path, monkeypatch, capsys, kind):
+    """What is planned stays; a release, a build that never ended, and what they left beside them, go."""
+    gone, left = ("b8600-cpu-0123abcd", "b8601-cpu-0123abcd")
+    said = []
+
+    def make(number):
+        root = tmp_path / str(number)
+        for name in (gone, "new"):
+            (root / "prefix/releases" / name / "bin").mkdir(parents=True)
+            (root / "prefix/releases" / name / "bin/llama-server").write_text(PROGRAM)
+        (root / "cache/builds" / left / "source").mkdir(parents=True)
+        (root / "cache/sources").mkdir()
+        for name in (f"{gone}.log", f"{gone}.tar.gz", f"{gone}.lock", f"{left}.log", f"{left}.lock", "new.log"):
+            (root / "cache/builds" / name).write_text("text")
+        (root / f"cache/sources/{gone}.tar.gz").write_text("text")
+        return root
+
+    def run(root):
+        planned = {"prefix": str(root / "prefix"), "cache": str(root / "cache"), "units": str(root), "keep_releases": 1}
+        planned.update(service_manager="supervisor", builds=[{"id": "new"}])
+        with patch_module_args({"state": "pruned", "host": planned}), pytest.raises(SystemExit):
+            release.main()
+        result = json.loads(capsys.readouterr().out)
+        if result.get("failed"):
+            said.append(result["msg"])
+        return result.get("changed")
+
+    def state(root):
+        return faults.tree(root), sorted(str(path.relative_to(root)) for path in root.rglob("*"))
+
+    whole = make("whole")
+    run(whole)
+    assert sorted(faults.tree(whole)) == ["cache/builds/new.log", "prefix/releases/new/bin/llama-server"]
+    broken = faults.Faults(monkeypatch, kind, *(tmp_path / str(number) for number in range(1, 99)))
+    failed_runs(broken, make, run, state, state(whole))
+    assert all(re.search(r"\. [A-Z].*(run the playbook again|\(become\))", sentence) for sentence in said)
+
+
+def test_a_file_on_a_disk_that_is_really_full(small_disk):
+    target = small_disk / "unit"
+    files.replace_file(target, "old", 0o644)
+    with (small_disk / "ballast").open("wb", buffering=0) as ballast:
+        ballast.write(bytes(1 << 20))
+    with pytest.raises(OSError, match="No space left") as raised:
+        files.replace_file(target, "new" * 4096, 0o644)
+    assert failures.sentence(raised.value).startswith(
+        f"{target}: No space left on device. Free some space on {small_disk} (0 MiB and room for "
+    )
+    assert faults.tree(small_disk, "ballast") == {"unit": (0o644, b"old")}
+    assert sorted(path.name for path in small_disk.iterdir()) == ["ballast", "unit"]
+    (small_disk / "ballast").unlink()
+    files.replace_file(target, "new" * 4096, 0o644)
+    assert faults.tree(small_disk) == {"unit": (0o644, b"new" * 4096)}

@@ -1,0 +1,109 @@
+"""The empty plan, what a teardown does with it, and that it removes all that a plan installs."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_action
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import empty, entry
+
+ROOT = Path(__file__).resolve().parents[2]
+FACTS = {
+    "scope": "system",
+    "prefix": "/opt/llamacpp",
+    "cache": "/var/cache/llamacpp",
+    "host_settings": True,
+    "defined": ["llamacpp-server", "llamacpp-worker-cpu"],
+    "accounts": {"llamacpp": "/opt/llamacpp", "llamacpp-build": "/opt/llamacpp", "llamacppy": "/home/llamacppy"},
+    "firewall": "nftables",
+    "supervisor": {"running": False},
+}
+
+
+def test_the_empty_plan_has_nothing_and_names_what_goes():
+    hosts = empty.plan({"here": {"facts": FACTS}, "lost": {}})["hosts"]
+    assert list(hosts) == ["here"]
+    planned = hosts["here"]
+    assert [planned[key] for key in ("services", "builds", "links", "firewall")] == [[], [], [], []]
+    assert planned["tuning"] == {"parameters": {}, "profile": "", "reboot": False}
+    assert planned["stale"] == FACTS["defined"]
+    assert planned["accounts"] == ["llamacpp", "llamacpp-build"]
+    assert planned["folders"] == [f"/opt/llamacpp/{name}" for name in names.INSTALLED]
+    assert (planned["scope"], planned["supervisor"]) == ("system", {"running": False})
+
+
+def test_accounts_of_others_stay_where_the_installation_is_a_users():
+    hosts = empty.plan({"here": {"facts": {**FACTS, "scope": "user"}}})["hosts"]
+    assert hosts["here"]["accounts"] == []
+
+
+@pytest.mark.parametrize("manager", ["systemd", "supervisor"])
+def test_what_a_plan_installs_is_what_a_teardown_removes(pair, manager):
+    """All paths of a plan below its prefix, but models."""
+    for name in ("head", "worker1"):
+        pair.hosts[name]["facts"].update(
+            service_manager=manager, units=names.places("system", manager, {"HOME": "/"})["units"]
+        )
+    made = pair.plan()
+    plan_action.complete(made)
+    plan_action.keep_facts(made, entry.read("test", pair.hosts))
+    prefix = "/opt/llamacpp/"
+    parts = set()
+    for host in made["hosts"].values():
+        paths = [*(entry["path"] for entry in [*host["folders"], *host["files"]]), host["units"]]
+        paths += [word for service in host["services"] for word in [*service["argv"], *service["environment"].values()]]
+        parts |= {path[len(prefix) :].split("/")[0] for path in paths if path.startswith(prefix)}
+    assert {"releases", "runtime", "state", names.KEPT_FACTS} <= parts
+    assert parts <= {*names.INSTALLED, "models"}
+
+
+def test_what_tasks_put_below_the_prefix_is_removed():
+    put = set()
+    for path in ROOT.glob("roles/llama_*/tasks/*.yml"):
+        if path.name != "remove.yml":
+            text = path.read_text() + (ROOT / "playbooks/tasks/verify.yml").read_text()
+            put |= {part.split("/")[0].split('"')[0] for part in text.split(".prefix }}/")[1:]}
+    assert put == {"venv", "supervisor", "lingering", "links"}
+    assert put <= set(names.INSTALLED)
+
+
+def test_a_host_that_is_lost_stops_no_teardown_and_is_named_last():
+    plays = yaml.safe_load((ROOT / "playbooks/teardown.yml").read_text())
+    assert not any("any_errors_fatal" in play for play in plays)
+    assert plays[-1]["tasks"][-1]["ansible.builtin.import_tasks"] == "tasks/left.yml"
+
+
+PLAYBOOK = f"""
+- hosts: all
+  gather_facts: false
+  tasks:
+    - ansible.builtin.raw: echo here
+- hosts: all
+  gather_facts: false
+  tasks:
+    - name: Be torn down
+      ansible.builtin.raw: echo torn down
+    - ansible.builtin.import_tasks: {ROOT}/playbooks/tasks/left.yml
+"""
+
+
+def test_the_head_that_cannot_be_reached_is_named(tmp_path):
+    (tmp_path / "run.yml").write_text(PLAYBOOK)
+    hosts = {"head": {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}}
+    hosts["worker"] = {"ansible_connection": "local"}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
+    done = subprocess.run(
+        [Path(sys.executable).with_name("ansible-playbook"), "-i", "hosts.yml", "run.yml"],
+        cwd=tmp_path,
+        env={**os.environ, "ANSIBLE_NOCOLOR": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode
+    assert "head could not be reached or failed above" in done.stdout
+    assert done.stdout.index("torn down]") < done.stdout.index("head could not be reached or failed above")
