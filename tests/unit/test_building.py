@@ -237,15 +237,17 @@ def test_a_builder_whose_lock_was_removed_while_it_waited_takes_the_new_one(tmp_
     got[0].close()
 
 
-def other_host(tmp_path, one):
-    return building.Installer(str(tmp_path / "other"), one.build, None)
+def receive(tmp_path, one, archive, recorded=None):
+    """What another host installs."""
+    other = building.Installer(str(tmp_path / "other"), one.build, None)
+    return other.receive(str(archive), stored.sha256(pathlib.Path(archive)), recorded or {})
 
 
 def test_a_release_goes_to_another_host(tmp_path, tree):
     one = builder(tmp_path, pack(tree, tmp_path))
     manifest = one.install()
     archive = building.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), one.build)
-    assert other_host(tmp_path, one).receive(archive) == manifest
+    assert receive(tmp_path, one, archive) == manifest
     assert stored.installed(tmp_path / "other" / "releases" / "tiny") == manifest
 
 
@@ -253,7 +255,7 @@ def test_a_release_goes_to_another_host_also_where_caches_were_removed(tmp_path,
     one = builder(tmp_path, pack(tree, tmp_path))
     manifest = one.install()
     archive = building.pack(str(tmp_path / "prefix"), str(tmp_path / "gone"), one.build)
-    assert other_host(tmp_path, one).receive(archive) == manifest
+    assert receive(tmp_path, one, archive) == manifest
 
 
 def test_a_program_that_cannot_be_copied_is_named_with_the_reason(tmp_path, tree, monkeypatch):
@@ -283,7 +285,7 @@ def test_a_packed_release_that_is_not_what_was_built_is_not_installed(tmp_path, 
     spoil(one.release)
     archive = building.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), one.build)
     with pytest.raises(building.BuildError, match="does not hold the release tiny as it was built"):
-        other_host(tmp_path, one).receive(archive)
+        receive(tmp_path, one, archive)
     assert stored.installed(tmp_path / "other" / "releases" / "tiny") is None
 
 
@@ -295,7 +297,7 @@ def test_members_of_a_packed_release_that_do_not_belong_there_are_left_out(tmp_p
         packed.add(tree / "worker.c", "../../outside")
         for name in ("manifest.json", "bin/ggml-rpc-server", "bin/llama-server"):
             packed.add(one.release / name, name)
-    other_host(tmp_path, one).receive(str(archive))
+    receive(tmp_path, one, archive)
     assert sorted(path.name for path in (tmp_path / "other").rglob("*") if path.is_file()) == [
         "ggml-rpc-server",
         "llama-server",

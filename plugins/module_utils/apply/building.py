@@ -34,6 +34,7 @@ NEVER_USED = (0, 0)
 """Time of a release's folder until it is put to use: then it is the time of that."""
 FULL_BYTES = 1 << 20
 """A disk with less room is full: not every program says so when it could not write."""
+REMOVE = "remove that release from the controller's cache (docs/security.md says where) and run the playbook again"
 LINK_LEADS_OUT = "Cannot hard link to|Hard-link target '.*' does not exist"
 """What GNU's and BSD's tar report of a hard link to something that was not unpacked."""
 STEP_LINES = r"^(\[[0-9]+/[0-9]+\]|== )"
@@ -109,20 +110,26 @@ class Installer:
         details = {key: value for key, value in source.items() if key != "archive"}
         return self._publish(partial, {"source": details, "seconds": 0, "options_ignored": []})
 
-    def receive(self, archive: str) -> dict:
-        """Installs a release that another host of the same kind has built; returns the manifest."""
+    def receive(self, archive: str, digest: str, recorded: dict[str, str]) -> dict:
+        """Installs a release that another host of the same kind has built; returns the manifest.
+
+        :param digest: sha256 of the archive, as the controller recorded it.
+        :param recorded: file → sha256, as the controller recorded them.
+        """
+        _expect(Path(archive), digest)
         partial = self._begin()
         wanted = {stored.MANIFEST, *(f"bin/{target}" for target in self.build["targets"])}
-        with tarfile.open(archive) as packed:
-            for member in packed:
-                if member.name in wanted and member.isfile():
-                    with (partial / member.name).open("wb") as stream:
-                        shutil.copyfileobj(cast(IO[bytes], packed.extractfile(member)), stream)
-        received = stored.installed(partial)
-        if not received or received["id"] != self.build["id"]:
-            raise BuildError(
-                f"{archive} does not hold the release {self.build['id']} as it was built: remove it from the controller's cache and run the playbook again"
-            )
+        try:
+            with tarfile.open(archive) as packed:
+                for member in packed:
+                    if member.name in wanted and member.isfile() and member.size <= prebuilt.LIMIT_BYTES:
+                        with (partial / member.name).open("wb") as stream:
+                            shutil.copyfileobj(cast(IO[bytes], packed.extractfile(member)), stream)
+        except prebuilt.DAMAGED as error:
+            raise BuildError(f"{archive} cannot be unpacked ({error}): {REMOVE}") from error
+        received = stored.installed(partial, self.build["targets"], recorded)
+        if not received or received.get("id") != self.build["id"]:
+            raise BuildError(f"{archive} does not hold the release {self.build['id']} as it was built: {REMOVE}")
         for target in self.build["targets"]:
             (partial / "bin" / target).chmod(0o755)
         return self._publish(partial, {key: received[key] for key in ("source", "seconds", "options_ignored")})
@@ -275,11 +282,11 @@ class Builder(Installer):
         finally:
             cast(IO[str], lock).close()
 
-    def install(self) -> dict:
-        """Builds and installs the release where it is missing; returns the manifest."""
+    def install(self, recorded: dict[str, str] | None = None) -> dict:
+        """Builds and installs the release where it is missing, or is not what the controller recorded; returns the manifest."""
         (self.cache / "builds").mkdir(parents=True, exist_ok=True)
         with self._alone():
-            manifest = stored.installed(self.release)
+            manifest = stored.installed(self.release, self.build["targets"], recorded)
             if manifest:
                 return manifest
             started = time.monotonic()
