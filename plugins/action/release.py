@@ -69,7 +69,7 @@ class ActionModule(ActionBase):
                 )
         if builds and not result.get("failed"):
             if not record:
-                kept.watch(result["manifest"]["files"])
+                kept.watch(result.get("manifest"))
             if arguments.get("share") and not kept.archive():
                 self._keep(kept, arguments, task_vars)
         return result
@@ -101,7 +101,9 @@ class ActionModule(ActionBase):
         """Brings the packed release to the controller's cache, from where the other hosts of this kind get it."""
         packed = self._execute_module(module_args={**arguments, "state": "packed"}, task_vars=task_vars)
         with kept.receive() as target:
-            result = packed if packed.get("failed") else copying.fetch(self, task_vars, packed["path"], str(target))
+            result = (
+                packed if packed.get("failed") else copying.fetch(self, task_vars, str(packed.get("path")), str(target))
+            )
             if result.get("failed"):
                 raise AnsibleActionFail(f"{target.name} could not be brought to the controller: {result.get('msg')}")
 

@@ -70,7 +70,9 @@ options:
     description: Name of the cluster. The controller keeps built releases for each cluster by itself. Needed for O(state=present).
     type: str
   account:
-    description: Account that builds. Without it the connecting user builds.
+    description:
+      - Account that builds. Without it the connecting user builds.
+      - With O(state=pruned), what that account still runs is ended first. Teardown needs that before it removes the account.
     type: str
   services:
     description:
@@ -175,6 +177,11 @@ def report(module, manifest, **result):
 def prune(module):
     """Removes what is not needed any more. The time of a release's folder is set to now, so that what served until now is kept before what was built later."""
     host = module.params["host"]
+    if module.params["account"] and not module.check_mode:
+        try:
+            building.end_builds(module.params["account"], host["cache"])
+        except building.BuildError as error:
+            module.fail_json(msg=str(error))
     unneeded = state.unneeded_releases(host, applied=module.check_mode)
     installed = {path.name for path in Path(host["prefix"], "releases").glob("*")}
     abandoned = stored.unfinished_builds(host["cache"], installed | {build["id"] for build in host["builds"]})

@@ -71,9 +71,13 @@ class Built:
     def has_archive(self) -> bool:
         return self._archive.exists()
 
-    def watch(self, files: Mapping[str, str]) -> None:
-        """Records the files of a build that this run has made."""
-        if not stored.hashes(files):
+    def watch(self, manifest: Any) -> None:
+        """Records the files of a build that this run has made, or that its builder shares for the first time.
+
+        :param manifest: what the builder returned, which may be anything.
+        """
+        files = stored.hashes(manifest.get("files")) if isinstance(manifest, dict) else {}
+        if not files:
             raise AnsibleError(f"{self.builder} does not say which files its build {self.identity} has: {LOOK}")
         with self._alone():
             self._write(Record(files, None))

@@ -148,7 +148,7 @@ def share(tmp_path_factory):
         if not kept.archive():
             programs = [path.name for path in (release / "bin").iterdir()]
             build = {"id": release.name, "targets": programs}
-            kept.watch(json.loads((release / "manifest.json").read_text())["files"])
+            kept.watch(json.loads((release / "manifest.json").read_text()))
             with kept.receive() as target:
                 shutil.move(building.pack(str(prefix), str(tmp_path_factory.mktemp("share")), build), target)
             shared.append(kept.folders[-1] / target.name)

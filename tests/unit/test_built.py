@@ -228,7 +228,7 @@ def test_a_cache_that_cannot_be_written(install, small_disk, monkeypatch):
     with pytest.raises(
         AnsibleError, match=r"on the controller cannot be written \(No space left on device\): free some space"
     ):
-        kept().watch({f"bin/{number}": "0" * 64 for number in range(2000)})
+        kept().watch({"files": {f"bin/{number}": "0" * 64 for number in range(2000)}})
     assert kept().record() is None
     (small_disk / "full").unlink()
     install("head")
@@ -242,8 +242,9 @@ def test_nothing_is_recorded_in_check_mode(install, controller):
 
 @pytest.mark.parametrize("files", [{}, {"bin/x": "no hash"}, {"/dev/zero": "0" * 64}, {"bin/../x": "0" * 64}, None])
 def test_a_builder_that_does_not_say_what_it_built(files):
-    with pytest.raises(AnsibleError, match="head does not say which files its build b1-cpu-1 has"):
-        kept().watch(files)
+    for manifest in ({"files": files}, files):
+        with pytest.raises(AnsibleError, match="head does not say which files its build b1-cpu-1 has"):
+            kept().watch(manifest)
 
 
 def test_a_packed_release_that_is_torn_or_too_large_is_not_whole(tmp_path, monkeypatch):
@@ -311,6 +312,6 @@ def test_the_controller_says_what_it_keeps_of_a_plan(pair, install):
     assert built.recorded(plan) == {}
     build = plan["hosts"]["head"]["builds"][0]
     one = built.Built(plan["cluster"], "head", build["id"])
-    one.watch(FILES)
+    one.watch({"files": FILES})
     assert built.recorded(plan) == {("head", build["id"]): changes.Recorded(FILES, False)}
     assert sources.cache_folder() in one.folders[0].parents

@@ -15,7 +15,7 @@ import shutil
 import stat
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -112,12 +112,12 @@ def packed_path(cache: str, identity: str) -> str:
     return f"{cache}/builds/{identity}{PACKED}"
 
 
-def lock(path: Path, wait: bool) -> IO[str] | None:
-    """Locks a build until the returned file is closed. Without wait it is None where another process has the lock."""
+def lock(path: Path) -> IO[str] | None:
+    """Locks a build until the returned file is closed, here and in the processes that inherit it; None where others have the lock."""
     while True:
         file = path.open("w")
         try:
-            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 return file
         except BlockingIOError:
@@ -128,12 +128,24 @@ def lock(path: Path, wait: bool) -> IO[str] | None:
         file.close()
 
 
+def holders(path: Path) -> list[int]:
+    """Processes that have the lock, as far as this account may see them (Linux; empty elsewhere)."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            for link in (process / "fd").iterdir():
+                if os.path.samefile(link, path) and "lock:" in (process / "fdinfo" / link.name).read_text():
+                    found.append(int(process.name))
+                    break
+    return sorted(found)
+
+
 def under_way(cache: str, identity: str) -> bool:
     """Whether a build runs on this host now, perhaps one that a killed playbook has left."""
     path = Path(cache) / "builds" / f"{identity}.lock"
     if not path.exists():
         return False
-    held = lock(path, wait=False)
+    held = lock(path)
     if held:
         held.close()
     return held is None
@@ -157,7 +169,7 @@ def clear_build(cache: str, identity: str) -> bool:
     """Removes what a build left, apart from sources and ccache; returns False where it runs."""
     builds = Path(cache) / "builds"
     if builds.is_dir():
-        held = lock(builds / f"{identity}.lock", wait=False)
+        held = lock(builds / f"{identity}.lock")
         if not held:
             return False
         with held:
