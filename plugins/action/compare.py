@@ -6,9 +6,12 @@
 from __future__ import annotations
 
 from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes, staging
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import built, output
+
+display = Display()
 
 
 class ActionModule(ActionBase):
@@ -29,7 +32,11 @@ class ActionModule(ActionBase):
         plan, answers = arguments["plan"], arguments["answers"]
         if plan["refused"] or plan["staging"]:
             return {"changed": False, "obstacles": staging.obstacles(plan, answers)}
-        compared = changes.compare(plan, answers)
+        compared = changes.compare(plan, answers, built.recorded(plan))
+        for sentence in compared.unlike:
+            display.warning(
+                f"{sentence}: site.yml installs it again. If nobody changed it on purpose, that host may be taken over."
+            )
         decided = changes.decide(plan, compared.drifts)
         tools = {name: found["facts"]["tools"] for name, found in arguments["facts"].items() if "facts" in found}
         if arguments["page"]:
@@ -38,5 +45,5 @@ class ActionModule(ActionBase):
         return {
             "changed": False,
             **decided,
-            "lacking": changes.missing_tools(plan, tools, decided["builders"].values()),
+            "lacking": changes.missing_tools(plan, tools, decided["builders"]),
         }

@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report, verification
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import built, output
 
 display = Display()
 
@@ -36,6 +37,8 @@ class ActionModule(ActionBase):
             staged = {"reasons": obstacles, **(staged or {})}
         plan = arguments["plan"]
         drifts = {name: (answers.get(name) or {}).get("drift") for name in plan["hosts"]}
+        answered = {name: drift for name, drift in drifts.items() if drift}
+        unlike = changes.unlike(plan, answered, built.recorded(plan))
         patience = plan["head"]["start_timeout"] if verification.may_become_healthy(plan, drifts) else 0
         exposed = [
             worker["endpoint"]
@@ -51,7 +54,10 @@ class ActionModule(ActionBase):
         if "evidence" not in answer:
             return answer
         drifts[plan["head"]["host"]] = answer["evidence"].get("drift") or drifts[plan["head"]["host"]]
-        judged = verification.judge(plan, drifts, answer["evidence"], knocks, staged)
+        found = {
+            name: drift and {**drift, "unlike": list(unlike.get(name, {}).values())} for name, drift in drifts.items()
+        }
+        judged = verification.judge(plan, found, answer["evidence"], knocks, staged)
         if plan["staging"]:
             return {"changed": False, "report": judged}
         if path:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What only the controller can look up and fetch, and its cache: sources with their sha256, packed releases, known-answer models."""
+"""What only the controller can look up and fetch, and its cache: sources with their sha256, known-answer models."""
 
 from __future__ import annotations
 
@@ -163,11 +163,6 @@ def _write_known_answer_model(path: Path, checksum: Path, layers: int, width: in
         record.write_text(sha256(model) + "\n")
         model.replace(path)
         record.replace(checksum)
-
-
-def packed_release(identity: str) -> Path:
-    """Where a release that one host has built is kept for others of its kind."""
-    return cache_folder() / "releases" / f"{identity}.tar.gz"
 
 
 def _folder() -> Path:

@@ -542,3 +542,11 @@ def test_what_staging_proved_is_a_check_of_the_cluster(plan, drifts, evidence, s
     assert check["status"] == status
     assert said in check["evidence"]
     assert judged["passed"] == (status != "failed")
+
+
+def test_a_host_with_another_release_than_its_builder_is_named(plan, drifts, evidence):
+    drifts["here"]["unlike"] = ["release x on here is not the one that the controller recorded of head"]
+    (check,) = (
+        check for check in verification.judge(plan, drifts, evidence, {})["checks"] if check["name"] == "release"
+    )
+    assert (check["status"], check["evidence"]) == ("failed", drifts["here"]["unlike"][0])
