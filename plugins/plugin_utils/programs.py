@@ -25,10 +25,11 @@ class TooLarge(Exception):
 
 
 def run(
-    argv: list[str], seconds: float, folder: Path | str = "/", environment: Mapping[str, str] | None = None
+    argv: list[str], seconds: float, folder: Path | str | None = None, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Runs a program without input; what it printed.
 
+    :param folder: where it starts, this process's own folder by default.
     :raises subprocess.TimeoutExpired: it did not end in time.
     :raises TooLarge: it wrote too much.
     """
@@ -45,9 +46,10 @@ def run(
     ) as process:
         try:
             printed, said = process.communicate(timeout=seconds)
-        finally:
-            with suppress(ProcessLookupError, PermissionError):
+        except BaseException:
+            with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+            raise
     if process.returncode == -signal.SIGXFSZ or (process.returncode and re.search(TOO_LARGE, said)):
         raise TooLarge(f"it has more than {FILE_BYTES >> 30} GiB")
     return subprocess.CompletedProcess(argv, process.returncode, printed, said)

@@ -65,7 +65,7 @@ def _download_pypi(release: dict, folder: Path) -> Path:
         str(requirement),
     ]
     try:
-        process = programs.run(argv, DOWNLOAD_SECONDS, folder)
+        process = programs.run(argv, DOWNLOAD_SECONDS)
     except subprocess.TimeoutExpired:
         raise AnsibleError(
             f"pip could not fetch the source archive of llama-cpp-python {release['version']} (llama_release) within {DOWNLOAD_SECONDS} s: "

@@ -219,7 +219,7 @@ def test_pip_that_does_not_end(tmp_path, monkeypatch):
 
 def test_pip_that_fetches_without_an_end(tmp_path, monkeypatch):
     program = tmp_path / "python"
-    program.write_text("#!/bin/sh\nexec dd if=/dev/zero of=large bs=4096 count=1024\n")
+    program.write_text(f"#!/bin/sh\nexec dd if=/dev/zero of={tmp_path}/large bs=4096 count=1024\n")
     program.chmod(0o755)
     monkeypatch.setattr(sources.sys, "executable", str(program))
     monkeypatch.setattr(programs, "FILE_BYTES", 1 << 20)
