@@ -34,15 +34,21 @@ class Record(NamedTuple):
 
     files: Mapping[str, str]
     """File → sha256."""
+    prefix: str
+    """Of the installation on the builder."""
     sha256: str | None
     """Of the packed archive, once the controller has one."""
 
 
 class Built:
-    """A build of a host in the cache of one cluster and of one account of the controller."""
+    """A build of a host in the cache of one cluster and of one account of the controller.
 
-    def __init__(self, cluster: str, builder: str, identity: str) -> None:
+    :param prefix: of the installation on the builder, where it is known: what was recorded of another one there does not count.
+    """
+
+    def __init__(self, cluster: str, builder: str, identity: str, prefix: str | None = None) -> None:
         self.builder = builder
+        self.prefix = prefix
         self.identity = identity
         self.folders = [sources.cache_folder() / "releases"]
         for name in (cluster, builder):
@@ -55,10 +61,10 @@ class Built:
         self._check_owner()
         try:
             known = json.loads(self._record.read_text())
-            files, digest = stored.hashes(known["files"]), known["sha256"]
+            record = Record(stored.hashes(known["files"]), known["prefix"], known["sha256"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
-        return Record(files, digest if isinstance(digest, str) else None) if files else None
+        return record if record.files and self.prefix in (None, record.prefix) else None
 
     def archive(self) -> Path | None:
         """The packed release, if it is still what was recorded."""
@@ -80,7 +86,7 @@ class Built:
         if not files:
             raise AnsibleError(f"{self.builder} does not say which files its build {self.identity} has: {LOOK}")
         with self._alone():
-            self._write(Record(files, None))
+            self._write(Record(files, str(self.prefix), None))
 
     @contextmanager
     def receive(self) -> Iterator[Path]:
@@ -134,7 +140,8 @@ def recorded(plan: Mapping[str, Any]) -> dict[tuple[str, str], changes.Recorded]
     found = {}
     for host in plan["hosts"].values():
         for build in host["builds"]:
-            kept = Built(plan["cluster"], build["builder"], build["id"])
+            prefix = plan["hosts"][build["builder"]]["prefix"]
+            kept = Built(plan["cluster"], build["builder"], build["id"], prefix)
             record = kept.record()
             if record:
                 found[build["builder"], build["id"]] = changes.Recorded(record.files, kept.has_archive())
