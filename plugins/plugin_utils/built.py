@@ -99,7 +99,7 @@ class Built:
             with tempfile.TemporaryDirectory(dir=self.folders[-1]) as work:
                 packed = Path(work) / self._archive.name
                 yield packed
-                if not known or stored.packed_files(packed) != known.files:
+                if not known or stored.packed_files(packed, known.files) != known.files:
                     raise AnsibleError(
                         f"The release {self.identity} that {self.builder} has packed is not what the controller recorded of it: {LOOK}. If "
                         f"the change is yours, remove {self._record} on the controller and run the playbook again."

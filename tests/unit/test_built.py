@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import tarfile
 from unittest import mock
 
 import pytest
@@ -263,15 +264,21 @@ def test_a_builder_that_does_not_say_what_it_built(files):
 def test_a_packed_release_that_is_torn_or_too_large_is_not_whole(tmp_path, monkeypatch):
     place(tmp_path, "x" * 5000)
     archive = building.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), BUILD)
-    whole = stored.packed_files(archive)
-    assert set(whole) == {"bin/llama-server"}
+    names = {"bin/llama-server"}
+    whole = stored.packed_files(archive, names)
+    assert set(whole) == names
+    assert stored.packed_files(archive, {"bin/other"}) == {}
     with open(archive, "rb") as stream:
         data = stream.read()
     for end in (0, 1, 10, len(data) // 2):
         (tmp_path / "torn").write_bytes(data[:end])
-        assert stored.packed_files(tmp_path / "torn") != whole
+        assert stored.packed_files(tmp_path / "torn", names) != whole
+    with tarfile.open(tmp_path / "twice", "w") as packed:
+        for _time in range(2):
+            packed.add(tmp_path / "prefix" / "releases" / BUILD["id"] / "bin/llama-server", "bin/llama-server")
+    assert stored.packed_files(tmp_path / "twice", names) == {}
     monkeypatch.setattr(stored.prebuilt, "LIMIT_BYTES", 1 << 10)
-    assert stored.packed_files(archive) == {}
+    assert stored.packed_files(archive, names) == {}
 
 
 def known(plan, files, packed=True):
