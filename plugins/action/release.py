@@ -46,13 +46,14 @@ class ActionModule(ActionBase):
     def _compiled(self, arguments: dict, task_vars: dict) -> dict:
         """Installs a release that its builder compiles, and that other hosts get from the controller as it was recorded there."""
         build, cache = arguments["build"], arguments["cache"]
-        kept = built.Built(arguments["cluster"], build["builder"], build["id"])
+        builds = build["builder"] == task_vars["inventory_hostname"]
+        prefix = arguments["prefix"] if builds else None
+        kept = built.Built(arguments["cluster"], build["builder"], build["id"], prefix)
         record = kept.record()
         arguments["recorded"] = dict(record.files) if record else {}
         result = self._execute_module(module_args=arguments, task_vars=task_vars)
         if result.get("failed") or self._task.check_mode:
             return result
-        builds = build["builder"] == task_vars["inventory_hostname"]
         if "manifest" not in result:
             archive = kept.archive()
             if record and archive:

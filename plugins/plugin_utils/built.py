@@ -30,15 +30,21 @@ class Record(NamedTuple):
 
     files: Mapping[str, str]
     """File → sha256."""
+    prefix: str
+    """Of the installation on the builder."""
     sha256: str | None
     """Of the packed archive, once the controller has one."""
 
 
 class Built:
-    """A build of a host in the cache of one cluster and of one account of the controller."""
+    """A build of a host in the cache of one cluster and of one account of the controller.
 
-    def __init__(self, cluster: str, builder: str, identity: str) -> None:
+    :param prefix: of the installation on the builder, where it is known: what was recorded of another one there does not count.
+    """
+
+    def __init__(self, cluster: str, builder: str, identity: str, prefix: str | None = None) -> None:
         self.builder = builder
+        self.prefix = prefix
         self.identity = identity
         names = ["releases", *(re.sub(r"^\.", "%2E", quote(name, safe=" ")) for name in (cluster, builder))]
         self._name = "/".join(names)
@@ -51,10 +57,10 @@ class Built:
         self._check_owner()
         try:
             known = json.loads(self._record.read_text())
-            files, digest = stored.hashes(known["files"]), known["sha256"]
+            record = Record(stored.hashes(known["files"]), known["prefix"], known["sha256"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
-        return Record(files, digest if isinstance(digest, str) else None) if files else None
+        return record if record.files and self.prefix in (None, record.prefix) else None
 
     def archive(self) -> Path | None:
         """The packed release, if it is still what was recorded."""
@@ -78,7 +84,7 @@ class Built:
         with self._alone():
             known = self.record()
             if not known or known.files != files:  # another controller may have recorded it, with its archive
-                self._write(Record(files, None))
+                self._write(Record(files, str(self.prefix), None))
 
     @contextmanager
     def receive(self) -> Iterator[Path]:
@@ -91,7 +97,7 @@ class Built:
             with cache.work(self.folders[-1]) as work:
                 packed = Path(work) / self._archive.name
                 yield packed
-                if not known or stored.packed_files(packed) != known.files:
+                if not known or stored.packed_files(packed, known.files) != known.files:
                     raise AnsibleError(
                         f"The release {self.identity} that {self.builder} has packed is not what the controller recorded of it: {LOOK}. If "
                         f"the change is yours, remove {self._record} on the controller and run the playbook again."
@@ -119,7 +125,8 @@ def recorded(plan: Mapping[str, Any]) -> dict[tuple[str, str], changes.Recorded]
     found = {}
     for host in plan["hosts"].values():
         for build in host["builds"]:
-            kept = Built(plan["cluster"], build["builder"], build["id"])
+            prefix = plan["hosts"][build["builder"]]["prefix"]
+            kept = Built(plan["cluster"], build["builder"], build["id"], prefix)
             record = kept.record()
             if record:
                 found[build["builder"], build["id"]] = changes.Recorded(record.files, kept.has_archive())

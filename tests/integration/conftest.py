@@ -144,18 +144,19 @@ def share(tmp_path_factory):
 
     def keep(prefix):
         (release,) = (prefix / "releases").iterdir()
-        kept = built.Built("llama_cluster", "localhost", release.name)
+        kept = built.Built("llama_cluster", "localhost", release.name, str(prefix))
         if not kept.archive():
             programs = [path.name for path in (release / "bin").iterdir()]
             build = {"id": release.name, "targets": programs}
             kept.watch(json.loads((release / "manifest.json").read_text()))
             with kept.receive() as target:
                 shutil.move(building.pack(str(prefix), str(tmp_path_factory.mktemp("share")), build), target)
-            shared.append(kept.folders[-1] / target.name)
+            shared.append(kept)
 
     yield keep
-    for path in shared:
-        path.unlink()
+    for kept in shared:
+        for path in kept.folders[-1].glob(f"{kept.identity}.*"):
+            path.unlink()
 
 
 @pytest.fixture(scope="session")

@@ -272,6 +272,7 @@ def test_what_a_killed_module_left_running_keeps_the_lock(tmp_path, tree):
     waiting = threading.Thread(target=lambda: installed.append(builder(tmp_path, pack(tree, tmp_path)).install()))
     waiting.start()
     until(lambda: "== waiting for process " in one.log.read_text())
+    assert re.search(building.STEP_LINES, one.log.read_text().splitlines()[-1])
     assert set(re.findall(r"\d+", one.log.read_text().split("== waiting")[1])) & set(map(str, left))
     assert not installed
     for pid in left:
@@ -798,7 +799,12 @@ def test_a_release_goes_with_what_its_build_left(tmp_path, tree):
 
 @pytest.mark.parametrize(
     "line, said",
-    [("[12/211] Building CXX object ggml.cpp.o", "step 12 of 211"), ("== configure", "configure"), ("", "starting")],
+    [
+        ("[12/211] Building CXX object ggml.cpp.o", "step 12 of 211"),
+        ("== configure", "configure"),
+        ("== waiting for process 4711, which builds it", "waiting for process 4711, which builds it"),
+        ("", "starting"),
+    ],
 )
 def test_progress(line, said):
     assert building.step(line) == said

@@ -109,9 +109,9 @@ def test_a_build_that_was_watched_is_recorded_and_goes_to_the_others(install, tm
     assert install("worker1")["changed"] is False
 
 
-def test_a_build_that_nobody_else_needs_is_recorded_too(install):
+def test_a_build_that_nobody_else_needs_is_recorded_too(install, tmp_path):
     manifest = install("head")["manifest"]
-    assert kept().record() == (manifest["files"], None)
+    assert kept().record() == (manifest["files"], str(tmp_path / "head" / "prefix"), None)
     assert kept().archive() is None
 
 
@@ -217,6 +217,19 @@ def test_builds_are_kept_for_one_cluster_and_one_builder_and_one_account(install
         install("worker1")
 
 
+def test_another_installation_on_the_same_host_has_builds_of_its_own(install, tmp_path):
+    """One host as root and as a user, each as a cluster of the same name: neither takes the other for a host that was changed."""
+    install("head")
+    other = str(tmp_path / "other")
+    assert built.Built("one", "head", BUILD["id"], other).record() is None
+    assert kept().record()
+    installer = building.Installer(other, BUILD, None)
+    place(tmp_path / "head", "built by root")
+    shutil.copytree(tmp_path / "head" / "prefix", other)
+    assert install("head", prefix=other)["changed"] is False
+    assert stored.installed(installer.release)
+
+
 @pytest.mark.parametrize("name", ["..", "a/b", "../../x", "/etc", ".", "fe80::1"])
 def test_names_stay_below_the_cache(controller, name):
     folder = built.Built(name, name, "x").folders[-1]
@@ -274,15 +287,21 @@ def test_a_builder_that_does_not_say_what_it_built(files):
 def test_a_packed_release_that_is_torn_or_too_large_is_not_whole(tmp_path, monkeypatch):
     place(tmp_path, "x" * 5000)
     archive = building.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), BUILD)
-    whole = stored.packed_files(archive)
-    assert set(whole) == {"bin/llama-server"}
+    names = {"bin/llama-server"}
+    whole = stored.packed_files(archive, names)
+    assert set(whole) == names
+    assert stored.packed_files(archive, {"bin/other"}) == {}
     with open(archive, "rb") as stream:
         data = stream.read()
     for end in (0, 1, 10, len(data) // 2):
         (tmp_path / "torn").write_bytes(data[:end])
-        assert stored.packed_files(tmp_path / "torn") != whole
+        assert stored.packed_files(tmp_path / "torn", names) != whole
+    with tarfile.open(tmp_path / "twice", "w") as packed:
+        for _time in range(2):
+            packed.add(tmp_path / "prefix" / "releases" / BUILD["id"] / "bin/llama-server", "bin/llama-server")
+    assert stored.packed_files(tmp_path / "twice", names) == {}
     monkeypatch.setattr(stored.prebuilt, "LIMIT_BYTES", 1 << 10)
-    assert stored.packed_files(archive) == {}
+    assert stored.packed_files(archive, names) == {}
 
 
 def known(plan, files, packed=True):
@@ -335,7 +354,7 @@ def test_the_controller_says_what_it_keeps_of_a_plan(pair, install):
     plan = pair.plan()
     assert built.recorded(plan) == {}
     build = plan["hosts"]["head"]["builds"][0]
-    one = built.Built(plan["cluster"], "head", build["id"])
+    one = built.Built(plan["cluster"], "head", build["id"], plan["hosts"]["head"]["prefix"])
     one.watch({"files": FILES})
     assert built.recorded(plan) == {("head", build["id"]): changes.Recorded(FILES, False)}
     assert sources.cache_folder() == one.folders[0]

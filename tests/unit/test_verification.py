@@ -13,6 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.action import verify as verify
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report, verification
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes
 
 ENDPOINTS = ("127.0.0.1:50052", "127.0.0.1:50053")
 
@@ -302,6 +303,11 @@ def test_other_hosts_are_judged_by_their_answers(plan, drifts, evidence, monkeyp
     result = action.run(task_vars={"hostvars": {"here": {}}})
     assert bool(result.get("failed")) != answered
     assert answered or "release of here: the host does not answer" in result["msg"]
+    identity = plan["hosts"]["here"]["builds"][0]["id"]
+    recorded = {("here", identity): changes.Recorded({"bin/llama-server": "1" * 64}, True)}
+    monkeypatch.setattr(verify_action.built, "recorded", lambda _plan: recorded)
+    other = f"release {identity} on here is not the one that the controller recorded of here"
+    assert (other in action.run(task_vars={"hostvars": {"here": {}}}).get("msg", "")) == answered
 
 
 def test_knocking():

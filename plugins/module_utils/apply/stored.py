@@ -14,7 +14,7 @@ import re
 import shutil
 import stat
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, cast
@@ -58,7 +58,9 @@ def hashes(given: Any) -> dict[str, str]:
     if not isinstance(given, dict):
         return {}
     good = all(
-        isinstance(digest, str) and re.fullmatch(FILE_OF_A_RELEASE, name) and re.fullmatch(r"[0-9a-f]{64}", digest)
+        isinstance(digest, str)
+        and re.fullmatch(FILE_OF_A_RELEASE, name, re.ASCII)
+        and re.fullmatch(r"[0-9a-f]{64}", digest)
         for name, digest in given.items()
     )
     return given if good else {}
@@ -87,17 +89,22 @@ def installed(release: Path, targets: Iterable[str] = (), recorded: Mapping[str,
     return manifest
 
 
-def packed_files(archive: Path) -> dict[str, str]:
-    """File → sha256 of what a packed release holds beside its manifest; empty where it cannot be read to its end."""
+def packed_files(archive: Path, expected: Collection[str]) -> dict[str, str]:
+    """File → sha256 of what a packed release holds beside its manifest; empty where it cannot be read to its end, or holds anything else.
+
+    :param expected: names of its files.
+    """
     try:
         with tarfile.open(archive) as packed:
-            found, size = {}, 0
+            found: dict[str, str] = {}
+            size, left = 0, {MANIFEST, *expected}
             for member in packed:
                 size += member.size
-                if size > prebuilt.LIMIT_BYTES:
+                if size > prebuilt.LIMIT_BYTES or not member.isfile() or member.name not in left:
                     return {}
-                if member.isfile() and member.name != MANIFEST:
-                    found[member.name] = _sha256(cast(IO[bytes], packed.extractfile(member)))
+                left.remove(member.name)
+                found[member.name] = _sha256(cast(IO[bytes], packed.extractfile(member)))
+            found.pop(MANIFEST, None)
             return found
     except (*prebuilt.DAMAGED, OSError):
         return {}
