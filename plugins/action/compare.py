@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes, staging
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import built, output
+
+display = Display()
 
 
 class ActionModule(ActionBase):
@@ -35,7 +38,11 @@ class ActionModule(ActionBase):
             raise AnsibleActionFail(str(refusal)) from None
         if plan["refused"] or plan["staging"]:
             return {"changed": False, "obstacles": staging.obstacles(plan, answers)}
-        compared = changes.compare(plan, answers)
+        compared = changes.compare(plan, answers, built.recorded(plan))
+        for sentence in compared.unlike:
+            display.warning(
+                f"{sentence}: site.yml installs it again. If nobody changed it on purpose, that host may be taken over."
+            )
         decided = changes.decide(plan, compared.drifts)
         tools = {
             name: found["facts"].get("tools") or [] for name, found in arguments["facts"].items() if "facts" in found
@@ -46,5 +53,5 @@ class ActionModule(ActionBase):
         return {
             "changed": False,
             **decided,
-            "lacking": changes.missing_tools(plan, tools, decided["builders"].values()),
+            "lacking": changes.missing_tools(plan, tools, decided["builders"]),
         }

@@ -14,7 +14,7 @@ from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, stored
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import copying, sources
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import built, copying, sources
 
 display = Display()
 
@@ -35,27 +35,44 @@ class ActionModule(ActionBase):
                 return {"changed": False}
             fetched = sources.fetch(release)
             return {"changed": fetched.changed, "path": str(fetched.path)}
+        if release and release["source"] in releases.COMPILED:
+            return self._compiled(arguments, task_vars)
         result = self._execute_module(module_args=arguments, task_vars=task_vars)
-        if result.get("failed") or self._task.check_mode or arguments.get("state") == "pruned":
+        if result.get("failed") or self._task.check_mode or "manifest" in result or arguments.get("state") == "pruned":
             return result
-        if "manifest" not in result and release["source"] == "binary":
-            arguments["brought"] = self._bring(release, arguments["cache"], task_vars)
-            result = self._execute_module(module_args=arguments, task_vars=task_vars)
-        elif "manifest" not in result:
-            cache, identity = arguments["cache"], arguments["build"]["id"]
-            kept = sources.packed_release(identity)
-            if kept.exists():
-                arguments["received"] = self._copy(kept, f"{cache}/sources/{kept.name}", task_vars)
+        arguments["brought"] = self._bring(release, arguments["cache"], task_vars)
+        return self._execute_module(module_args=arguments, task_vars=task_vars)
+
+    def _compiled(self, arguments: dict, task_vars: dict) -> dict:
+        """Installs a release that its builder compiles, and that other hosts get from the controller as it was recorded there."""
+        build, cache = arguments["build"], arguments["cache"]
+        builds = build["builder"] == task_vars["inventory_hostname"]
+        prefix = arguments["prefix"] if builds else None
+        kept = built.Built(arguments["cluster"], build["builder"], build["id"], prefix)
+        record = kept.record()
+        arguments["recorded"] = dict(record.files) if record else {}
+        result = self._execute_module(module_args=arguments, task_vars=task_vars)
+        if result.get("failed") or self._task.check_mode:
+            return result
+        if "manifest" not in result:
+            archive = kept.archive()
+            if record and archive:
+                packed = self._copy(archive, f"{cache}/sources/{archive.name}", task_vars)
+                arguments["received"] = {"path": packed, "sha256": record.sha256}
                 result = self._execute_module(module_args=arguments, task_vars=task_vars)
-            elif arguments.get("built_by"):
-                raise AnsibleActionFail(
-                    f"{arguments['built_by']} should build {identity} for this host too, and did not: see the error of that host"
-                )
-            else:
-                arguments["brought"] = self._bring(release, cache, task_vars)
+            elif builds:
+                arguments["brought"] = self._bring(arguments["release"], cache, task_vars)
                 result = self._build(arguments, task_vars)
-        if arguments.get("share") and not result.get("failed") and release["source"] in releases.COMPILED:
-            self._keep(arguments, task_vars)
+                record = None
+            else:
+                raise AnsibleActionFail(
+                    f"{build['builder']} should build {build['id']} for this host too, and did not: see the error of that host"
+                )
+        if builds and not result.get("failed"):
+            if not record:
+                kept.watch(result.get("manifest"))
+            if arguments.get("share") and not kept.archive():
+                self._keep(kept, arguments, task_vars)
         return result
 
     def _bring(self, release: dict, cache: str, task_vars: dict) -> dict:
@@ -81,17 +98,15 @@ class ActionModule(ActionBase):
             raise AnsibleActionFail(f"{source.name} could not be copied to {target}: {result.get('msg')}")
         return target
 
-    def _keep(self, arguments: dict, task_vars: dict) -> None:
+    def _keep(self, kept: built.Built, arguments: dict, task_vars: dict) -> None:
         """Brings the packed release to the controller's cache, from where the other hosts of this kind get it."""
-        kept = sources.packed_release(arguments["build"]["id"])
-        if kept.exists():
-            return
         packed = self._execute_module(module_args={**arguments, "state": "packed"}, task_vars=task_vars)
-        partial = kept.with_name(kept.name + ".new")
-        result = packed if packed.get("failed") else copying.fetch(self, task_vars, packed["path"], str(partial))
-        if result.get("failed"):
-            raise AnsibleActionFail(f"{kept.name} could not be brought to the controller: {result.get('msg')}")
-        partial.replace(kept)
+        with kept.receive() as target:
+            result = (
+                packed if packed.get("failed") else copying.fetch(self, task_vars, str(packed.get("path")), str(target))
+            )
+            if result.get("failed"):
+                raise AnsibleActionFail(f"{target.name} could not be brought to the controller: {result.get('msg')}")
 
     def _build(self, arguments: dict, task_vars: dict) -> dict:
         """Runs the module in the background and shows its log's last step until it ends."""

@@ -15,7 +15,7 @@ from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report, verification
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import built, output
 
 display = Display()
 
@@ -41,6 +41,8 @@ class ActionModule(ActionBase):
         plan = arguments["plan"]
         _check(changes.check, plan, answers)
         drifts = {name: (answers.get(name) or {}).get("drift") or None for name in plan["hosts"]}
+        answered = {name: drift for name, drift in drifts.items() if drift}
+        unlike = changes.unlike(plan, answered, built.recorded(plan))
         patience = plan["head"]["start_timeout"] if verification.may_become_healthy(plan, drifts) else 0
         exposed = [
             worker["endpoint"]
@@ -57,7 +59,10 @@ class ActionModule(ActionBase):
             return answer
         _check(changes.check, plan, {plan["head"]["host"]: {"drift": answer["evidence"].get("drift")}})
         drifts[plan["head"]["host"]] = answer["evidence"].get("drift") or drifts[plan["head"]["host"]]
-        judged = verification.judge(plan, drifts, answer["evidence"], knocks, staged, changed)
+        found = {
+            name: drift and {**drift, "unlike": list(unlike.get(name, {}).values())} for name, drift in drifts.items()
+        }
+        judged = verification.judge(plan, found, answer["evidence"], knocks, staged, changed)
         if plan["staging"]:
             return {"changed": False, "report": judged}
         if path:

@@ -85,16 +85,18 @@ unreached:
   type: list
   elements: str
 builders:
-  description: Build that some host lacks, and the host that builds it or has it.
-  returned: when O(plan) is not for the staging ports
-  type: dict
-shared:
-  description: Builds that other hosts get from their builder.
+  description: Hosts that compile something. Which host compiles a build stands in the plan.
   returned: when O(plan) is not for the staging ports
   type: list
   elements: str
+  sample: [localhost]
+shared:
+  description: Build that a host lacks and does not compile itself, and the host that it gets the build from.
+  returned: when O(plan) is not for the staging ports
+  type: dict
+  sample: {"pypi-0.3.36-cpu-1f2e3d4c": "localhost"}
 sources:
-  description: Releases of builds that no host has yet.
+  description: Releases of what is compiled or unpacked.
   returned: when O(plan) is not for the staging ports
   type: list
   elements: str

@@ -55,17 +55,24 @@ options:
     description: What the action plugin has fetched and copied to the host. That is C(archive), its C(sha256), C(commit) and C(patches).
     type: dict
   received:
-    description: A release on the host that another host of its kind has packed. The action plugin copies it there.
-    type: path
+    description: A release that another host of its kind has packed. That is its C(path) on the host, where the action plugin copies it, and its C(sha256).
+    type: dict
+  recorded:
+    description:
+      - What the controller recorded of this build when it was built, C(sha256) of each file. An installed release with other files is installed again.
+    type: dict
+    default: {}
   share:
     description: Whether other hosts are to get this host's release. It is then packed and kept in the controller's cache.
     type: bool
     default: false
-  built_by:
-    description: Host whose release is to be installed instead of building one. That host has shared it before.
+  cluster:
+    description: Name of the cluster. The controller keeps built releases for each cluster by itself. Needed for O(state=present).
     type: str
   account:
-    description: Account that builds. Without it the connecting user builds.
+    description:
+      - Account that builds. Without it the connecting user builds.
+      - With O(state=pruned), what that account still runs is ended first. Teardown needs that before it removes the account.
     type: str
   services:
     description:
@@ -138,14 +145,15 @@ def install(params):
     if release["source"] == "package":
         return installer.link({key: release[key] for key in ("source", "version")})
     if params["received"]:
-        return installer.receive(params["received"])
+        return installer.receive(params["received"]["path"], params["received"]["sha256"], params["recorded"])
     if not params["brought"]:
         return None
     source = {**params["brought"], "number": release["build"]}
     if release["source"] == "binary":
         return installer.unpack({key: source[key] for key in ("archive", "sha256", "commit", "number")})
     source["member"] = release["member"]
-    return building.Builder(params["prefix"], params["cache"], build, source, params["account"]).install()
+    builder = building.Builder(params["prefix"], params["cache"], build, source, params["account"])
+    return builder.install(params["recorded"])
 
 
 def report(module, manifest, **result):
@@ -169,6 +177,11 @@ def report(module, manifest, **result):
 def prune(module):
     """Removes what is not needed any more. The time of a release's folder is set to now, so that what served until now is kept before what was built later."""
     host = module.params["host"]
+    if module.params["account"] and not module.check_mode:
+        try:
+            building.end_builds(module.params["account"], host["cache"])
+        except building.BuildError as error:
+            module.fail_json(msg=str(error))
     unneeded = state.unneeded_releases(host, applied=module.check_mode)
     installed = {path.name for path in Path(host["prefix"], "releases").glob("*")}
     abandoned = stored.unfinished_builds(host["cache"], installed | {build["id"] for build in host["builds"]})
@@ -198,9 +211,10 @@ def main():
             "cache": {"type": "path"},
             "host": {"type": "dict"},
             "brought": {"type": "dict"},
-            "received": {"type": "path"},
+            "received": {"type": "dict"},
+            "recorded": {"type": "dict", "default": {}},
             "share": {"type": "bool", "default": False},
-            "built_by": {"type": "str"},
+            "cluster": {"type": "str"},
             "account": {"type": "str"},
             "services": {"type": "list", "elements": "dict", "default": []},
             "host_name": {"type": "str", "default": "this host"},
@@ -221,7 +235,8 @@ def main():
     if params["state"] == "pruned":
         with failures.reported(module):
             prune(module)
-    manifest = stored.installed(Path(params["prefix"]) / "releases" / build["id"])
+    release = Path(params["prefix"]) / "releases" / build["id"]
+    manifest = stored.installed(release, build["targets"], params["recorded"])
     diff = {"before": "", "after": build["id"] + "\n"}
     try:
         if params["state"] == "packed":

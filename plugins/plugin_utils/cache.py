@@ -53,6 +53,13 @@ def folder(name: str, variable: str) -> Path:
 
 def _own(path: Path) -> None:
     path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+    check_owner(path)
+    if stat.S_IMODE(path.stat().st_mode) != PRIVATE:
+        path.chmod(PRIVATE)
+
+
+def check_owner(path: Path) -> None:
+    """:raises CacheError: a folder of the cache belongs to another account."""
     status = path.stat()
     if status.st_uid != os.geteuid():
         owner, account = _name_of(status.st_uid), _name_of(os.geteuid())
@@ -60,8 +67,6 @@ def _own(path: Path) -> None:
             f"The controller's cache {path} belongs to {owner}, and this run to {account}: what it holds is installed on hosts, so that only "
             f"{account} may change it. Run as {owner}, or set XDG_CACHE_HOME to a folder of {account}"
         )
-    if stat.S_IMODE(status.st_mode) != PRIVATE:
-        path.chmod(PRIVATE)
 
 
 def _name_of(uid: int) -> str:

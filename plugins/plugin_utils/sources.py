@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What only the controller can look up and fetch, and its cache: sources with their sha256, packed releases, known-answer models."""
+"""What only the controller can look up and fetch, and its cache: sources with their sha256, known-answer models."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ansible.errors import AnsibleError
 from ansible.module_utils.urls import open_url
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply.stored import sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer, remote
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import cache, git, programs
 
@@ -109,8 +109,8 @@ def _download_url(release: dict, folder: Path) -> Path:
                     raise ValueError(f"it has more than {ARCHIVE_BYTES >> 30} GiB")
 
     try:
-        remote.within(DOWNLOAD_SECONDS, download)
-    except remote.RemoteError:
+        gguf.within(DOWNLOAD_SECONDS, download)
+    except gguf.TooSlow:
         raise AnsibleError(
             f"llama_release has the url {release['url']!r}, which could not be fetched within {DOWNLOAD_SECONDS} s: use another server, or "
             "download it and use path"
@@ -163,11 +163,6 @@ def _write_known_answer_model(path: Path, checksum: Path, layers: int, width: in
         record.write_text(sha256(model) + "\n")
         model.replace(path)
         record.replace(checksum)
-
-
-def packed_release(identity: str) -> Path:
-    """Where a release that one host has built is kept for others of its kind."""
-    return cache_folder() / "releases" / f"{identity}.tar.gz"
 
 
 def _folder() -> Path:

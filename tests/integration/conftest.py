@@ -17,7 +17,7 @@ import ansible_runner
 import pytest
 import yaml
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import sources
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import built
 
 ROOT = Path(__file__).resolve().parents[2]
 TREE = ROOT / ".venv" / "collections"
@@ -144,16 +144,19 @@ def share(tmp_path_factory):
 
     def keep(prefix):
         (release,) = (prefix / "releases").iterdir()
-        kept = sources.packed_release(release.name)
-        if not kept.exists():
+        kept = built.Built("llama_cluster", "localhost", release.name, str(prefix))
+        if not kept.archive():
             programs = [path.name for path in (release / "bin").iterdir()]
             build = {"id": release.name, "targets": programs}
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            shared.append(shutil.move(building.pack(str(prefix), str(tmp_path_factory.mktemp("share")), build), kept))
+            kept.watch(json.loads((release / "manifest.json").read_text()))
+            with kept.receive() as target:
+                shutil.move(building.pack(str(prefix), str(tmp_path_factory.mktemp("share")), build), target)
+            shared.append(kept)
 
     yield keep
-    for path in shared:
-        path.unlink()
+    for kept in shared:
+        for path in kept.folders[-1].glob(f"{kept.identity}.*"):
+            path.unlink()
 
 
 @pytest.fixture(scope="session")

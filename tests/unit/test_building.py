@@ -1,11 +1,15 @@
 """Builds of a tiny real tree with cmake: what is installed, what is kept, and how each step fails."""
 
+import contextlib
 import fcntl
 import hashlib
 import json
 import os
 import pathlib
+import random
+import re
 import shutil
+import signal
 import subprocess
 import tarfile
 import tempfile
@@ -231,29 +235,142 @@ def test_a_second_builder_waits_and_then_finds_the_release(tmp_path, tree):
     assert found[0] == found[1]
 
 
-def test_a_builder_whose_lock_was_removed_while_it_waited_takes_the_new_one(tmp_path):
+def test_a_lock_that_was_removed_while_it_was_taken_is_taken_anew(tmp_path, monkeypatch):
     path = tmp_path / "x.lock"
-    got = []
-    with path.open("w") as first:
-        fcntl.flock(first, fcntl.LOCK_EX)
-        thread = threading.Thread(target=lambda: got.append(stored.lock(path, wait=True)))
-        thread.start()
+    flock = fcntl.flock
+
+    def removed_first(file, how):
+        monkeypatch.setattr(fcntl, "flock", flock)
+        flock(file, how)
         path.unlink()
-    thread.join()
-    assert os.path.samestat(os.fstat(got[0].fileno()), path.stat())
-    assert stored.lock(path, wait=False) is None
-    got[0].close()
+
+    monkeypatch.setattr(fcntl, "flock", removed_first)
+    with stored.lock(path) as held:
+        assert os.path.samestat(os.fstat(held.fileno()), path.stat())
+        assert stored.lock(path) is None
+    stored.lock(path).close()
 
 
-def other_host(tmp_path, one):
-    return building.Installer(str(tmp_path / "other"), one.build, None)
+SLOW_CMAKE = (
+    CMAKE + "add_custom_target(slow COMMAND sleep 30 COMMAND touch ended)\nadd_dependencies(llama-server slow)\n"
+)
+
+
+def test_what_a_killed_module_left_running_keeps_the_lock(tmp_path, tree):
+    """The module is killed, and ninja goes on. The next run says whom it waits for, and goes on when that one has ended."""
+    (tree / "CMakeLists.txt").write_text(SLOW_CMAKE)
+    one = builder(tmp_path, pack(tree, tmp_path))
+    lock = tmp_path / "cache" / "builds" / "tiny.lock"
+    module = os.fork()
+    if not module:
+        try:
+            one.install()
+        finally:
+            os._exit(0)
+    until(lambda: [pid for pid in stored.holders(lock) if "sleep" in command_of(pid)])
+    os.kill(module, signal.SIGKILL)
+    os.waitpid(module, 0)
+    left = stored.holders(lock)
+    assert {command_of(pid)[0].rsplit("/", 1)[-1] for pid in left} >= {"cmake", "ninja", "sleep"}
+    assert stored.under_way(str(tmp_path / "cache"), "tiny")
+    assert not stored.clear_build(str(tmp_path / "cache"), "tiny")
+    (tree / "CMakeLists.txt").write_text(CMAKE)
+    installed = []
+    waiting = threading.Thread(target=lambda: installed.append(builder(tmp_path, pack(tree, tmp_path)).install()))
+    waiting.start()
+    until(lambda: "== waiting for process " in one.log.read_text())
+    assert re.search(building.STEP_LINES, one.log.read_text().splitlines()[-1])
+    assert set(re.findall(r"\d+", one.log.read_text().split("== waiting")[1])) & set(map(str, left))
+    assert not installed
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    waiting.join()
+    assert installed[0]["id"] == "tiny"
+    assert stored.holders(lock) == []
+
+
+def until(condition):
+    while not condition():
+        time.sleep(0.05)
+
+
+def command_of(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1] or ["ended"]
+    except OSError:
+        return ["ended"]
+
+
+def test_a_lock_that_is_held_for_ever_names_its_holder(tmp_path, tree, monkeypatch):
+    one = builder(tmp_path, pack(tree, tmp_path))
+    one.log.parent.mkdir(parents=True)
+    monkeypatch.setattr(building, "LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(building, "LOCK_POLL_SECONDS", 0.05)
+    path = tmp_path / "cache" / "builds" / "tiny.lock"
+    with stored.lock(path), pytest.raises(building.BuildError) as ended:
+        one.install()
+    assert str(ended.value) == (
+        f"process {os.getpid()} on this host has the lock {path}, and {one.log} has not grown for 0.0 minutes: end it, and run the playbook again"
+    )
+    assert one.install()["id"] == "tiny"
+
+
+def test_a_build_whose_log_grows_is_waited_for(tmp_path, tree, monkeypatch):
+    one = builder(tmp_path, pack(tree, tmp_path))
+    one.log.parent.mkdir(parents=True)
+    monkeypatch.setattr(building, "LOCK_SECONDS", 0.5)
+    monkeypatch.setattr(building, "LOCK_POLL_SECONDS", 0.05)
+    held = stored.lock(tmp_path / "cache" / "builds" / "tiny.lock")
+
+    def build():
+        for _step in range(10):
+            time.sleep(0.1)
+            with one.log.open("a") as log:
+                log.write("[1/2]\n")
+        held.close()
+
+    other = threading.Thread(target=build)
+    other.start()
+    assert one.install()["id"] == "tiny"
+    other.join()
+
+
+@pytest.mark.parametrize("torn", ["source/server.c", "build/bin/llama-server"])
+def test_what_a_power_cut_has_torn_is_not_believed(tmp_path, tree, monkeypatch, torn):
+    """Files are empty whose content had not been written, and marks beside them say that they are whole."""
+    monkeypatch.setattr(building, "_boot", lambda: "first")
+    archive = pack(tree, tmp_path)
+    with pytest.raises(building.BuildError, match="compile failed"):
+        builder(tmp_path, archive, targets=["llama-server", "no-such-target"]).install()
+    one = builder(tmp_path, archive)
+    one._lock = 0
+    if torn.startswith("build"):
+        one._run("compile", ["cmake", "--build", "build", "--target", "llama-server"])
+    written = (one.work / torn).stat()
+    assert written.st_size
+    os.truncate(one.work / torn, 0)
+    os.utime(one.work / torn, ns=(written.st_atime_ns, written.st_mtime_ns))
+    monkeypatch.setattr(building, "_boot", lambda: "second")
+    assert one.install()["id"] == "tiny"
+    assert said(one.release).endswith("abc1234d\n")
+
+
+def test_each_start_of_the_system_has_a_name():
+    assert building._boot() == building._boot() != ""
+
+
+def receive(tmp_path, one, archive, recorded=None):
+    """What another host installs."""
+    other = building.Installer(str(tmp_path / "other"), one.build, None)
+    return other.receive(str(archive), stored.sha256(pathlib.Path(archive)), recorded or {})
 
 
 def test_a_release_goes_to_another_host(tmp_path, tree):
     one = builder(tmp_path, pack(tree, tmp_path))
     manifest = one.install()
     archive = building.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), one.build)
-    assert other_host(tmp_path, one).receive(archive) == manifest
+    assert receive(tmp_path, one, archive) == manifest
     assert stored.installed(tmp_path / "other" / "releases" / "tiny") == manifest
 
 
@@ -261,7 +378,7 @@ def test_a_release_goes_to_another_host_also_where_caches_were_removed(tmp_path,
     one = builder(tmp_path, pack(tree, tmp_path))
     manifest = one.install()
     archive = building.pack(str(tmp_path / "prefix"), str(tmp_path / "gone"), one.build)
-    assert other_host(tmp_path, one).receive(archive) == manifest
+    assert receive(tmp_path, one, archive) == manifest
 
 
 def test_a_program_that_cannot_be_copied_is_named_with_the_reason(tmp_path, tree, monkeypatch):
@@ -291,7 +408,7 @@ def test_a_packed_release_that_is_not_what_was_built_is_not_installed(tmp_path, 
     spoil(one.release)
     archive = building.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), one.build)
     with pytest.raises(building.BuildError, match="does not hold the release tiny as it was built"):
-        other_host(tmp_path, one).receive(archive)
+        receive(tmp_path, one, archive)
     assert stored.installed(tmp_path / "other" / "releases" / "tiny") is None
 
 
@@ -303,7 +420,7 @@ def test_members_of_a_packed_release_that_do_not_belong_there_are_left_out(tmp_p
         packed.add(tree / "worker.c", "../../outside")
         for name in ("manifest.json", "bin/ggml-rpc-server", "bin/llama-server"):
             packed.add(one.release / name, name)
-    other_host(tmp_path, one).receive(str(archive))
+    receive(tmp_path, one, archive)
     assert sorted(path.name for path in (tmp_path / "other").rglob("*") if path.is_file()) == [
         "ggml-rpc-server",
         "llama-server",
@@ -715,7 +832,12 @@ def test_a_release_goes_with_what_its_build_left(tmp_path, tree):
 
 @pytest.mark.parametrize(
     "line, said",
-    [("[12/211] Building CXX object ggml.cpp.o", "step 12 of 211"), ("== configure", "configure"), ("", "starting")],
+    [
+        ("[12/211] Building CXX object ggml.cpp.o", "step 12 of 211"),
+        ("== configure", "configure"),
+        ("== waiting for process 4711, which builds it", "waiting for process 4711, which builds it"),
+        ("", "starting"),
+    ],
 )
 def test_progress(line, said):
     assert building.step(line) == said
@@ -729,3 +851,63 @@ def test_programs_are_asked_for_their_options_with_what_their_libraries_need(tmp
     with pytest.raises(building.BuildError, match="llama-server does not run on this host"):
         builder(tmp_path, archive).install()
     builder(tmp_path, archive, environment={"LIBRARIES": "/opt"}).install()
+
+
+def endings(data, count=60):
+    """Data that ends too early, at many places."""
+    return [data[: len(data) * part // count] for part in range(count)]
+
+
+def flipped(data, count=200):
+    """Data with a few other bytes; the same at each run."""
+    chance = random.Random(7)
+    for _case in range(count):
+        other = bytearray(data)
+        for _byte in range(chance.randint(1, 9)):
+            other[chance.randrange(len(other))] = chance.randrange(256)
+        yield bytes(other)
+
+
+@pytest.mark.parametrize("form", ["gz", "bz2", "xz", ""])
+def test_a_damaged_archive_of_programs_is_refused_or_unpacked(tmp_path, form):
+    """It ends in no other way than with a sentence."""
+    folder = tmp_path / "llama-b9900"
+    folder.mkdir()
+    for name in ("llama-server", "ggml-rpc-server", "libggml.so"):
+        (folder / name).write_bytes(random.Random(3).randbytes(3000))
+    archive = tmp_path / "programs.tar"
+    with tarfile.open(archive, f"w:{form}") as packed:
+        packed.add(folder, folder.name)
+    whole = archive.read_bytes()
+    for case in [*endings(whole), *flipped(whole)]:
+        archive.write_bytes(case)
+        target = tmp_path / "target"
+        target.mkdir()
+        with contextlib.suppress(prebuilt.ArchiveError, OSError):
+            prebuilt.extract(archive, ["llama-server", "ggml-rpc-server"], target)
+        shutil.rmtree(target)
+
+
+def test_a_damaged_release_of_another_host_is_refused(tmp_path, tree):
+    """Even where its sha256 is as recorded."""
+    one = builder(tmp_path, pack(tree, tmp_path), targets=["llama-server"])
+    files = one.install()["files"]
+    archive = pathlib.Path(building.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), one.build))
+    whole = archive.read_bytes()
+    for case in [*endings(whole, 20), *flipped(whole, 40)]:
+        archive.write_bytes(case)
+        try:
+            assert receive(tmp_path, one, archive, files)["files"] == files
+        except (building.BuildError, OSError):
+            assert not (tmp_path / "other" / "releases" / "tiny").exists()
+        shutil.rmtree(tmp_path / "other")
+
+
+def test_a_release_with_other_programs_than_recorded_is_not_installed(tmp_path, tree):
+    one = builder(tmp_path, pack(tree, tmp_path))
+    one.install()
+    archive = building.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), one.build)
+    with pytest.raises(
+        building.BuildError, match="does not hold the release tiny as it was built: remove that release"
+    ):
+        receive(tmp_path, one, archive, {"bin/ggml-rpc-server": "0" * 64, "bin/llama-server": "0" * 64})

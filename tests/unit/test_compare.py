@@ -6,7 +6,7 @@ import pytest
 from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import compare
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import built, output
 from test_planning import drifts
 
 FOLDER = {"kind": "folder", "subject": "/opt/llamacpp", "text": "folder /opt/llamacpp is missing"}
@@ -129,3 +129,22 @@ def test_an_error_of_a_host_is_shown_on_one_line(pair):
     compared = changes.compare(plan, answers(plan, worker1={"msg": "one\ntwo \x1b[2J" + "x" * 1000}))
     assert compared.without["worker1"].startswith(r"one two \x1b[2Jxxx")
     assert len(compared.without["worker1"]) == 500
+
+
+def test_a_host_with_another_release_than_recorded_is_warned_of(pair, monkeypatch, tmp_path):
+    """The controller's own cache is asked, and the release is installed again."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    warned = []
+    monkeypatch.setattr(compare.display, "warning", warned.append)
+    plan = pair.plan()
+    identity = plan["hosts"]["head"]["builds"][0]["id"]
+    files = {"bin/llama-server": "1" * 64}
+    built.Built(plan["cluster"], "head", identity, plan["hosts"]["head"]["prefix"]).watch({"files": files})
+    found = answers(plan)
+    for name in found:
+        found[name]["drift"]["installed"] = {identity: files if name != "worker2" else {"bin/llama-server": "2" * 64}}
+    assert run(plan=plan, answers=found)["shared"] == {identity: "head"}
+    assert warned == [
+        f"release {identity} on worker2 is not the one that the controller recorded of head: site.yml installs it again. If nobody changed it "
+        "on purpose, that host may be taken over."
+    ]

@@ -933,8 +933,8 @@ def test_nothing_is_done_while_all_is_as_planned(local):
         "restarts": {"here": []},
         "behind": [],
         "unreached": [],
-        "builders": {},
-        "shared": [],
+        "builders": [],
+        "shared": {},
         "sources": [],
     }
 
@@ -1008,21 +1008,67 @@ def test_a_host_that_did_not_answer_is_named_and_changes_nothing(pair):
     [
         (["head", "worker1", "worker2"], "head", True),
         (["worker1", "worker2"], "head", True),
-        (["head"], "worker1", True),
+        (["head"], "head", False),
         ([], None, False),
     ],
 )
 def test_one_host_of_a_kind_builds_for_all(pair, lacking, builder, shared):
+    """The head builds, whatever other hosts say that they have."""
     plan = pair.plan()
     found = drifts(plan)
     identity = plan["hosts"]["head"]["builds"][0]["id"]
     for name in lacking:
         found[name]["missing_builds"] = [identity]
     changes = decide(plan, found)
-    assert changes["builders"] == ({identity: builder} if builder else {})
-    assert changes["shared"] == ([identity] if shared else [])
+    assert changes["builders"] == (["head"] if "head" in lacking else [])
+    assert changes["shared"] == ({identity: builder} if shared else {})
     assert changes["sources"] == ([plan["release"]["id"]] if builder in lacking else [])
     assert builder is None or builder in changes["behind"]
+
+
+def builders(plan):
+    return {name: [build["builder"] for build in host["builds"]] for name, host in plan["hosts"].items()}
+
+
+def test_a_host_that_is_named_builds_for_its_kind_alone(pair):
+    assert builders(pair.plan()) == {"head": ["head"], "worker1": ["head"], "worker2": ["head"]}
+    for host in pair.hosts.values():
+        host["variables"]["llama_build_host"] = "worker2"
+    assert builders(pair.plan()) == {"head": ["worker2"], "worker1": ["worker2"], "worker2": ["worker2"]}
+    pair.hosts["worker2"]["facts"]["cpu"]["features_id"] = "other"
+    assert builders(pair.plan()) == {"head": ["head"], "worker1": ["head"], "worker2": ["worker2"]}
+
+
+def test_where_the_head_is_of_another_kind_the_first_host_builds(pair):
+    pair.hosts["head"]["facts"]["cpu"]["features_id"] = "other"
+    assert builders(pair.plan()) == {"head": ["head"], "worker1": ["worker1"], "worker2": ["worker1"]}
+    pair.hosts["worker1"]["variables"]["llama_build_host"] = "worker2"
+    assert builders(pair.plan()) == {"head": ["head"], "worker1": ["worker2"], "worker2": ["worker2"]}
+
+
+def test_a_host_that_shares_nothing_builds_for_itself(pair):
+    pair.hosts["worker1"]["variables"]["llama_build_share"] = False
+    plan = pair.plan()
+    assert builders(plan) == {"head": ["head"], "worker1": ["worker1"], "worker2": ["head"]}
+    found = drifts(plan)
+    identity = plan["hosts"]["head"]["builds"][0]["id"]
+    for drift in found.values():
+        drift["missing_builds"] = [identity]
+    changes = decide(plan, found)
+    assert (changes["builders"], changes["shared"]) == (["head", "worker1"], {identity: "head"})
+    pair.hosts["head"]["variables"]["llama_build_share"] = False
+    assert builders(pair.plan()) == {"head": ["head"], "worker1": ["worker1"], "worker2": ["worker2"]}
+
+
+def test_builders_that_cannot_be(pair):
+    pair.hosts["worker1"]["variables"]["llama_build_host"] = "nobody"
+    assert "llama_build_host of worker1 is 'nobody', which is not a host of this cluster" in pair.reason()
+    pair.hosts["worker1"]["variables"]["llama_build_host"] = "worker1"
+    pair.hosts["worker2"]["variables"]["llama_build_host"] = "worker2"
+    assert (
+        "llama_build_host is worker1 (of worker1), worker2 (of worker2), but these hosts share the build"
+        in pair.reason()
+    )
 
 
 def test_a_host_that_builds_for_itself_shares_nothing(local):
@@ -1032,8 +1078,8 @@ def test_a_host_that_builds_for_itself_shares_nothing(local):
     found["here"]["missing_builds"] = [identity]
     changes = decide(plan, found)
     assert {key: changes[key] for key in ("builders", "shared", "sources")} == {
-        "builders": {identity: "here"},
-        "shared": [],
+        "builders": ["here"],
+        "shared": {},
         "sources": [plan["release"]["id"]],
     }
 
@@ -1599,7 +1645,8 @@ def test_what_is_compiled_already_is_installed_by_each_host_itself(pair, source,
     for name, host in plan["hosts"].items():
         found[name]["missing_builds"] = [build["id"] for build in host["builds"]]
     changes = decide(plan, found)
-    assert (changes["builders"], changes["shared"], len(changes["sources"])) == ({}, [], sources)
+    assert (changes["builders"], changes["shared"], len(changes["sources"])) == ([], {}, sources)
+    assert builders(plan) == {name: [name] * len(host["builds"]) for name, host in plan["hosts"].items()}
 
 
 def test_a_backend_that_the_head_itself_does_not_have(both):

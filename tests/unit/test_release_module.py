@@ -5,9 +5,12 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tarfile
+import threading
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import yaml
@@ -174,6 +177,52 @@ def test_builds_that_never_ended_go_with_a_prune(call, programs, tmp_path):
         "832db0699007f1be.tar.gz",
         "git-832db0699007f1be.tar.gz",
     }
+
+
+UNUSED_UID = 64007
+
+
+@pytest.fixture
+def left_running(programs, tmp_path, monkeypatch):
+    """A compiler of the building account that a killed run has left, with the lock of its build."""
+    if os.geteuid():
+        pytest.skip("only root can start processes of another account")
+    builds = tmp_path / "cache" / "builds"
+    (builds / LEFT / "source").mkdir(parents=True)
+    account = mock.Mock(pw_uid=UNUSED_UID)
+    monkeypatch.setattr(building.pwd, "getpwnam", lambda name: account if name == "builder" else None)
+    with (builds / f"{LEFT}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        process = subprocess.Popen(["sleep", "60"], user=UNUSED_UID, pass_fds=[lock.fileno()])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_teardown_ends_what_a_killed_run_left(call, programs, left_running, tmp_path):
+    threading.Thread(target=left_running.wait).start()
+    planned = {**host(programs), "builds": []}
+    assert call(state="pruned", host=planned)["changed"] is False
+    assert call(check=True, state="pruned", host=planned, account="builder")["changed"] is False
+    assert left_running.returncode is None
+    assert call(state="pruned", host=planned, account="builder")["abandoned"] == [LEFT]
+    assert left_running.returncode == -signal.SIGKILL
+    assert list((tmp_path / "cache" / "builds").iterdir()) == []
+
+
+def test_a_process_that_does_not_end_is_named(call, programs, left_running, monkeypatch):
+    monkeypatch.setattr(building, "END_SECONDS", 0.3)
+    monkeypatch.setattr(building.os, "kill", lambda *_arguments: None)
+    failed = call(state="pruned", host=host(programs), account="builder")
+    monkeypatch.undo()
+    assert failed["msg"].startswith(f"process {left_running.pid} of the account builder does not end: end it")
+
+
+def test_a_teardown_ends_builds_before_it_removes_their_account():
+    tasks = yaml.safe_load((ROOT / "roles" / "llama_host" / "tasks" / "remove.yml").read_text())
+    (pruning,) = (index for index, task in enumerate(tasks) if "account" in task.get("llamacpp.cluster.release", {}))
+    (removing,) = (index for index, task in enumerate(tasks) if "ansible.builtin.user" in task)
+    assert pruning < removing
 
 
 def test_a_release_that_cannot_be_removed(call, programs, tmp_path):

@@ -300,7 +300,7 @@ def planned(tmp_path):
         "accounts": [],
         "folders": [{"path": str(prefix), "owner": None, "mode": "0755"}],
         "files": [{"path": f"{prefix}/model", "bytes": 5, "sha256": hashlib.sha256(b"model").hexdigest()}],
-        "builds": [{"id": "here"}],
+        "builds": [{"id": "here", "targets": ["worker"]}],
         "keep_releases": 2,
         "services": [{**service(prefix / "x", free_port()), "definition": DEFINED}],
         "firewall": [],
@@ -384,7 +384,7 @@ SPOILED = [
         "release here is not installed",
         lambda h, p, m: (p / "releases/here/bin/worker").write_text("other"),
     ),
-    ("release", "release gone is not installed", lambda h, p, m: h["builds"].append({"id": "gone"})),
+    ("release", "release gone is not installed", lambda h, p, m: h["builds"].append({"id": "gone", "targets": []})),
     ("file", "model is missing or has different content", lambda h, p, m: (p / "model").write_text("other")),
     ("file", "model is missing or has different content", lambda h, p, m: (p / "model").unlink()),
     ("definition", "llamacpp-x is not defined as planned", lambda h, p, m: h["services"][0].update(definition="y")),
@@ -556,9 +556,9 @@ def test_the_last_releases_are_kept(planned, releases):
 
 def test_a_planned_release_counts_before_it_is_installed(planned, releases):
     unneeded = releases("second", "third")
-    planned["builds"] = [{"id": "coming"}]
+    planned["builds"] = [{"id": "coming", "targets": []}]
     assert unneeded() == ["third", "second"]
-    planned["builds"] = [{"id": "third"}]
+    planned["builds"] = [{"id": "third", "targets": []}]
     assert unneeded() == ["second"]
 
 
@@ -568,7 +568,7 @@ def identity(name, backend):
 
 def test_the_last_releases_of_each_backend_are_kept(planned, releases):
     """Two backends of which one changed three times, each time put to use after all that the other has."""
-    planned["builds"] = [{"id": identity("b4", "hip")}, {"id": identity("b2", "vulkan")}]
+    planned["builds"] = [{"id": identity("b4", "hip"), "targets": []}, {"id": identity("b2", "vulkan"), "targets": []}]
     hip = [identity(name, "hip") for name in ("b4", "b3", "b2", "b1")]
     vulkan = [identity(name, "vulkan") for name in ("b2", "b1", "b0")]
     cpu = [identity(name, "cpu") for name in ("b1", "b0")]
@@ -583,7 +583,7 @@ def test_the_last_releases_of_each_backend_are_kept(planned, releases):
 def test_what_is_held_counts_for_its_own_backend(planned, releases, tmp_path):
     held = identity("b1", "hip")
     unneeded = releases(identity("b4", "hip"), identity("b3", "hip"), held, identity("b1", "vulkan"))
-    planned["builds"] = [{"id": identity("b4", "hip")}, {"id": identity("b2", "vulkan")}]
+    planned["builds"] = [{"id": identity("b4", "hip"), "targets": []}, {"id": identity("b2", "vulkan"), "targets": []}]
     (tmp_path / "services" / "mine.conf").write_text(f"command={planned['prefix']}/releases/{held}/bin/llama-bench")
     assert unneeded() == [identity("b3", "hip")]
 
@@ -688,3 +688,53 @@ def test_host_info_writes_nothing_so_that_a_killed_one_leaves_nothing(tmp_path, 
     written.at = 1
     assert "facts" in call(scope="user")
     assert written.count == 0
+
+
+ZERO = "0" * 64
+EMPTY = hashlib.sha256(b"").hexdigest()
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        *(
+            json.dumps({"files": files})
+            for files in (
+                {},
+                [],
+                {"bin/other": ZERO},
+                {"/dev/zero": ZERO},
+                {"bin/../../../../../dev/zero": ZERO},
+                {"bin/..": ZERO},
+                {"bin/worker": 1},
+                {"bin/worker": EMPTY, "bin/pipe": ZERO},
+                {"bin/worker": EMPTY, "bin/zero": ZERO},
+            )
+        ),
+        "[]",
+        "1e999",
+        "[" * 200000,
+        "\x00",
+    ],
+)
+def test_a_manifest_is_not_believed(planned, manifest):
+    """Nothing outside the release is read, and nothing is waited for."""
+    release = Path(planned["prefix"]) / "releases" / "here"
+    os.mkfifo(release / "bin" / "pipe")
+    (release / "bin" / "zero").symlink_to("/dev/zero")
+    (release / "bin" / "worker").write_bytes(b"")
+    assert state.drift(planned)["missing_builds"] == ["here"]
+    (release / "manifest.json").write_text(manifest)
+    assert state.drift(planned)["missing_builds"] == ["here"]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
+def test_a_manifest_that_is_not_a_file(planned, make):
+    path = Path(planned["prefix"]) / "releases" / "here" / "manifest.json"
+    path.unlink()
+    make(path)
+    assert state.drift(planned)["missing_builds"] == ["here"]
+
+
+def test_what_is_installed_is_reported_with_its_hashes(planned):
+    assert state.drift(planned)["installed"] == {"here": {"bin/worker": hashlib.sha256(b"program").hexdigest()}}

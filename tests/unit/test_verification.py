@@ -15,6 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.check import repo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -468,6 +469,11 @@ def test_other_hosts_are_judged_by_their_answers(plan, drifts, evidence, monkeyp
     result = action.run(task_vars={"hostvars": {"here": {}}})
     assert bool(result.get("failed")) != answered
     assert answered or "release of here: the host does not answer" in result["msg"]
+    identity = plan["hosts"]["here"]["builds"][0]["id"]
+    recorded = {("here", identity): changes.Recorded({"bin/llama-server": "1" * 64}, True)}
+    monkeypatch.setattr(verify_action.built, "recorded", lambda _plan: recorded)
+    other = f"release {identity} on here is not the one that the controller recorded of here"
+    assert (other in action.run(task_vars={"hostvars": {"here": {}}}).get("msg", "")) == answered
 
 
 def test_the_hosts_that_a_run_changed_are_known_to_the_judgement(plan, drifts, evidence, monkeypatch):
@@ -774,3 +780,11 @@ def test_what_staging_proved_is_a_check_of_the_cluster(plan, drifts, evidence, s
     assert check["status"] == status
     assert said in check["evidence"]
     assert judged["passed"] == (status != "failed")
+
+
+def test_a_host_with_another_release_than_its_builder_is_named(plan, drifts, evidence):
+    drifts["here"]["unlike"] = ["release x on here is not the one that the controller recorded of head"]
+    (check,) = (
+        check for check in verification.judge(plan, drifts, evidence, {})["checks"] if check["name"] == "release"
+    )
+    assert (check["status"], check["evidence"]) == ("failed", drifts["here"]["unlike"][0])

@@ -16,17 +16,19 @@ import pwd
 import re
 import resource
 import shutil
+import signal
 import subprocess
 import tarfile
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import prebuilt, stored, trial
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import SEARCH
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import SEARCH, output
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
 
 LOG_LINES_SHOWN = 15
@@ -38,10 +40,16 @@ FULL_BYTES = 1 << 20
 """A disk with less room is full: not every program says so when it could not write."""
 HELP_SECONDS, HELP_BYTES, WRITTEN_BYTES = 60, 1 << 20, 64 << 20
 """How long a program may take for its help, how much of it is read, and how much it may write into one file."""
+REMOVE = "remove that release from the controller's cache (docs/security.md says where) and run the playbook again"
 LINK_LEADS_OUT = "Cannot hard link to|Hard-link target '.*' does not exist"
 """What GNU's and BSD's tar report of a hard link to something that was not unpacked."""
 STEP_LINES = r"^(\[[0-9]+/[0-9]+\]|== )"
 """Lines of a build's log that show its progress, as an expression for grep -E: ninja's and our own."""
+
+
+LOCK_SECONDS, LOCK_POLL_SECONDS = 3600, 1
+"""How long another process may have the lock of a build without a line in its log. One file for a GPU compiles for minutes."""
+END_SECONDS = 10
 
 
 def _bound_files() -> None:
@@ -58,6 +66,48 @@ class BuildError(Exception):
 def _expect(path: Path, digest: str) -> None:
     if stored.sha256(path) != digest:
         raise BuildError(f"{path} does not have the sha256 {digest}: remove that file and run the playbook again")
+
+
+def _processes(numbers: list[int]) -> str:
+    return f"process {', '.join(map(str, numbers))}" if numbers else "another process"
+
+
+def _boot() -> str:
+    """What is another after each start of the system."""
+    return (
+        text_of(Path("/proc/sys/kernel/random/boot_id")).strip()
+        or output(["sysctl", "-n", "kern.bootsessionuuid"]).strip()
+    )
+
+
+def _processes_of(uid: int) -> list[int]:
+    """Processes of an account on this host itself, containers aside (Linux; none elsewhere)."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            own = os.readlink(process / "ns" / "pid") == os.readlink("/proc/self/ns/pid")
+            if own and f"\nUid:\t{uid}\t" in (process / "status").read_text():
+                found.append(int(process.name))
+    return found
+
+
+def end_builds(account: str, cache: str) -> None:
+    """Ends what the building account still runs: a killed run leaves its compilers. What waits for them ends as well."""
+    uid = pwd.getpwnam(account).pw_uid
+    locks = Path(cache, "builds").glob("*.lock")
+    identities = [path.name[: -len(".lock")] for path in locks]
+    deadline = time.monotonic() + END_SECONDS
+    while (left := _processes_of(uid)) or any(stored.under_way(cache, identity) for identity in identities):
+        for process in left:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            if left:
+                raise BuildError(
+                    f"{_processes(left)} of the account {account} does not end: end it, or start the host again, and run the playbook again"
+                )
+            return
+        time.sleep(0.1)
 
 
 def pack(prefix: str, cache: str, build: dict) -> str:
@@ -124,20 +174,26 @@ class Installer:
         details = {key: value for key, value in source.items() if key != "archive"}
         return self._publish(partial, {"source": details, "seconds": 0, "options_ignored": []})
 
-    def receive(self, archive: str) -> dict:
-        """Installs a release that another host of the same kind has built; returns the manifest."""
+    def receive(self, archive: str, digest: str, recorded: dict[str, str]) -> dict:
+        """Installs a release that another host of the same kind has built; returns the manifest.
+
+        :param digest: sha256 of the archive, as the controller recorded it.
+        :param recorded: file → sha256, as the controller recorded them.
+        """
+        _expect(Path(archive), digest)
         partial = self._begin()
         wanted = {stored.MANIFEST, *(f"bin/{target}" for target in self.build["targets"])}
-        with tarfile.open(archive) as packed:
-            for member in packed:
-                if member.name in wanted and member.isfile():
-                    with (partial / member.name).open("wb") as stream:
-                        shutil.copyfileobj(cast(IO[bytes], packed.extractfile(member)), stream)
-        received = stored.installed(partial)
-        if not received or received["id"] != self.build["id"]:
-            raise BuildError(
-                f"{archive} does not hold the release {self.build['id']} as it was built: remove it from the controller's cache and run the playbook again"
-            )
+        try:
+            with tarfile.open(archive) as packed:
+                for member in packed:
+                    if member.name in wanted and member.isfile() and member.size <= prebuilt.LIMIT_BYTES:
+                        with (partial / member.name).open("wb") as stream:
+                            shutil.copyfileobj(cast(IO[bytes], packed.extractfile(member)), stream)
+        except prebuilt.DAMAGED as error:
+            raise BuildError(f"{archive} cannot be unpacked ({error}): {REMOVE}") from error
+        received = stored.installed(partial, self.build["targets"], recorded)
+        if not received or received.get("id") != self.build["id"]:
+            raise BuildError(f"{archive} does not hold the release {self.build['id']} as it was built: {REMOVE}")
         for target in self.build["targets"]:
             (partial / "bin" / target).chmod(0o755)
         return self._publish(partial, {key: received[key] for key in ("source", "seconds", "options_ignored")})
@@ -266,6 +322,7 @@ class Builder(Installer):
                 cwd=self.work,
                 umask=0o022,
                 check=False,
+                pass_fds=[self._lock],
                 **self._as_account(),
             )
         with self.log.open("rb") as log:
@@ -293,18 +350,37 @@ class Builder(Installer):
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """A killed playbook leaves its build running: the next one waits for it here."""
-        lock = stored.lock(self.cache / "builds" / f"{self.build['id']}.lock", wait=True)
-        try:
+        """A killed playbook leaves its build running: the next one waits for it here, as long as it goes on."""
+        path = self.cache / "builds" / f"{self.build['id']}.lock"
+        lock = stored.lock(path)
+        seen, since = -1, 0.0
+        while not lock:
+            if seen < 0:
+                self._say(f"waiting for {_processes(stored.holders(path))}, which builds it")
+            size = self.log.stat().st_size
+            if size != seen:
+                seen, since = size, time.monotonic()
+            elif time.monotonic() - since > LOCK_SECONDS:
+                raise BuildError(
+                    f"{_processes(stored.holders(path))} on this host has the lock {path}, and {self.log} has not grown for "
+                    f"{LOCK_SECONDS // 60} minutes: end it, and run the playbook again"
+                )
+            time.sleep(LOCK_POLL_SECONDS)
+            lock = stored.lock(path)
+        self._lock = lock.fileno()
+        with lock:
             yield
-        finally:
-            cast(IO[str], lock).close()
 
-    def install(self) -> dict:
-        """Builds and installs the release where it is missing; returns the manifest."""
+    def _say(self, what: str) -> None:
+        """Adds a step to the log, which the action plugin shows."""
+        with self.log.open("a") as log:
+            log.write(f"== {what}\n")
+
+    def install(self, recorded: dict[str, str] | None = None) -> dict:
+        """Builds and installs the release where it is missing, or is not what the controller recorded; returns the manifest."""
         (self.cache / "builds").mkdir(parents=True, exist_ok=True)
         with self._alone():
-            manifest = stored.installed(self.release)
+            manifest = stored.installed(self.release, self.build["targets"], recorded)
             if manifest:
                 return manifest
             started = time.monotonic()
@@ -324,12 +400,14 @@ class Builder(Installer):
         shutil.rmtree(self.work)
 
     def _prepare(self) -> None:
-        """Unpacks and patches the tree where an interrupted build has not left the same one."""
-        wanted = [self.source["sha256"], *(patch["sha256"] for patch in self.source["patches"])]
+        """Unpacks and patches the tree where an interrupted build has not left the same one. After a start of the system what it has left is not
+        believed: a power cut may have torn the tree and what was compiled."""
+        wanted = [_boot(), self.source["sha256"], *(patch["sha256"] for patch in self.source["patches"])]
         ready = self.log.with_suffix(stored.UNPACKED)
-        if ready.exists() and ready.read_text().split() == wanted and (self.work / "source").exists():
+        if text_of(ready).splitlines() == wanted and (self.work / "source").exists():
             return
-        ready.unlink(missing_ok=True)
+        for ending in (stored.UNPACKED, stored.CONFIGURED):
+            self.log.with_suffix(ending).unlink(missing_ok=True)
         self._unpack()
         for patch in self.source["patches"]:
             self._patch(patch)

@@ -10,6 +10,7 @@ file of the archive: it is written as a file of its own, and one to anything els
 
 from __future__ import annotations
 
+import lzma
 import re
 import shutil
 import tarfile
@@ -21,6 +22,8 @@ SERVER = "llama-server"
 WORKERS = ("ggml-rpc-server", "rpc-server")
 LIBRARY = r"lib[\w.+-]+\.(so(\.\d+)*|dylib)"
 LIMIT_BYTES = 8 << 30
+DAMAGED = (tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, ValueError)
+"""What reading an archive raises that is damaged, beside OSError."""
 
 
 class ArchiveError(Exception):
@@ -43,7 +46,7 @@ def extract(archive: Path, programs: list[str], target: Path) -> None:
             for name, member in members.items():
                 if member.issym():
                     (target / name).symlink_to(member.linkname)
-    except (tarfile.TarError, zlib.error, EOFError, KeyError) as error:
+    except (*DAMAGED, KeyError) as error:
         raise ArchiveError(
             f"the archive of llama_release cannot be read ({_first_line(error)}): give a tar archive, as upstream's releases are, not a zip file"
         ) from error

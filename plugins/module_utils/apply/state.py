@@ -479,6 +479,7 @@ def drift(planned: dict) -> dict:
     :param planned: ``plan["hosts"][name]``.
     :returns: ``services`` (name → state, pid, addresses, clients), ``defined`` (names of services that have a definition), ``stale``
         (those of them that are not planned), ``missing_builds`` (ids of planned builds that are not installed or not intact),
+        ``installed`` (id of each other planned build → file → sha256),
         ``running_releases`` (ids of the releases whose programs run), ``changed_files`` (paths), ``redefined`` (names of services),
         ``knocks`` (of knocks.results),
         ``differences`` (all that an apply would change, each ``{"kind", "subject", "text"}``, as common.differences defines it).
@@ -488,11 +489,11 @@ def drift(planned: dict) -> dict:
     services = {service["name"]: service_state(service, running) for service in planned["services"]}
     defined = host.defined_services(planned["service_manager"], planned["units"])
     manager = managers.manager_of(planned)
-    missing = [
-        build["id"]
+    manifests = {
+        build["id"]: stored.installed(Path(planned["prefix"]) / "releases" / build["id"], build["targets"])
         for build in planned["builds"]
-        if not stored.installed(Path(planned["prefix"]) / "releases" / build["id"])
-    ]
+    }
+    missing = [identity for identity, manifest in manifests.items() if not manifest]
     stale = sorted(set(defined) - set(services))
     changed_files, redefined = _changed_files(planned["files"]), _redefined(planned, services)
     return {
@@ -500,6 +501,7 @@ def drift(planned: dict) -> dict:
         "defined": defined,
         "stale": stale,
         "missing_builds": missing,
+        "installed": {identity: manifest["files"] for identity, manifest in manifests.items() if manifest},
         "running_releases": running_releases(planned["prefix"], running),
         "changed_files": changed_files,
         "redefined": redefined,

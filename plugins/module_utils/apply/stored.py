@@ -5,14 +5,21 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
+import stat
+import tarfile
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, cast
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import prebuilt
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 
 MANIFEST = "manifest.json"
@@ -21,22 +28,86 @@ UNFINISHED = (UNPACKED, CONFIGURED, PACKED + PARTIAL, LOCK)
 """Endings of files beside the folder of a build by which one is found that has not ended. The lock goes last."""
 
 
+MANIFEST_BYTES = 16 << 20
+FILE_OF_A_RELEASE = r"bin/\w[\w.+-]*"
+
+
 def sha256(path: Path) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as stream:
-        while part := stream.read(1 << 20):
-            digest.update(part)
+        return _sha256(stream)
+
+
+def _sha256(stream: IO[bytes]) -> str:
+    digest = hashlib.sha256()
+    while part := stream.read(1 << 20):
+        digest.update(part)
     return digest.hexdigest()
 
 
-def installed(release: Path) -> dict | None:
-    """The manifest of an installed release whose files are what it says, or None."""
+@contextmanager
+def _open(path: Path) -> Iterator[IO[bytes]]:
+    """A regular file, or what a link leads to; anything else is an OSError, and nothing is waited for."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
+        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is not a file", str(path))
+        yield stream
+
+
+def hashes(given: Any) -> dict[str, str]:
+    """File of a release → sha256, as a manifest or a record names them; empty where it is anything else."""
+    if not isinstance(given, dict):
+        return {}
+    good = all(
+        isinstance(digest, str)
+        and re.fullmatch(FILE_OF_A_RELEASE, name, re.ASCII)
+        and re.fullmatch(r"[0-9a-f]{64}", digest)
+        for name, digest in given.items()
+    )
+    return given if good else {}
+
+
+def installed(release: Path, targets: Iterable[str] = (), recorded: Mapping[str, str] | None = None) -> dict | None:
+    """The manifest of an installed release whose files are what it says, or None.
+
+    :param targets: programs that it must have.
+    :param recorded: what the controller saw when the release was built: file → sha256. Empty or None where it saw nothing.
+    """
     try:
-        manifest = json.loads((release / MANIFEST).read_text())
-        intact = all(sha256(release / name) == digest for name, digest in manifest["files"].items())
-    except (OSError, ValueError, KeyError):
+        with _open(release / MANIFEST) as stream:
+            text = stream.read(MANIFEST_BYTES + 1)
+        manifest = json.loads(text[:MANIFEST_BYTES])
+        files = hashes(manifest["files"])
+        whole = bool(files) and all(f"bin/{target}" in files for target in targets)
+        if not whole or (recorded and files != recorded):
+            return None
+        for name, digest in files.items():
+            with _open(release / name) as stream:
+                if _sha256(stream) != digest:
+                    return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    return manifest if intact else None
+    return manifest
+
+
+def packed_files(archive: Path, expected: Collection[str]) -> dict[str, str]:
+    """File → sha256 of what a packed release holds beside its manifest; empty where it cannot be read to its end, or holds anything else.
+
+    :param expected: names of its files.
+    """
+    try:
+        with tarfile.open(archive) as packed:
+            found: dict[str, str] = {}
+            size, left = 0, {MANIFEST, *expected}
+            for member in packed:
+                size += member.size
+                if size > prebuilt.LIMIT_BYTES or not member.isfile() or member.name not in left:
+                    return {}
+                left.remove(member.name)
+                found[member.name] = _sha256(cast(IO[bytes], packed.extractfile(member)))
+            found.pop(MANIFEST, None)
+            return found
+    except (*prebuilt.DAMAGED, OSError):
+        return {}
 
 
 def log_path(cache: str, identity: str) -> str:
@@ -48,12 +119,12 @@ def packed_path(cache: str, identity: str) -> str:
     return f"{cache}/builds/{identity}{PACKED}"
 
 
-def lock(path: Path, wait: bool) -> IO[str] | None:
-    """Locks a build until the returned file is closed. Without wait it is None where another process has the lock."""
+def lock(path: Path) -> IO[str] | None:
+    """Locks a build until the returned file is closed, here and in the processes that inherit it; None where others have the lock."""
     while True:
         file = path.open("w")
         try:
-            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 return file
         except BlockingIOError:
@@ -64,12 +135,24 @@ def lock(path: Path, wait: bool) -> IO[str] | None:
         file.close()
 
 
+def holders(path: Path) -> list[int]:
+    """Processes that have the lock, as far as this account may see them (Linux; empty elsewhere)."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            for link in (process / "fd").iterdir():
+                if os.path.samefile(link, path) and "lock:" in (process / "fdinfo" / link.name).read_text():
+                    found.append(int(process.name))
+                    break
+    return sorted(found)
+
+
 def under_way(cache: str, identity: str) -> bool:
     """Whether a build runs on this host now, perhaps one that a killed playbook has left."""
     path = Path(cache) / "builds" / (identity + LOCK)
     if not path.exists():
         return False
-    held = lock(path, wait=False)
+    held = lock(path)
     if held:
         held.close()
     return held is None
@@ -93,7 +176,7 @@ def clear_build(cache: str, identity: str) -> bool:
     """Removes what a build left, apart from sources and ccache; returns False where it runs."""
     builds = Path(cache) / "builds"
     if builds.is_dir():
-        held = lock(builds / (identity + LOCK), wait=False)
+        held = lock(builds / (identity + LOCK))
         if not held:
             return False
         with held:

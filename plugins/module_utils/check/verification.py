@@ -309,6 +309,7 @@ def _releases(plan: dict, drifts: dict) -> list[dict]:
             if drift["services"][service["name"]]["state"] != "running"
         ]
         wrong += [f"{service} runs, but is not planned" for service in drift["stale"]]
+        wrong += drift.get("unlike", [])
         wrong += _held_by_others(planned, drift)
         checks.append(
             _check(
@@ -567,7 +568,8 @@ def judge(
 ) -> dict:
     """The report on a cluster.
 
-    :param drifts: host → what state.drift found there; None or absent where the host did not answer.
+    :param drifts: host → what state.drift found there, and ``unlike``, a sentence for each release that is not its builder's; None or absent
+        where the host did not answer.
     :param evidence: what collect found on the head.
     :param knocks: endpoint at the address where the controller reaches the host → what knock said there.
     :param staged: where staging was asked for, ``reasons`` why there are no instances, and ``checks`` of the report on them.

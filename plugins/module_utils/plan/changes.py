@@ -28,6 +28,8 @@ ANSWER = {
             "services": Each(SERVICE),
             **{part: [PATH] for part in ("defined", "stale", "missing_builds", "running_releases", "changed_files")},
             "redefined": [Text()],
+            "installed": Maybe(Each(Each(Text()))),
+            "knocks": Maybe([{"endpoint": Text(), "source": Text(), "open": bool}]),
             "differences": [{"kind": differences.KINDS, "subject": PATH, "text": Text(longest=8192)}],
         }
     ),
@@ -66,10 +68,28 @@ class Comparison(NamedTuple):
     """Host that was compared → result of state.drift."""
     without: dict[str, str]
     """Host that was not compared → why."""
+    unlike: list[str]
+    """A sentence for each build that a host has, and that is not its builder's."""
 
 
-def compare(plan: dict[str, Any], answers: dict[str, dict[str, Any]]) -> Comparison:
-    """:param answers: host → what host_info returned, given the host's part of the plan; absent where the host did not answer."""
+class Recorded(NamedTuple):
+    """What the controller keeps of a build."""
+
+    files: Mapping[str, str]
+    """File → sha256, as the controller saw them; empty where it saw none."""
+    packed: bool
+    """Whether the controller has its archive."""
+
+
+def compare(
+    plan: dict[str, Any],
+    answers: dict[str, dict[str, Any]],
+    recorded: Mapping[tuple[str, str], Recorded] | None = None,
+) -> Comparison:
+    """
+    :param answers: host → what host_info returned, given the host's part of the plan; absent where the host did not answer.
+    :param recorded: builder and id of a build → what the controller keeps of it.
+    """
     drifts, without = {}, {}
     for name in plan["hosts"]:
         answer = answers.get(name) or {}
@@ -80,7 +100,50 @@ def compare(plan: dict[str, Any], answers: dict[str, dict[str, Any]]) -> Compari
             without[name] = said[:SHOWN]
         else:
             drifts[name] = answer["drift"]
-    return Comparison(drifts, without)
+    others = unlike(plan, drifts, recorded or {})
+    for name, texts in others.items():
+        added = [differences.Difference("release", identity, text).as_dict() for identity, text in texts.items()]
+        drifts[name] = {
+            **drifts[name],
+            "missing_builds": [*drifts[name]["missing_builds"], *texts],
+            "differences": [*drifts[name]["differences"], *added],
+        }
+    return Comparison(drifts, without, [text for texts in others.values() for text in texts.values()])
+
+
+def unlike(
+    plan: dict[str, Any],
+    drifts: dict[str, dict[str, Any]],
+    recorded: Mapping[tuple[str, str], Recorded],
+) -> dict[str, dict[str, str]]:
+    """Host → id of each build that it has, and that is not its builder's → a sentence.
+
+    :param drifts: host that answered → result of state.drift.
+    :param recorded: see compare.
+    """
+    others = {name: _unlike(name, plan["hosts"][name]["builds"], drifts, recorded) for name in drifts}
+    return {name: texts for name, texts in others.items() if texts}
+
+
+def _unlike(
+    name: str,
+    builds: list[dict[str, Any]],
+    drifts: dict[str, dict[str, Any]],
+    recorded: Mapping[tuple[str, str], Recorded],
+) -> dict[str, str]:
+    """The same of one host. What a host says that it has may be anything."""
+    others = {}
+    installed = drifts[name].get("installed")
+    for build in builds:
+        identity, builder = build["id"], build["builder"]
+        kept = recorded.get((builder, identity), Recorded({}, False))
+        if identity in drifts[name]["missing_builds"]:
+            continue
+        if kept.files and not (isinstance(installed, dict) and installed.get(identity) == kept.files):
+            others[identity] = f"release {identity} on {name} is not the one that the controller recorded of {builder}"
+        elif not kept.packed and builder in drifts and identity in drifts[builder]["missing_builds"]:
+            others[identity] = f"release {identity} on {name} is not the one that {builder} has to build again"
+    return others
 
 
 def decide(plan: dict[str, Any], drifts: dict[str, dict[str, Any] | None]) -> dict[str, Any]:
@@ -88,14 +151,14 @@ def decide(plan: dict[str, Any], drifts: dict[str, dict[str, Any] | None]) -> di
 
     :param drifts: host → result of state.drift; None or absent where the host did not answer.
     :returns: ``kinds`` (host → kinds of its differences), ``restarts`` (host → names of the services that have to be restarted), ``behind``
-        (hosts on which anything differs), ``builders`` (id of a build that is missing on a host → the host that compiles it, or has it, for the others),
-        ``shared`` (ids of those builds that other hosts get from it), ``sources`` (ids of the releases of those that no host has yet),
+        (hosts on which anything differs), ``builders`` (hosts that compile something), ``shared`` (id of a build that a host lacks
+        and does not compile → the host that it gets it from), ``sources`` (ids of the releases of what is compiled or unpacked),
         ``unreached`` (hosts that did not answer).
     """
     reached = {name: drift for name, drift in drifts.items() if drift is not None}
     restarts = _restarts(plan, reached)
     building = _builders(plan, reached)
-    senders = {building["builders"][identity] for identity in building["shared"]}
+    senders = set(building["shared"].values())
     return {
         "kinds": {
             name: sorted({difference["kind"] for difference in drift["differences"]}) for name, drift in reached.items()
@@ -132,27 +195,21 @@ def _missing(packages: dict[str, str], present: Collection[str]) -> dict[str, st
 
 
 def _builders(plan: dict[str, Any], drifts: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """A host that has a build already comes first, then the order of the inventory."""
-    hosts_of: dict[str, list[str]] = {}
-    release_of: dict[str, str] = {}
-    for name in drifts:
+    """Who builds is planned. What hosts say that they have decides only what is missing."""
+    builders, sources = set(), set()
+    shared: dict[str, str] = {}
+    for name, drift in drifts.items():
         for build in plan["hosts"][name]["builds"]:
-            hosts_of.setdefault(build["id"], []).append(name)
-            release_of[build["id"]] = build["release"]
-    builders: dict[str, str] = {}
-    shared, sources = [], set()
-    for identity, hosts in hosts_of.items():
-        missing = [name for name in hosts if identity in drifts[name]["missing_builds"]]
-        source = plan["releases"][release_of[identity]]["source"]
-        if not missing or source == "package":
-            continue
-        if source in releases.COMPILED:
-            builders[identity] = next((name for name in hosts if name not in missing), missing[0])
-            if set(missing) != {builders[identity]}:
-                shared.append(identity)
-        if builders.get(identity) not in set(hosts) - set(missing):
-            sources.add(release_of[identity])
-    return {"builders": builders, "shared": shared, "sources": sorted(sources)}
+            source = plan["releases"][build["release"]]["source"]
+            if build["id"] not in drift["missing_builds"] or source == "package":
+                continue
+            if build["builder"] != name:
+                shared[build["id"]] = build["builder"]
+                continue
+            sources.add(build["release"])
+            if source in releases.COMPILED:
+                builders.add(name)
+    return {"builders": sorted(builders), "shared": shared, "sources": sorted(sources)}
 
 
 def _any_serves(services: list[str]) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, untrusted
@@ -159,7 +159,7 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]]) -> Cluster:
     return Cluster(
         name=name,
         head=heads[0],
-        hosts={host: _host(host, given) for host, given in hosts.items()},
+        hosts={host: _host(host, given, hosts) for host, given in hosts.items()},
         server=server_of(variables),
         model=_model(variables),
         placement=variables["llama_placement"],
@@ -192,7 +192,8 @@ def catalogue(packages: Mapping[str, Any]) -> Catalogue:
     return Catalogue(packages["tools"], packages["llama"])
 
 
-def _host(name: str, given: Mapping[str, Any]) -> Host:
+def _host(name: str, given: Mapping[str, Any], hosts: Collection[str]) -> Host:
+    """:param hosts: names of all hosts of the cluster."""
     variables = given["variables"]
     if given["facts"]:
         _check_facts(name, given["facts"])
@@ -221,6 +222,8 @@ def _host(name: str, given: Mapping[str, Any]) -> Host:
         ),
         cmake_options=_cmake_options(name, variables["llama_build_cmake_options"]),
         toolchain=variables["llama_build_toolchain"],
+        build_host=_build_host(name, variables["llama_build_host"], hosts),
+        share_builds=variables["llama_build_share"],
         keep_releases=_keep(name, variables["llama_build_keep"]),
         tuning=Tuning(
             bool(variables["llama_host_tuning"]),
@@ -246,6 +249,15 @@ def _backends(name: str, value: Any) -> tuple[str, ...]:
             f"llama_backend of {name} is {value!r}: use auto, a backend, or a list that names each backend once"
         )
     return tuple(wanted)
+
+
+def _build_host(name: str, builder: str | None, hosts: Collection[str]) -> str | None:
+    if builder and builder not in hosts:
+        raise Refusal(
+            f"llama_build_host of {name} is {builder!r}, which is not a host of this cluster: use the name of a host in llama_head or "
+            "llama_workers, or remove it"
+        )
+    return builder or None
 
 
 def _keep(name: str, number: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
@@ -314,10 +314,10 @@ def builds(
             targets.add(wanted[backend].capabilities["worker_binary"])
         if equipped[name].host.is_head:
             targets.add("llama-server")
-    return {
+    planned = {
         name: {
             backend: _build(
-                host.host.facts,
+                host.host,
                 backend,
                 kinds[name, backend],
                 wanted[backend],
@@ -328,19 +328,41 @@ def builds(
         }
         for name, host in equipped.items()
     }
+    sharing: dict[str, list[Host]] = {}
+    for name, own in planned.items():
+        for backend, build in own.items():
+            if equipped[name].host.share_builds and wanted[backend].source in COMPILED:
+                sharing.setdefault(build.id, []).append(equipped[name].host)
+    builders = {
+        (host.name, identity): _builder(identity, alike) for identity, alike in sharing.items() for host in alike
+    }
+    return {
+        name: {backend: build._replace(builder=builders.get((name, build.id), name)) for backend, build in own.items()}
+        for name, own in planned.items()
+    }
+
+
+def _builder(identity: str, alike: Sequence[Host]) -> str:
+    """The host that ``llama_build_host`` names, or the head, or the first of the inventory, of those that share a build."""
+    names = [host.name for host in alike]
+    wanted = {host.build_host: host.name for host in alike if host.build_host in names}
+    if len(wanted) > 1:
+        given = ", ".join(f"{builder} (of {name})" for builder, name in wanted.items())
+        raise Refusal(
+            f"llama_build_host is {given}, but these hosts share the build {identity}: name one host, or set llama_build_share to false"
+        )
+    return next(iter(wanted), None) or next((host.name for host in alike if host.is_head), names[0])
 
 
 def _shared_key(kind: _Kind, release: Release) -> str:
     return _sha([kind.kind, release.id, kind.cmake_options])
 
 
-def _build(
-    facts: Facts, backend: str, kind: _Kind, release: Release, targets: list[str], catalogue: Catalogue
-) -> Build:
+def _build(host: Host, backend: str, kind: _Kind, release: Release, targets: list[str], catalogue: Catalogue) -> Build:
     paths: dict[str, str] = {}
     if release.source == "package":
-        offered = catalogue.llama[facts.distribution.family]["programs"]
-        paths = {target: offered[target]["path"].format(architecture=facts.architecture) for target in targets}
+        offered = catalogue.llama[host.facts.distribution.family]["programs"]
+        paths = {target: offered[target]["path"].format(architecture=host.facts.architecture) for target in targets}
     identity = _sha({"release": release.id, "options": kind.cmake_options, "kind": kind.kind, "targets": targets}, 8)
     return Build(
         id=f"{release.ref}-{backend}-{identity}",
@@ -351,6 +373,7 @@ def _build(
         environment=kind.environment,
         targets=tuple(targets),
         packaged=paths,
+        builder=host.name,
     )
 
 

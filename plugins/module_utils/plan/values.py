@@ -140,6 +140,10 @@ class Host(NamedTuple):
     endpoints: tuple[Endpoint, ...]
     cmake_options: Mapping[str, str]
     toolchain: str | None
+    build_host: str | None
+    """``llama_build_host``: who compiles for this host, where it is of the same kind."""
+    share_builds: bool
+    """``llama_build_share``: whether this host gets builds of others, and gives others its own."""
     keep_releases: int
     tuning: Tuning
     releases: Mapping[str, Any]
@@ -281,6 +285,8 @@ class Build(NamedTuple):
     targets: tuple[str, ...]
     packaged: Mapping[str, str]
     """Program → where a distribution's package puts it."""
+    builder: str
+    """The host that compiles it for this one, or this one itself."""
 
     def as_json(self) -> dict[str, Any]:
         """What the plan says of it."""
