@@ -337,7 +337,7 @@ class Builder(Installer):
         seen, since = -1, 0.0
         while not lock:
             if seen < 0:
-                self._say(f"waiting for {_processes(stored.holders(path))}, which builds it")
+                self._say(f"waiting for {_processes(stored.holders(path))}")
             size = self.log.stat().st_size
             if size != seen:
                 seen, since = size, time.monotonic()
