@@ -374,6 +374,16 @@ def test_a_release_goes_to_another_host(tmp_path, tree):
     assert stored.installed(tmp_path / "other" / "releases" / "tiny") == manifest
 
 
+def test_a_release_is_packed_to_the_same_bytes(tmp_path, tree, monkeypatch):
+    """A run that was killed may go on in the background, and packs while the next one copies."""
+    one = builder(tmp_path, pack(tree, tmp_path))
+    one.install()
+    first = stored.sha256(pathlib.Path(building.pack(str(tmp_path / "prefix"), str(tmp_path / "one"), one.build)))
+    monkeypatch.setattr(time, "time", lambda: 4711.0)
+    again = building.pack(str(tmp_path / "prefix"), str(tmp_path / "another"), one.build)
+    assert stored.sha256(pathlib.Path(again)) == first
+
+
 def test_a_release_goes_to_another_host_also_where_caches_were_removed(tmp_path, tree):
     one = builder(tmp_path, pack(tree, tmp_path))
     manifest = one.install()
@@ -835,7 +845,7 @@ def test_a_release_goes_with_what_its_build_left(tmp_path, tree):
     [
         ("[12/211] Building CXX object ggml.cpp.o", "step 12 of 211"),
         ("== configure", "configure"),
-        ("== waiting for process 4711, which builds it", "waiting for process 4711, which builds it"),
+        ("== waiting for process 4711", "waiting for process 4711"),
         ("", "starting"),
     ],
 )

@@ -10,6 +10,7 @@ interrupted build continues where it stopped.
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import pwd
@@ -111,12 +112,16 @@ def end_builds(account: str, cache: str) -> None:
 
 
 def pack(prefix: str, cache: str, build: dict) -> str:
-    """Packs an installed release; returns the path of the archive."""
+    """Packs an installed release; returns the path of the archive, which has the same bytes at any time: two runs do not disturb each other."""
     release = Path(prefix) / "releases" / build["id"]
     target = stored.packed_path(cache, build["id"])
     Path(target).parent.mkdir(parents=True, exist_ok=True)
     try:
-        with tarfile.open(target + stored.PARTIAL, "w:gz", compresslevel=1) as archive:
+        with (
+            open(target + stored.PARTIAL, "wb") as file,
+            gzip.GzipFile("", "wb", 1, file, mtime=0) as packed,
+            tarfile.open(fileobj=packed, mode="w") as archive,
+        ):
             for name in [stored.MANIFEST, *(f"bin/{target}" for target in build["targets"])]:
                 archive.add(release / name, name)
         os.replace(target + stored.PARTIAL, target)
@@ -356,7 +361,7 @@ class Builder(Installer):
         seen, since = -1, 0.0
         while not lock:
             if seen < 0:
-                self._say(f"waiting for {_processes(stored.holders(path))}, which builds it")
+                self._say(f"waiting for {_processes(stored.holders(path))}")
             size = self.log.stat().st_size
             if size != seen:
                 seen, since = size, time.monotonic()
