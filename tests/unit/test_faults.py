@@ -402,8 +402,10 @@ def unpacked(root, archive):
 def packed(root, _archive):
     build = {"id": "new", "cmake_options": {}, "environment": {}, "targets": TARGETS}
     if not stored.installed(root / "prefix/releases/new"):
-        path = building.pack(str(root.parent / "builder/prefix"), str(root / "cache"), build)
-        building.Installer(str(root / "prefix"), build, None).receive(path)
+        builder = root.parent / "builder/prefix"
+        path = building.pack(str(builder), str(root / "cache"), build)
+        recorded = stored.installed(builder / "releases/new")["files"]
+        building.Installer(str(root / "prefix"), build, None).receive(path, stored.sha256(Path(path)), recorded)
 
 
 @SOME_KINDS
@@ -474,7 +476,7 @@ def test_a_removal_of_releases_after_a_fault(tmp_path, monkeypatch, capsys, kind
 
     def run(root):
         planned = {"prefix": str(root / "prefix"), "cache": str(root / "cache"), "units": str(root), "keep_releases": 1}
-        planned.update(service_manager="supervisor", builds=[{"id": "new"}])
+        planned.update(service_manager="supervisor", account=None, builds=[{"id": "new"}])
         with patch_module_args({"state": "pruned", "host": planned}), pytest.raises(SystemExit):
             release.main()
         result = json.loads(capsys.readouterr().out)
