@@ -49,12 +49,12 @@ def install(tmp_path, capsys, monkeypatch):
     """Runs the action for a host, with the module itself on that host. What is «compiled» says where."""
     compiled = []
 
-    def run(name, cluster="one", build=BUILD, check=False, **more):
+    def run(name, cluster="one", build=None, check=False, **more):
         host = tmp_path / name
         task = mock.Mock(check_mode=check, async_val=0)
         task.args = {
             "release": SOURCE,
-            "build": build,
+            "build": build or BUILD,
             "prefix": str(host / "prefix"),
             "cache": str(host / "cache"),
             "cluster": cluster,

@@ -517,21 +517,26 @@ def test_nothing_is_left_of_an_address_that_changed(remembering, changed, old):
     assert not firewall.differs(manager, changed, host)
 
 
+def dying_after(run, left):
+    """Runs so many commands that change something, then ends as a killed run does."""
+
+    def dying(argv, *more, **options):
+        nonlocal left
+        if not shlex.join(argv).startswith(LOOKS):
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+        return run(argv, *more, **options)
+
+    return dying
+
+
 def test_a_run_that_was_killed_while_an_address_changes_is_healed_by_the_next(remembering, monkeypatch):
     manager, host, kept = remembering
     run, killed, changed = host.run, 0, OTHER_HEAD
     for last in range(20):
         firewall.apply(manager, BOTH, check=False, system=host)
-        left = [last]
-
-        def dying(argv, *more, left=left, **options):
-            if not shlex.join(argv).startswith(LOOKS):
-                left[0] -= 1
-                if left[0] < 0:
-                    raise KeyboardInterrupt
-            return run(argv, *more, **options)
-
-        monkeypatch.setattr(host, "run", dying)
+        monkeypatch.setattr(host, "run", dying_after(run, last))
         try:
             firewall.apply(manager, changed, check=False, system=host)
         except KeyboardInterrupt:

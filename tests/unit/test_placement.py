@@ -244,21 +244,23 @@ def test_the_bound_of_a_compute_buffer_follows_the_settings():
     assert loaded(summary, context=256, micro_batch=4096).compute == loaded(summary, context=256).compute
 
 
+def counted(name):
+    """The operation of whole numbers of that name, which counts how often it is done."""
+
+    def operate(number, other):
+        Counted.operations += 1
+        result = getattr(int, name)(number, other)
+        return result if result is NotImplemented or isinstance(result, bool) else Counted(result)
+
+    return operate
+
+
 class Counted(int):
     """A number of bytes that counts how often such numbers are added, subtracted or compared."""
 
     operations = 0
-
-    def _count(name):
-        def operate(self, other):
-            Counted.operations += 1
-            result = getattr(int, name)(self, other)
-            return Counted(result) if type(result) is int else result
-
-        return operate
-
-    __add__, __radd__, __sub__, __rsub__ = map(_count, ("__add__", "__radd__", "__sub__", "__rsub__"))
-    __lt__, __le__, __gt__, __ge__ = map(_count, ("__lt__", "__le__", "__gt__", "__ge__"))
+    __add__, __radd__, __sub__, __rsub__ = map(counted, ("__add__", "__radd__", "__sub__", "__rsub__"))
+    __lt__, __le__, __gt__, __ge__ = map(counted, ("__lt__", "__le__", "__gt__", "__ge__"))
 
 
 def operations_of_a_plan(cluster, layers):

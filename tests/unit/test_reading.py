@@ -181,7 +181,11 @@ EXAMPLES = settings(max_examples=int(os.environ.get("FUZZ_EXAMPLES", "200")), de
 @pytest.fixture(scope="module")
 def server():
     """Sends to each connection what stands in its script then."""
-    server = Server(lambda client: replying(server.text)(client))
+
+    def answer(client):
+        replying(server.text)(client)
+
+    server = Server(answer)
     yield server
     server.listener.close()
 

@@ -126,6 +126,8 @@ KNOWN: dict[str, Any] = {
     "accounts": Maybe(Each(Text())),
     "device_groups": Maybe([WORD]),
     "firewall": Maybe(names.FIREWALLS),
+    "units_filter": Maybe(bool),
+    "option_files": Maybe([PATH]),
     "kernel": Maybe(Text()),
     "firmware": Maybe(Text()),
     "thunderbolt": Maybe(
