@@ -150,7 +150,7 @@ def test_a_file_that_cannot_be_written(bare, variable):
     assert result.rc == 2
     text = " ".join(result.text.split())
     assert (
-        f"{variable} is /no/such/folder/plan, which cannot be written on the controller: No such file or directory"
+        f"{variable} is '/no/such/folder/plan', which cannot be written on the controller: No such file or directory"
         in text
     )
     assert "Use a path in a folder that exists" in text

@@ -1,0 +1,177 @@
+"""What the cluster does while something is wrong around it, and that it is right again by itself or by the next run."""
+
+import contextlib
+import json
+import re
+import subprocess
+import time
+
+import pytest
+from conftest import INVENTORY, on
+
+pytestmark = pytest.mark.timeout(900)
+
+QUESTION = '{"prompt":"","temperature":0}'
+ANSWER = "every layer of this model lives on some worker"
+PREFIX = "/opt/llamacpp"
+SERVER = "llamacpp-server"
+WORKER = "llamacpp-worker-cpu"
+
+
+def answers():
+    asked = on("head").run("curl --silent --max-time 60 --data=%s http://127.0.0.1:8080/v1/completions", QUESTION)
+    return ANSWER in asked.stdout
+
+
+def answers_again():
+    """The head may be starting."""
+    for _second in range(90):
+        if answers():
+            return
+        time.sleep(1)
+    pytest.fail(
+        on("head").check_output(
+            "systemctl status --no-pager --lines=50 %s; cat /opt/llamacpp/state/start.log | tail -n 20", SERVER
+        )
+    )
+
+
+def command(*arguments, cache=None, **variables):
+    paths = {f"llama_{name}_path": "/dev/null" for name in ("plan", "verify")}
+    before = ["env", f"XDG_CACHE_HOME={cache}"] if cache else []
+    playbook = f"{INVENTORY.parents[3]}/playbooks/site.yml"
+    given = f"--extra-vars={json.dumps({**paths, **variables})}"
+    return [*before, "ansible-playbook", playbook, f"--inventory={INVENTORY}", given, *arguments]
+
+
+def run(*arguments, **variables):
+    return subprocess.run(command(*arguments, **variables), capture_output=True, text=True, check=False)
+
+
+def converges(**variables):
+    """The next run succeeds, and the one after it changes nothing."""
+    first = run(**variables)
+    assert first.returncode == 0, first.stdout[-5000:] + first.stderr
+    second = run(**variables)
+    assert second.returncode == 0, second.stdout[-5000:] + second.stderr
+    assert set(re.findall(r"changed=(\d+)", second.stdout)) == {"0"}, second.stdout[-5000:]
+
+
+def process(name, service):
+    return on(name).check_output("systemctl show --property=MainPID --value %s", service)
+
+
+@contextlib.contextmanager
+def full(name, folder):
+    """No byte is left on the file system of a folder."""
+    on(name).run(f"dd if=/dev/zero of={folder}/filler bs=64k")
+    assert on(name).check_output(f"df --output=avail {folder} | tail -n 1").strip() == "0"
+    try:
+        yield
+    finally:
+        on(name).check_output(f"rm {folder}/filler")
+
+
+@contextlib.contextmanager
+def read_only(name, *folders):
+    for folder in folders:
+        on(name).check_output(f"mount --bind {folder} {folder} && mount -o remount,bind,ro {folder}")
+    try:
+        yield
+    finally:
+        for folder in reversed(folders):
+            on(name).check_output(f"umount --lazy {folder}")
+
+
+def test_a_full_disk_of_the_head_stops_nothing():
+    with full("head", PREFIX):
+        serving = process("head", SERVER)
+        assert all(answers() for _question in range(20))
+        assert process("head", SERVER) == serving
+        on("worker1").check_output("systemctl kill --signal=KILL %s", WORKER)
+        answers_again()
+        failed = run(llama_server_context=2048)
+        said = failed.stdout + failed.stderr
+        assert failed.returncode == 2
+        assert "Traceback" not in said
+        assert re.search("No space left on device|is full", said), said[-5000:]
+        assert PREFIX in said
+        answers_again()
+    converges(llama_server_context=2048)
+    converges()
+
+
+def test_a_full_disk_of_a_worker_stops_nothing():
+    with full("worker1", PREFIX):
+        on("worker1").check_output("systemctl kill --signal=KILL %s", WORKER)
+        answers_again()
+    converges()
+
+
+@pytest.mark.parametrize("name, service", [("head", SERVER), ("worker2", WORKER)])
+def test_services_start_again_where_var_cannot_be_written(name, service):
+    with read_only(name, "/var", PREFIX):
+        on(name).check_output("systemctl kill --signal=KILL %s", service)
+        answers_again()
+    converges()
+
+
+def test_two_operators_at_the_same_minute(tmp_path):
+    """Each with a cache of his own, then both with one, with different wishes: afterwards a run alone finds what it wants or makes it."""
+    for caches in ([tmp_path / "one", tmp_path / "two"], [tmp_path / "both"] * 2):
+        runs = [
+            subprocess.Popen(
+                command(cache=cache, llama_server_context=context),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for cache, context in zip(caches, (2048, 3072))
+        ]
+        said = [started.communicate()[0] for started in runs]
+        assert all("Traceback" not in text for text in said)
+        assert any(started.returncode == 0 for started in runs), said
+        converges(cache=caches[0])
+        answers_again()
+
+
+LIES = """#!/usr/bin/python3
+import json, os, subprocess, sys
+text = sys.stdin.read() if len(sys.argv) == 1 or sys.argv[1] == "-" else ""
+done = subprocess.run(["/usr/bin/python3", *sys.argv[1:]], input=text, capture_output=True, text=True)
+try:
+    answer = json.loads(done.stdout)
+except ValueError:
+    answer = {}
+if "facts" in answer:
+    answer["facts"].update(json.loads(%s))
+sys.stdout.write(json.dumps(answer) if answer else done.stdout)
+sys.exit(done.returncode)
+"""
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"memory_mib": float("inf")},
+        {"kernel": "6.1\x1b[2J\nhead: ok"},
+        {"accelerators": [{"backend": "cuda", "name": "a" * 10_000_000}]},
+        {"toolchain": None},
+        {"prefix": "/etc\n[Service]\nExecStart=/bin/sh"},
+    ],
+    ids=lambda lie: next(iter(lie)),
+)
+def test_what_a_worker_claims_of_itself_is_checked(lie, tmp_path):
+    """Its interpreter belongs to whoever took the worker over, so that every answer may be a lie."""
+    on("worker2").check_output("printf %%s %s > /root/lies && chmod 755 /root/lies", LIES % repr(json.dumps(lie)))
+    taken = tmp_path / "taken.yml"
+    taken.write_text("test_hosts: {hosts: {worker2: {ansible_python_interpreter: /root/lies}}}\n")
+    before = {name: process(name, SERVER if name == "head" else WORKER) for name in ("head", "worker1")}
+    failed = run(f"--inventory={taken}")
+    said = failed.stdout + failed.stderr
+    assert failed.returncode != 0, said[-5000:]
+    assert "worker2" in said
+    assert "Traceback" not in said
+    assert "\x1b[2J" not in said
+    assert {name: process(name, SERVER if name == "head" else WORKER) for name in before} == before
+    assert answers()
