@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
@@ -29,12 +31,22 @@ class ActionModule(ActionBase):
         if problem:
             raise AnsibleActionFail(f"The known-answer model cannot be made: {problem}.")
         model, record = sources.known_answer_model(*size)
-        result = copying.copy(self, task_vars, str(model), wanted["path"])
-        if not result.get("failed"):
-            recorded = copying.copy(self, task_vars, str(record), known_answer.record_of(wanted["path"]))
-            changed = bool(result.get("changed") or recorded.get("changed"))
-            result = {**(recorded if recorded.get("failed") else result), "changed": changed}
+        copied = [
+            self._copy(source, target, task_vars)
+            for source, target in ((model, wanted["path"]), (record, known_answer.record_of(wanted["path"])))
+        ]
+        diff = {"diff": copied[0]["diff"]} if "diff" in copied[0] else {}
         return {
             "sentence": known_answer.SENTENCE,
-            **{key: result[key] for key in ("changed", "failed", "msg", "diff") if key in result},
+            "changed": any(result.get("changed") for result in copied),
+            **diff,
         }
+
+    def _copy(self, source: Path, target: str, task_vars: dict) -> dict:
+        result = copying.copy(self, task_vars, str(source), target)
+        if result.get("failed"):
+            raise AnsibleActionFail(
+                f"The known-answer model could not be copied to {target}: {copying.why(result)}. Make room there, or choose a smaller one "
+                "with llama_model_known_answer, and run the playbook again"
+            )
+        return result

@@ -95,7 +95,7 @@ class ActionModule(ActionBase):
     def _copy(self, source: Path, target: str, task_vars: dict) -> str:
         result = copying.copy(self, task_vars, str(source), target)
         if result.get("failed"):
-            raise AnsibleActionFail(f"{source.name} could not be copied to {target}: {result.get('msg')}")
+            raise AnsibleActionFail(f"{source.name} could not be copied to {target}: {copying.why(result)}")
         return target
 
     def _keep(self, kept: built.Built, arguments: dict, task_vars: dict) -> None:
@@ -106,7 +106,7 @@ class ActionModule(ActionBase):
                 packed if packed.get("failed") else copying.fetch(self, task_vars, str(packed.get("path")), str(target))
             )
             if result.get("failed"):
-                raise AnsibleActionFail(f"{target.name} could not be brought to the controller: {result.get('msg')}")
+                raise AnsibleActionFail(f"{target.name} could not be brought to the controller: {copying.why(result)}")
 
     def _build(self, arguments: dict, task_vars: dict) -> dict:
         """Runs the module in the background and shows its log's last step until it ends."""

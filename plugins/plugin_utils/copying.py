@@ -22,6 +22,16 @@ def _run(action: ActionBase, task_vars: dict, name: str, arguments: dict) -> dic
     ).run(task_vars=task_vars)
 
 
+def why(result: dict) -> str:
+    """Why one of these has failed: ansible-core 2.19 and newer hand over a chain of events in place of a message."""
+    texts = [result["msg"]] if result.get("msg") else []
+    event = getattr(result.get("exception"), "event", None)
+    while event:
+        texts.append(event.msg)
+        event = getattr(event.chain, "event", None)
+    return ": ".join(dict.fromkeys(text.rstrip(".") for text in texts)) or "no reason was given"
+
+
 def copy(action: ActionBase, task_vars: dict, source: str, target: str) -> dict:
     """Copies a file of the controller to the host as ``ansible.builtin.copy`` does and returns its result."""
     return _run(action, task_vars, "copy", {"src": source, "dest": target, "mode": "0644"})

@@ -1,4 +1,8 @@
 import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import plan as action
@@ -82,3 +86,23 @@ def test_planning_writes_no_model(local, tmp_path, monkeypatch):
     size = known_answer.file_bytes(8, 1024, "q8_0")
     assert plan["hosts"]["here"]["files"][-1] == {"path": model, "bytes": size, "record": f"{model}.1.sha256"}
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_for_which_a_host_has_no_room(small_disk, tmp_path):
+    """Ansible's own copy hands over a chain of events in place of a message."""
+    target = small_disk / "known-answer.gguf"
+    argv = [Path(sys.executable).parent / "ansible", "localhost", "-i", "localhost,", "-c", "local"]
+    argv += ["-e", f"ansible_python_interpreter={sys.executable}", "-m", "llamacpp.cluster.known_answer"]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "ANSIBLE_LOCAL_TEMP": str(tmp_path)}
+    said = subprocess.run(
+        [*argv, "-a", f"path={target} layers=2 width=128 type=f32"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert said.returncode == 2
+    assert f"The known-answer model could not be copied to {target}: " in said.stdout + said.stderr
+    assert "No space left on device" in said.stdout + said.stderr
+    assert "Make room there, or choose a smaller one with llama_model_known_answer" in said.stdout + said.stderr
+    assert not target.exists()

@@ -73,14 +73,15 @@ def full(name, folder):
 
 
 @contextlib.contextmanager
-def read_only(name, *folders):
-    for folder in folders:
-        on(name).check_output(f"mount --bind {folder} {folder} && mount -o remount,bind,ro {folder}")
+def read_only(name, service):
+    """Neither /var nor where the collection installs can be written; the service was started after that."""
+    on(name).check_output("systemctl stop %s", service)
+    on(name).check_output(f"mount --bind /var /var && mount -o remount,bind,ro /var && mount -o remount,ro=fs {PREFIX}")
+    on(name).check_output("systemctl start %s", service)
     try:
         yield
     finally:
-        for folder in reversed(folders):
-            on(name).check_output(f"umount --lazy {folder}")
+        on(name).check_output(f"umount --lazy /var && mount -o remount,rw=fs {PREFIX}")
 
 
 def test_a_full_disk_of_the_head_stops_nothing():
@@ -90,14 +91,14 @@ def test_a_full_disk_of_the_head_stops_nothing():
         assert process("head", SERVER) == serving
         on("worker1").check_output("systemctl kill --signal=KILL %s", WORKER)
         answers_again()
-        failed = run(llama_server_context=2048)
+        failed = run(llama_model_known_answer={"layers": 24})
         said = failed.stdout + failed.stderr
         assert failed.returncode == 2
         assert "Traceback" not in said
         assert re.search("No space left on device|is full", said), said[-5000:]
         assert PREFIX in said
         answers_again()
-    converges(llama_server_context=2048)
+    converges(llama_model_known_answer={"layers": 24})
     converges()
 
 
@@ -109,8 +110,9 @@ def test_a_full_disk_of_a_worker_stops_nothing():
 
 
 @pytest.mark.parametrize("name, service", [("head", SERVER), ("worker2", WORKER)])
-def test_services_start_again_where_var_cannot_be_written(name, service):
-    with read_only(name, "/var", PREFIX):
+def test_services_start_again_where_nothing_can_be_written(name, service):
+    with read_only(name, service):
+        answers_again()
         on(name).check_output("systemctl kill --signal=KILL %s", service)
         answers_again()
     converges()
@@ -144,7 +146,7 @@ try:
 except ValueError:
     answer = {}
 if "facts" in answer:
-    answer["facts"].update(json.loads(%s))
+    answer["facts"].update(%s)
 sys.stdout.write(json.dumps(answer) if answer else done.stdout)
 sys.exit(done.returncode)
 """
@@ -153,17 +155,17 @@ sys.exit(done.returncode)
 @pytest.mark.parametrize(
     "lie",
     [
-        {"memory_mib": float("inf")},
-        {"kernel": "6.1\x1b[2J\nhead: ok"},
-        {"accelerators": [{"backend": "cuda", "name": "a" * 10_000_000}]},
-        {"toolchain": None},
-        {"prefix": "/etc\n[Service]\nExecStart=/bin/sh"},
+        "memory_mib=float('inf')",
+        r"kernel='6.1\x1b[2J\nhead: ok'",
+        "accelerators=[{'backend': 'cuda', 'name': 'a' * 10_000_000}]",
+        "toolchain=None",
+        r"prefix='/etc\n[Service]\nExecStart=/bin/sh'",
     ],
-    ids=lambda lie: next(iter(lie)),
+    ids=lambda lie: lie.split("=")[0],
 )
 def test_what_a_worker_claims_of_itself_is_checked(lie, tmp_path):
     """Its interpreter belongs to whoever took the worker over, so that every answer may be a lie."""
-    on("worker2").check_output("printf %%s %s > /root/lies && chmod 755 /root/lies", LIES % repr(json.dumps(lie)))
+    on("worker2").check_output("printf %%s %s > /root/lies && chmod 755 /root/lies", LIES % lie)
     taken = tmp_path / "taken.yml"
     taken.write_text("test_hosts: {hosts: {worker2: {ansible_python_interpreter: /root/lies}}}\n")
     before = {name: process(name, SERVER if name == "head" else WORKER) for name in ("head", "worker1")}
