@@ -152,8 +152,18 @@ sys.exit(done.returncode)
 """
 
 
+@pytest.fixture
+def taken(tmp_path, request):
+    """An inventory in which the interpreter of worker2 belongs to whoever took it over, and changes what the host says of itself."""
+    on("worker2").check_output("printf %%s %s > /root/lies && chmod 755 /root/lies", LIES % request.param)
+    path = tmp_path / "taken.yml"
+    path.write_text("test_hosts: {hosts: {worker2: {ansible_python_interpreter: /root/lies}}}\n")
+    yield path
+    on("worker2").check_output("rm /root/lies")
+
+
 @pytest.mark.parametrize(
-    "lie",
+    "taken",
     [
         "memory_mib=float('inf')",
         r"kernel='6.1\x1b[2J\nhead: ok'",
@@ -162,12 +172,9 @@ sys.exit(done.returncode)
         r"prefix='/etc\n[Service]\nExecStart=/bin/sh'",
     ],
     ids=lambda lie: lie.split("=")[0],
+    indirect=True,
 )
-def test_what_a_worker_claims_of_itself_is_checked(lie, tmp_path):
-    """Its interpreter belongs to whoever took the worker over, so that every answer may be a lie."""
-    on("worker2").check_output("printf %%s %s > /root/lies && chmod 755 /root/lies", LIES % lie)
-    taken = tmp_path / "taken.yml"
-    taken.write_text("test_hosts: {hosts: {worker2: {ansible_python_interpreter: /root/lies}}}\n")
+def test_what_a_worker_claims_of_itself_is_checked(taken):
     before = {name: process(name, SERVER if name == "head" else WORKER) for name in ("head", "worker1")}
     failed = run(f"--inventory={taken}")
     said = failed.stdout + failed.stderr
