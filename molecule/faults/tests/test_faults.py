@@ -184,3 +184,34 @@ def test_what_a_worker_claims_of_itself_is_checked(taken):
     assert "\x1b[2J" not in said
     assert {name: process(name, SERVER if name == "head" else WORKER) for name in before} == before
     assert answers()
+
+
+NONSENSE = """
+import socket, sys
+server = socket.create_server(("10.218.0.22", 50052))
+while True:
+    client, _address = server.accept()
+    with client:
+        client.recv(64)
+        client.sendall(%s)
+"""
+
+
+@pytest.mark.parametrize(
+    "reply", ["b''", "b'HTTP/1.1 200 OK'", "b'\\xff' * 8", "(1 << 40).to_bytes(8, 'little') + b'x' * 1000000"]
+)
+def test_what_answers_at_a_worker_s_port_is_checked(reply):
+    """Whoever took the worker over stopped it, and answers himself."""
+    worker = on("worker2")
+    worker.check_output("systemctl stop %s", WORKER)
+    worker.check_output("systemd-run --quiet --unit=nonsense python3 -c %s", NONSENSE % reply)
+    try:
+        failed = run()
+        said = failed.stdout + failed.stderr
+        assert failed.returncode != 0, said[-5000:]
+        assert "Something else already uses 10.218.0.22:50052" in said, said[-5000:]
+        assert "Traceback" not in said
+        assert on("head").check_output("systemctl is-active %s", SERVER) == "active"
+    finally:
+        worker.check_output("systemctl stop nonsense")
+    converges()
