@@ -147,6 +147,31 @@ def test_a_url_without_a_secret(url):
     assert untrusted.problem("llama_release", url) is None
 
 
+@pytest.mark.parametrize("text", ["https://h/x#access_token=S", "https://h/x?jwt=S", "https://h/x?a=b&passphrase=S"])
+def test_other_spellings_of_a_secret_in_a_url(text):
+    assert untrusted.has_secret(text)
+
+
+@pytest.mark.parametrize(
+    "name", ["OPENAI_KEY", "MY_PASS", "PASSPHRASE", "MYSQL_PWD", "GITHUB_PAT", "PROXY_AUTH", "SECRET_KEY_BASE"]
+)
+def test_other_names_of_a_secret(name):
+    with pytest.raises(Refusal, match=f"has {name}, a secret"):
+        entry.environment("environment", {name: "S"})
+
+
+@pytest.mark.parametrize(
+    "name", ["PATH", "TOKENIZERS_PARALLELISM", "GGML_VK_DISABLE_COOPMAT", "COMPASS", "KEYBOARD", "BYPASS"]
+)
+def test_names_that_are_no_secrets(name):
+    assert entry.environment("environment", {name: "S"}) == {name: "S"}
+
+
+def test_a_misspelt_variable_with_a_control_character_is_not_shown(local):
+    local.hosts["here"]["unknown_variables"] = {"llama_b\x1b[31mad": ""}
+    assert "'llama_b\\x1b[31mad'" in local.reason()
+
+
 @pytest.mark.parametrize("part", ["://", "https://", ":", "://:", "?token", "https://a?", "a", ";x"])
 def test_a_long_text_is_read_in_no_time(part):
     """A text of 64 kB took four seconds where each beginning of a URL was followed to the end."""

@@ -22,7 +22,8 @@ SHOWN = 60
 """Characters of a value in a message."""
 SECRET_USER = re.compile(r"https?://[^/\s]*@|://[^/@\s:]*:[^/@\s]*@", re.IGNORECASE)
 SECRET_PARAMETER = re.compile(
-    r"[?&;](?:[\w.-]*(?:token|secret|password|passwd|signature|credential|key|keyid)|sig|auth|pass|pwd)=", re.IGNORECASE
+    r"[?&;#](?:[\w.-]*(?:token|secret|password|passwd|passphrase|signature|credential|key|keyid)|sig|auth|authorization|bearer|jwt|pass|pat|pwd)=",
+    re.IGNORECASE,
 )
 
 
