@@ -3,6 +3,7 @@
 import datetime
 import json
 import time
+import tracemalloc
 from unittest import mock
 
 import pytest
@@ -417,3 +418,22 @@ def test_a_refusal_is_shown_once_and_written(monkeypatch, tmp_path, page, variab
 def test_the_facts_of_this_machine_have_the_form_that_planning_reads(local):
     local.hosts["here"]["facts"] = host.facts("user")
     assert "the facts of" not in " ".join(local.plan()["reasons"])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        ["a"] * 3_000_000,
+        {"facts": {"a" * 60000: {"b" * 60000: [1] * 190_000}}},
+        {"a" * 255: {"b" * 255: {"c" * 255: {"d" * 255: {"e" * 255: [1] * 190_000 + [None, "\x1b"]}}}}},
+    ],
+    ids=["long", "names", "deep"],
+)
+def test_what_a_host_says_costs_little_memory(value):
+    """The place of each part was written down, before the parts were counted: 400 kB of facts took 30 GB."""
+    tracemalloc.start()
+    try:
+        assert untrusted.problem("it", value)
+        assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    finally:
+        tracemalloc.stop()
