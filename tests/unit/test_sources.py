@@ -264,3 +264,11 @@ def test_what_a_server_says_does_not_control_the_screen(cache):
             sources.fetch(release(url=f"http://127.0.0.1:{served.server_port}/a"))
         served.shutdown()
     assert str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize("to", [1, 2])
+def test_a_program_that_prints_without_end(to, monkeypatch):
+    """A git server says what it likes, for an hour: all of it was kept in memory."""
+    monkeypatch.setattr(programs, "PRINTED_BYTES", 1 << 20)
+    with pytest.raises(programs.TooLarge, match="it printed more than 1 MiB"):
+        programs.run(["/bin/sh", "-c", f"exec yes >&{to}"], 20)
