@@ -39,7 +39,8 @@ class Record(NamedTuple):
 class Built:
     """A build of a host in the cache of one cluster and of one account of the controller.
 
-    :param prefix: of the installation on the builder, where it is known: what was recorded of another one there does not count.
+    :param prefix: of the installation on the builder, where it is known: what was recorded of another one there does not count, unless other
+        hosts may have it. The builder says itself where its installation is.
     """
 
     def __init__(self, cluster: str, builder: str, identity: str, prefix: str | None = None) -> None:
@@ -60,7 +61,7 @@ class Built:
             record = Record(stored.hashes(known["files"]), known["prefix"], known["sha256"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
-        return record if record.files and self.prefix in (None, record.prefix) else None
+        return record if record.files and (self.prefix in (None, record.prefix) or record.sha256) else None
 
     def archive(self) -> Path | None:
         """The packed release, if it is still what was recorded."""

@@ -94,7 +94,7 @@ def _pip_error(release: dict, said: str) -> Exception:
     errors = " ".join(line for line in said.splitlines() if line.startswith("ERROR"))
     return AnsibleError(
         f"pip could not fetch the source archive of llama-cpp-python {release['version']} (llama_release): check the version and "
-        f"the index in the configuration of pip. pip says: {errors or said[-500:]}"
+        f"the index in the configuration of pip. pip says: {gguf.printable(errors or said[-500:])}"
     )
 
 
@@ -119,8 +119,8 @@ def _download_url(release: dict, folder: Path) -> Path:
         if isinstance(error, OSError) and error.errno in cache.FULL:
             raise
         raise AnsibleError(
-            f"llama_release has the url {release['url']!r}, which could not be fetched: {error}"
-        ) from error
+            f"llama_release has the url {release['url']!r}, which could not be fetched: {gguf.printable(str(error))}"
+        ) from None
     return target
 
 

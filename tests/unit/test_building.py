@@ -847,6 +847,7 @@ def test_a_release_goes_with_what_its_build_left(tmp_path, tree):
         ("== configure", "configure"),
         ("== waiting for process 4711", "waiting for process 4711"),
         ("", "starting"),
+        ("== \x1b[2Jall is well\x9b\u202e", " [2Jall is well  "),
     ],
 )
 def test_progress(line, said):

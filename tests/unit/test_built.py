@@ -358,3 +358,18 @@ def test_the_controller_says_what_it_keeps_of_a_plan(pair, install):
     one.watch({"files": FILES})
     assert built.recorded(plan) == {("head", build["id"]): changes.Recorded(FILES, False)}
     assert sources.cache_folder() == one.folders[0]
+
+
+def test_a_builder_that_says_it_has_moved_gives_the_others_nothing_new(install, tmp_path):
+    """A host says itself where its installation is. What others got from it stays what was recorded."""
+    install("head", share=True)
+    install("worker1")
+    before = kept().record()
+    place(tmp_path / "elsewhere", "taken over")
+    shutil.move(tmp_path / "elsewhere" / "prefix", tmp_path / "head" / "moved")
+    install("head", share=True, prefix=str(tmp_path / "head" / "moved"))
+    assert kept().record() == before
+    assert install("worker1")["changed"] is False
+    assert "built by head" in program(tmp_path / "worker1")
+    assert "built by head" in program(tmp_path / "head")
+    assert install.compiled == ["head"]

@@ -3,6 +3,7 @@
 import datetime
 import json
 import time
+import tracemalloc
 from unittest import mock
 
 import pytest
@@ -145,6 +146,31 @@ def test_a_secret_in_a_url_is_refused_and_not_repeated(local, variable, value, u
 )
 def test_a_url_without_a_secret(url):
     assert untrusted.problem("llama_release", url) is None
+
+
+@pytest.mark.parametrize("text", ["https://h/x#access_token=S", "https://h/x?jwt=S", "https://h/x?a=b&passphrase=S"])
+def test_other_spellings_of_a_secret_in_a_url(text):
+    assert untrusted.has_secret(text)
+
+
+@pytest.mark.parametrize(
+    "name", ["OPENAI_KEY", "MY_PASS", "PASSPHRASE", "MYSQL_PWD", "GITHUB_PAT", "PROXY_AUTH", "SECRET_KEY_BASE"]
+)
+def test_other_names_of_a_secret(name):
+    with pytest.raises(Refusal, match=f"has {name}, a secret"):
+        entry.environment("environment", {name: "S"})
+
+
+@pytest.mark.parametrize(
+    "name", ["PATH", "TOKENIZERS_PARALLELISM", "GGML_VK_DISABLE_COOPMAT", "COMPASS", "KEYBOARD", "BYPASS"]
+)
+def test_names_that_are_no_secrets(name):
+    assert entry.environment("environment", {name: "S"}) == {name: "S"}
+
+
+def test_a_misspelt_variable_with_a_control_character_is_not_shown(local):
+    local.hosts["here"]["unknown_variables"] = {"llama_b\x1b[31mad": ""}
+    assert "'llama_b\\x1b[31mad'" in local.reason()
 
 
 @pytest.mark.parametrize("part", ["://", "https://", ":", "://:", "?token", "https://a?", "a", ";x"])
@@ -392,3 +418,22 @@ def test_a_refusal_is_shown_once_and_written(monkeypatch, tmp_path, page, variab
 def test_the_facts_of_this_machine_have_the_form_that_planning_reads(local):
     local.hosts["here"]["facts"] = host.facts("user")
     assert "the facts of" not in " ".join(local.plan()["reasons"])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        ["a"] * 3_000_000,
+        {"facts": {"a" * 60000: {"b" * 60000: [1] * 190_000}}},
+        {"a" * 255: {"b" * 255: {"c" * 255: {"d" * 255: {"e" * 255: [1] * 190_000 + [None, "\x1b"]}}}}},
+    ],
+    ids=["long", "names", "deep"],
+)
+def test_what_a_host_says_costs_little_memory(value):
+    """The place of each part was written down, before the parts were counted: 400 kB of facts took 30 GB."""
+    tracemalloc.start()
+    try:
+        assert untrusted.problem("it", value)
+        assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    finally:
+        tracemalloc.stop()

@@ -274,3 +274,7 @@ def test_files_of_options_that_the_programs_read(tmp_path):
     assert found("system") == [str(system), f"{prefix}/.config/llama.cpp/config.ini"]
     assert found("user") == [str(system), f"{home}/.config/llama.cpp/config.ini"]
     assert found("user", XDG_CONFIG_HOME=f"{home}/other") == [str(system), f"{home}/other/llama.cpp/config.ini"]
+
+
+def test_a_program_that_prints_no_utf_8(tmp_path):
+    assert commands.output(["printf", r"\377 1.2"]) == "\ufffd 1.2"

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from unittest import mock
@@ -518,3 +519,27 @@ def test_a_worker_that_ends_is_a_failure_for_the_service_manager(worker_service,
     lines_until(process, "SIG_IGN")
     os.kill(children(process)[0], signal.SIGKILL)
     assert process.wait() == 1
+
+
+def test_a_reader_that_takes_a_little_now_and_then_holds_nobody_up(monkeypatch):
+    """llama-server stands still while its log is written. Each part has one deadline, not each page of it."""
+    monkeypatch.setattr(runtime, "READER_SECONDS", 0.5)
+    reader, writer = os.pipe()
+    log = runtime.Log(writer)
+    ended = threading.Event()
+
+    def drip():
+        while not ended.wait(0.2):
+            os.read(reader, 4096)
+
+    slow = threading.Thread(target=drip)
+    slow.start()
+    started = time.monotonic()
+    try:
+        assert log.write(b"x" * 131072) == "nobody reads it"
+        assert time.monotonic() - started < 2
+    finally:
+        ended.set()
+        slow.join()
+        os.close(reader)
+        os.close(writer)

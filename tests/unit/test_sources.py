@@ -248,3 +248,27 @@ def test_pip_that_fails(monkeypatch, stderr, said):
     monkeypatch.setattr(sources.programs, "run", lambda *_arguments, **_options: failed)
     with pytest.raises(AnsibleError, match=said):
         sources.fetch({"source": "pypi", "ref": "0.3.36", "version": "0.3.36", "checksum": f"sha256:{SHA}"})
+
+
+def test_what_a_server_says_does_not_control_the_screen(cache):
+    class Lies(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.wfile.write(b"HTTP/1.1 404 gone\x1b[2J\x07\r\n\r\n")
+
+        def log_message(self, *_arguments):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Lies) as served:
+        threading.Thread(target=served.serve_forever, args=(0.02,), daemon=True).start()
+        with pytest.raises(AnsibleError, match="404") as refused:
+            sources.fetch(release(url=f"http://127.0.0.1:{served.server_port}/a"))
+        served.shutdown()
+    assert str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize("to", [1, 2])
+def test_a_program_that_prints_without_end(to, monkeypatch):
+    """A git server says what it likes, for an hour: all of it was kept in memory."""
+    monkeypatch.setattr(programs, "PRINTED_BYTES", 1 << 20)
+    with pytest.raises(programs.TooLarge, match="it printed more than 1 MiB"):
+        programs.run(["/bin/sh", "-c", f"exec yes >&{to}"], 20)

@@ -198,6 +198,25 @@ def test_a_program_that_was_replaced_while_it_runs_is_ours(tmp_path):
     assert running == {process.pid: [str(program), "60"]}
 
 
+def test_nothing_but_its_account_is_asked_of_a_process_of_others(installation, monkeypatch):
+    """Its command line may be on a file system of its own, which never answers."""
+    read, asked = Path.read_bytes, []
+
+    def noted(path):
+        asked.append(str(path))
+        return read(path)
+
+    stranger = subprocess.Popen(["sleep", "50"], user="nobody")
+    try:
+        monkeypatch.setattr(Path, "read_bytes", noted)
+        state.processes("/p", "root")
+    finally:
+        stranger.kill()
+        stranger.wait()
+    assert f"/proc/{os.getpid()}/cmdline" in asked
+    assert f"/proc/{stranger.pid}/cmdline" not in asked
+
+
 def test_macos_says_the_account_of_a_process(monkeypatch):
     monkeypatch.setattr(state.sys, "platform", "darwin")
     lines = (

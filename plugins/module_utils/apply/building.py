@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import prebuilt, stored, trial
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import SEARCH, output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
@@ -535,7 +536,7 @@ def step(line: str) -> str:
     counted = re.match(r"\[(\d+)/(\d+)\]", line)
     if counted:
         return f"step {counted[1]} of {counted[2]}"
-    return line.removeprefix("== ") or "starting"
+    return reading.printable(line.removeprefix("== ")) or "starting"
 
 
 class Compared(NamedTuple):

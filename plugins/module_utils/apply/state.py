@@ -59,12 +59,15 @@ def _uid(account: str | None) -> int | None:
     return None
 
 
-def _runs_as_it_says(process: Path, argv: list[str], uid: int) -> bool:
-    """Whether a process has the account and runs the program of its command line, which is whatever its owner writes. Where its program may
-    not be read, the account decides."""
+def _has_account(process: Path, uid: int) -> bool:
+    """Asked before anything else is read: a process lies about its command line, and where its memory is a file of its own file system
+    (FUSE), whoever reads the command line waits for as long as it likes."""
     uids = re.search(r"^Uid:\t(\d+)\t(\d+)", text_of(process / "status"), re.MULTILINE)
-    if not uids or uids.groups() != (str(uid), str(uid)):
-        return False
+    return bool(uids and uids.groups() == (str(uid), str(uid)))
+
+
+def _runs_as_it_says(process: Path, argv: list[str]) -> bool:
+    """Whether a process runs the program of its command line. Where its program may not be read, its account has to do."""
     try:
         program = os.readlink(process / "exe")
     except PermissionError:
@@ -92,13 +95,13 @@ def processes(prefix: str, account: str | None) -> dict[int, list[str]]:
                 running[int(number)] = command.split(" ")
         return running
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
+        if entry.name.isdigit() and _has_account(entry, uid):
             try:
                 argv = (entry / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")[:-1]
             except OSError:
                 continue
             below = any(word.startswith(prefix + "/") for word in argv[:2])
-            if below and not _in_container(entry) and _runs_as_it_says(entry, argv, uid):
+            if below and not _in_container(entry) and _runs_as_it_says(entry, argv):
                 running[int(entry.name)] = argv
     return running
 

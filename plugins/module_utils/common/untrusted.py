@@ -22,7 +22,8 @@ SHOWN = 60
 """Characters of a value in a message."""
 SECRET_USER = re.compile(r"https?://[^/\s]*@|://[^/@\s:]*:[^/@\s]*@", re.IGNORECASE)
 SECRET_PARAMETER = re.compile(
-    r"[?&;](?:[\w.-]*(?:token|secret|password|passwd|signature|credential|key|keyid)|sig|auth|pass|pwd)=", re.IGNORECASE
+    r"[?&;#](?:[\w.-]*(?:token|secret|password|passwd|passphrase|signature|credential|key|keyid)|sig|auth|authorization|bearer|jwt|pass|pat|pwd)=",
+    re.IGNORECASE,
 )
 
 
@@ -59,16 +60,17 @@ def problem(where: str, value: Any) -> Problem | None:
 
     :param where: the variable or fact.
     """
-    parts, seen = [(where, value, 0)], 0
+    parts: list[tuple[tuple[Any, ...], Any]] = [((), value)]
+    seen = 1
     while parts:
-        place, part, depth = parts.pop()
-        seen += 1
-        if depth > DEEPEST or seen > MOST:
+        way, part = parts.pop()
+        seen += len(part) if isinstance(part, (Mapping, list, tuple)) else 0
+        if len(way) > DEEPEST or seen > MOST:
             return Problem(where, f"has more than {DEEPEST} levels or {MOST} parts: shorten it")
         why = _why(part) or (next(filter(None, map(_why_name, part)), "") if isinstance(part, Mapping) else "")
         if why:
-            return Problem(place, why)
-        parts += [(*entry, depth + 1) for entry in reversed([*_below(place, part)])]
+            return Problem(where + "".join(way), why)
+        parts += [((*way, step), entry) for step, entry in reversed([*_below("", part)])]
     return None
 
 
@@ -82,6 +84,8 @@ def _below(place: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def _why_name(name: Any) -> str:
     """What is wrong with a name in a mapping; nothing where it is right."""
+    if isinstance(name, str) and len(name) > LONGEST_NAME:
+        return f"has a name of {len(name)} characters: use {LONGEST_NAME} or fewer"
     right = isinstance(name, str) and not _why(name)
     shown = show(name) if isinstance(name, str) else repr(show(name))
     return "" if right else f"has the name {shown}: use letters, digits and _, and quotes around a number"

@@ -52,7 +52,7 @@ LAST_LINES = 20
 INCOMPLETE = "llamacpp: this log is incomplete"
 """Stands in a log of which a part could not be written."""
 READER_SECONDS = 5.0
-"""So long a reader of the log may stand still before the log goes on without it."""
+"""So long a reader of the log may take for one part of it, however slowly it reads, before the log goes on without it."""
 HEALTH_SECONDS = 2.0
 LOST_AFTER_POLLS = 2
 PRUNE_SECONDS = 300
@@ -75,12 +75,12 @@ class Log:
         with self.lock:
             gap = f"\n{INCOMPLETE}: {self.missing} bytes are missing here\n".encode() if self.missing else b""
             left, reason = gap + data, None
-            seconds = 0 if self.missing else READER_SECONDS
+            deadline = time.monotonic() + (0 if self.missing else READER_SECONDS)
             try:
                 while left and not reason:
+                    seconds = max(0.0, deadline - time.monotonic())
                     if select.select([], [self.descriptor], [], seconds)[1]:
                         left = left[os.write(self.descriptor, left[: select.PIPE_BUF]) :]
-                        seconds = READER_SECONDS
                     else:
                         reason = "nobody reads it"
             except OSError as error:

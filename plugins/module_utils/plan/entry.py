@@ -69,7 +69,7 @@ NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 """Of a variable of a process."""
 HOST_NAME = r"\w[\w.:@+-]*"
 """Of a host or a cluster in an inventory: it stands in names of files, in definitions and in commands."""
-SECRET_NAME = r"(?i).*(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY(_ID)?|PRIVATE_KEY|CREDENTIALS?)"
+SECRET_NAME = r"(?i).*(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|_KEY|ACCESS_KEY_ID|SECRET_KEY_BASE|CREDENTIALS?|(^|_)(PASS|PWD|AUTH|PAT))"
 """Of a variable of a process whose value is a secret."""
 
 PLANNED_FROM = {*DECLARED, "device_groups", "firewall", "kernel", "firmware", "option_files", "thunderbolt"}
@@ -150,6 +150,9 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]]) -> Cluster:
     """
     for host, given in hosts.items():
         check(host, {"ansible_host": given["ansible_host"], **given["variables"]})
+        misspelt = untrusted.problem("a variable", given["unknown_variables"])
+        if misspelt:
+            raise Refusal(f"{misspelt.where} {misspelt.why} (host {host})")
     heads = [host for host, given in hosts.items() if "head" in given["groups"]]
     if len(heads) != 1:
         raise Refusal(
