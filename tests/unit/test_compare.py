@@ -42,7 +42,7 @@ def test_kinds_of_differences_are_told_for_each_host(pair):
 def test_tools_are_looked_for_on_hosts_whose_facts_are_given(pair):
     plan = pair.plan()
     planned = plan["hosts"]["head"]["tools"]
-    facts = {"head": {"facts": {"tools": []}}, "worker1": {"facts": {"tools": list(planned)}}, "worker2": {"msg": "no"}}
+    facts = {"head": {"facts": {"tools": []}}, "worker1": {"facts": {"tools": list(planned)}}, "worker2": {"facts": []}}
     decided = run(plan=plan, answers=answers(plan), facts=facts)
     assert decided["lacking"] == {"head": {"required": planned, "optional": {}}}
 
@@ -52,6 +52,8 @@ def test_tools_are_looked_for_on_hosts_whose_facts_are_given(pair):
     [
         (None, "it could not be reached"),
         ({}, "it could not be reached"),
+        ({"drift": {}}, "it could not be reached"),
+        ({"drift": None}, "it could not be reached"),
         ({"skipped": True, "changed": False}, "its hardware is declared in llama_hardware"),
         ({"msg": "Something else already uses 192.0.2.11:50052", "drift": {}}, "Something else already uses"),
     ],
