@@ -291,7 +291,7 @@ def test_a_file_system_that_cannot_sync_a_folder_is_no_error(tmp_path, monkeypat
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", synced)
-    with pytest.raises(OSError) if raised else contextlib.nullcontext():
+    with pytest.raises(OSError, match=os.strerror(number)) if raised else contextlib.nullcontext():
         files.replace_file(tmp_path / "unit", "text", 0o640)
     assert (tmp_path / "unit").read_text() == "text"
 
