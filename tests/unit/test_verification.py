@@ -447,7 +447,7 @@ def test_a_server_that_ends_at_each_start_is_not_waited_for(local, monkeypatch):
         told = {"number": next(numbers), "how": "with status 1", "log": ["error: invalid argument: --colour"]}
         evidence = {"health": {"healthy": False, "said": "refused"}, "launched": True, "ends": told, "log": []}
         evidence.update(log_complete=True, handshakes={"workers": {}}, links={})
-        return {"evidence": {**evidence, "waits_for": ["it waits for worker x"] if len(calls) == 4 else []}}
+        return {"evidence": {**evidence, **({"waits_for": ["it waits for worker x"]} if len(calls) == 4 else {})}}
 
     action = verify_action.ActionModule.__new__(verify_action.ActionModule)
     monkeypatch.setattr(action, "_execute_module", collected)
