@@ -45,7 +45,7 @@ class ActionModule(ActionBase):
             )
         decided = changes.decide(plan, compared.drifts)
         tools = {
-            name: found["facts"].get("tools") or [] for name, found in arguments["facts"].items() if "facts" in found
+            name: found["facts"].get("tools") or [] for name, found in arguments["facts"].items() if found.get("facts")
         }
         if arguments["page"]:
             changed = report.changes_of(plan, decided, compared.drifts, compared.without)

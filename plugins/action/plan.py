@@ -10,6 +10,7 @@ import json
 import os
 from pathlib import Path
 
+from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
@@ -67,6 +68,13 @@ def keep_facts(plan: dict, cluster: Cluster) -> None:
     head["files"].append(_file(f"{head['prefix']}/{names.KEPT_FACTS}", text.encode()))
 
 
+def _empty(answers: dict) -> dict:
+    try:
+        return empty.plan(answers)
+    except Refusal as refusal:
+        raise AnsibleActionFail(str(refusal)) from None
+
+
 class ActionModule(ActionBase):
     _supports_check_mode = True
     TRANSFERS_FILES = False
@@ -85,7 +93,7 @@ class ActionModule(ActionBase):
             }
         )
         if arguments["empty"]:
-            return {"changed": False, "plan": empty.plan(arguments["facts"])}
+            return {"changed": False, "plan": _empty(arguments["facts"])}
         of_play = inventory.of_play(task_vars)
         digest = hashlib.sha256(b"".join(path.read_bytes() for path in RUNTIME_FILES)).hexdigest()[:12]
         staging = arguments["staging"]

@@ -95,7 +95,7 @@ class ActionModule(ActionBase):
                 return answer
             before = answer["evidence"]["ends"]["number"] if before is None else before
             elapsed = time.monotonic() - started
-            waits_for = answer["evidence"]["waits_for"]
+            waits_for = answer["evidence"].get("waits_for")
             if plan["staging"] and not answer["evidence"]["launched"]:
                 return answer
             limit = min(patience, SECONDS_FOR_WORKERS) if waits_for else patience

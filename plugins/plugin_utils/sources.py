@@ -342,7 +342,7 @@ def _cached_archive(checksum: str) -> Path:
 
 def _kept_archive(release: dict, folder: Path) -> Fetched | None:
     wanted, kept = release["checksum"].split(":", 1)[1], _cached_archive(release["checksum"])
-    with suppress(FileNotFoundError):
+    with suppress(OSError):
         if sha256(kept) == wanted:
             return Fetched(kept, False, wanted, release["commit"])
     return None

@@ -42,7 +42,7 @@ def test_kinds_of_differences_are_told_for_each_host(pair):
 def test_tools_are_looked_for_on_hosts_whose_facts_are_given(pair):
     plan = pair.plan()
     planned = plan["hosts"]["head"]["tools"]
-    facts = {"head": {"facts": {"tools": []}}, "worker1": {"facts": {"tools": list(planned)}}, "worker2": {"msg": "no"}}
+    facts = {"head": {"facts": {"tools": []}}, "worker1": {"facts": {"tools": list(planned)}}, "worker2": {"facts": []}}
     decided = run(plan=plan, answers=answers(plan), facts=facts)
     assert decided["lacking"] == {"head": {"required": planned, "optional": {}}}
 
@@ -52,6 +52,8 @@ def test_tools_are_looked_for_on_hosts_whose_facts_are_given(pair):
     [
         (None, "it could not be reached"),
         ({}, "it could not be reached"),
+        ({"drift": {}}, "it could not be reached"),
+        ({"drift": None}, "it could not be reached"),
         ({"skipped": True, "changed": False}, "its hardware is declared in llama_hardware"),
         ({"msg": "Something else already uses 192.0.2.11:50052", "drift": {}}, "Something else already uses"),
     ],
@@ -84,7 +86,8 @@ def test_of_a_plan_for_the_staging_ports_it_says_what_stands_in_the_way(local):
     plan = local.plan(staging=True)
     room = {"drift": drifts(plan)["here"], "free_mib": {"CPU": 65536}}
     assert run(plan=plan, answers={"here": room}) == {"changed": False, "obstacles": []}
-    assert run(plan=plan, answers={})["obstacles"] == ["here could not be reached"]
+    for answer in ({}, {"drift": {}, "free_mib": {}}, {"free_mib": {}}, {**room, "free_mib": None}):
+        assert run(plan=plan, answers={"here": answer})["obstacles"] == ["here could not be reached"]
     refused = {"schema": 1, "cluster": "x", "refused": True, "fits": False, "reasons": ["no head"]}
     assert run(plan=refused, answers={})["obstacles"] == ["no head"]
 

@@ -1,6 +1,7 @@
 """Each change that a run makes on a host fails once, on a full, read-only or broken disk, without the right, or since the run is killed.
 The next run brings what an undisturbed one brings, and the one after it changes nothing."""
 
+import contextlib
 import errno
 import itertools
 import json
@@ -277,6 +278,22 @@ def test_a_file_is_on_the_disk_before_it_takes_its_place(tmp_path, monkeypatch):
     files.replace_file(tmp_path / "unit", "text", 0o640)
     assert done == ["file", "replace", "folder"]
     assert faults.tree(tmp_path) == {"unit": (0o640, b"text")}
+
+
+@pytest.mark.parametrize("number, raised", [(errno.EINVAL, False), (errno.EIO, True)])
+def test_a_file_system_that_cannot_sync_a_folder_is_no_error(tmp_path, monkeypatch, number, raised):
+    """As shares of a virtual machine and some network mounts, where a plan may be written."""
+    fsync = os.fsync
+
+    def synced(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    with pytest.raises(OSError, match=os.strerror(number)) if raised else contextlib.nullcontext():
+        files.replace_file(tmp_path / "unit", "text", 0o640)
+    assert (tmp_path / "unit").read_text() == "text"
 
 
 @pytest.mark.parametrize("number", failures.REMEDIES)

@@ -297,7 +297,7 @@ def test_firewalld_puts_back_a_policy_that_is_not_taken(tmp_path):
 def test_firewalld_removes_a_policy_that_a_killed_run_left_and_that_is_not_taken(tmp_path):
     host = firewalld_host(tmp_path, zones=NO_RULES, broken=True)
     host.file(POLICY, firewall.Firewalld(host)._xml([rule()]))
-    with pytest.raises(FirewallError, match="INVALID_ZONE"):
+    with pytest.raises(FirewallError, match="which was removed: INVALID_ZONE"):
         firewall.apply("firewalld", [rule()], check=False, system=host)
     assert not host.path(POLICY).exists()
 

@@ -32,7 +32,7 @@ def listener(address="127.0.0.1", full=False):
         yield f"{address}:{server.getsockname()[1]}"
 
 
-def tried(endpoint, arp, own=()):
+def tried(endpoint, arp, own=("192.0.2.1",)):
     return knocks.results(knocks.begin([endpoint], own), arp)
 
 
@@ -63,6 +63,12 @@ def test_the_own_port_is_tried_from_another_address(tmp_path):
     assert tried(endpoint, tmp_path / "none", own) == []
     with listener(full=True) as endpoint:
         assert tried(endpoint, tmp_path / "none", own) == [{"endpoint": endpoint, "source": "127.0.0.9", "open": False}]
+
+
+def test_a_host_whose_own_addresses_are_not_known_tries_nothing(arp):
+    """As where the program ip is missing: an own endpoint would look like one of another host, and be open."""
+    with listener() as endpoint:
+        assert tried(endpoint, arp, own=()) == []
 
 
 def test_an_address_without_a_route_says_nothing(tmp_path):

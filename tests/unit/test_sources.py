@@ -61,6 +61,13 @@ def test_a_wrong_checksum_names_both_and_leaves_nothing(tmp_path, cache):
     assert kept(cache) == []
 
 
+def test_what_stands_in_the_cache_and_cannot_be_read_is_named(tmp_path, cache):
+    (tmp_path / "a.tar.gz").write_bytes(CONTENT)
+    (cache / f"{SHA[:16]}.tar.gz").mkdir(parents=True)
+    with pytest.raises(AnsibleError, match=r"llama_release needs .* on the controller, which cannot be used"):
+        sources.fetch(release(path=str(tmp_path / "a.tar.gz")))
+
+
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(AnsibleError, match=r"llama_release has the path .*none\.tar\.gz.*No such file.*use a path"):
         sources.fetch(release(path=str(tmp_path / "none.tar.gz")))

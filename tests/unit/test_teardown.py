@@ -4,10 +4,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import yaml
+from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_action
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import empty, entry
 
@@ -39,6 +42,29 @@ def test_the_empty_plan_has_nothing_and_names_what_goes():
 def test_accounts_of_others_stay_where_the_installation_is_a_users():
     hosts = empty.plan({"here": {"facts": {**FACTS, "scope": "user"}}})["hosts"]
     assert hosts["here"]["accounts"] == []
+
+
+@pytest.mark.parametrize("scope, account", [("system", "llamacpp"), ("user", None)])
+def test_check_mode_finds_the_releases_that_go(tmp_path, scope, account):
+    """They are still there then, so it is asked which of them run, and as which account."""
+    places = {"prefix": str(tmp_path), "cache": f"{tmp_path}/cache", "units": f"{tmp_path}/units"}
+    facts = {**FACTS, **places, "scope": scope, "service_manager": "systemd"}
+    (tmp_path / "releases" / "b8600-cpu-0123abcd").mkdir(parents=True)
+    planned = empty.plan({"here": {"facts": facts}})["hosts"]["here"]
+    assert planned["account"] == account
+    assert state.unneeded_releases(planned, applied=True) == ["b8600-cpu-0123abcd"]
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [None, [], {}, {**FACTS, "prefix": "x"}, {**FACTS, "accounts": ["root"]}, {**FACTS, "defined": ["a\nb"]}],
+)
+def test_a_host_may_say_anything_of_itself(facts):
+    arguments = {"empty": True, "facts": {"here": {"facts": FACTS}, "there": {"facts": facts}}}
+    task = mock.Mock(args=arguments, async_val=0, action="llamacpp.cluster.plan")
+    action = plan_action.ActionModule(task, mock.Mock(), mock.Mock(), mock.Mock(), mock.Mock(), mock.Mock())
+    with pytest.raises(AnsibleActionFail, match="the facts of there are not as"):
+        action.run(task_vars={})
 
 
 @pytest.mark.parametrize("manager", ["systemd", "supervisor"])

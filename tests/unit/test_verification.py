@@ -274,6 +274,14 @@ def test_other_hosts_say_whether_a_worker_is_closed(pair, by, knock, status, sai
     assert (found[0]["status"], said in found[0]["evidence"]) == (status, True)
 
 
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_host_says_nothing_of_ports_that_it_was_not_asked_to_try(pair, is_open):
+    plan = pair.plan()
+    plan["hosts"]["worker2"]["knocks"] = ["192.0.2.12:50052"]
+    drifts = {"worker2": {"services": {}, "knocks": knocked("192.0.2.12", is_open)}}
+    assert verification._closed(plan, drifts, {})[0]["status"] == "not tested"
+
+
 def test_what_a_host_said_before_another_one_was_changed_does_not_count(pair):
     plan = pair.plan()
     drifts = {"worker2": {"services": {}, "knocks": knocked("192.0.2.12", False)}}
@@ -447,7 +455,7 @@ def test_a_server_that_ends_at_each_start_is_not_waited_for(local, monkeypatch):
         told = {"number": next(numbers), "how": "with status 1", "log": ["error: invalid argument: --colour"]}
         evidence = {"health": {"healthy": False, "said": "refused"}, "launched": True, "ends": told, "log": []}
         evidence.update(log_complete=True, handshakes={"workers": {}}, links={})
-        return {"evidence": {**evidence, "waits_for": ["it waits for worker x"] if len(calls) == 4 else []}}
+        return {"evidence": {**evidence, **({"waits_for": ["it waits for worker x"]} if len(calls) == 4 else {})}}
 
     action = verify_action.ActionModule.__new__(verify_action.ActionModule)
     monkeypatch.setattr(action, "_execute_module", collected)

@@ -308,8 +308,10 @@ class Firewalld:
                 self.system.run(["firewall-cmd", "--check-config"])
             except FirewallError as error:
                 # What a killed run has written was not checked.
-                self._put(before if before != after else "")
-                raise FirewallError(f"firewalld refuses {self.file}, which is as before: {error}") from error
+                unchecked = before == after
+                self._put("" if unchecked else before)
+                state = "was removed" if unchecked else "is as before"
+                raise FirewallError(f"firewalld refuses {self.file}, which {state}: {error}") from error
 
     def _put(self, text: str) -> None:
         self.system.path(self.former).unlink(missing_ok=True)

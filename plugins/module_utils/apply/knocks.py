@@ -34,9 +34,11 @@ class Knock(NamedTuple):
 def begin(endpoints: Sequence[str], own: Sequence[str]) -> list[Knock]:
     """Tries all at the same time. The host's own endpoints are tried from another address of the host, if it has one.
 
-    :param own: addresses of this host, without loopback.
+    :param own: addresses of this host, without loopback. Where none is known, nothing is tried: a unit lets its own host's address in.
     """
     knocks = []
+    if not own:
+        return knocks
     for endpoint in endpoints:
         address, port = endpoint.rsplit(":", 1)
         inside, others = address in own, [other for other in own if other != address]

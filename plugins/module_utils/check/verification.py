@@ -360,15 +360,15 @@ class Try(NamedTuple):
     is_open: bool
 
 
-def _tries(drifts: dict, knocks: dict[str, str | None], stale: Callable[[str, str], bool]) -> dict[str, list[Try]]:
+def _tries(drifts: dict, knocks: dict[str, str | None], counts: Callable[[str, str], bool]) -> dict[str, list[Try]]:
     """Endpoint → the attempts of the controller and of other hosts.
 
-    :param stale: whether what a host said of an endpoint was said before that endpoint's host was changed.
+    :param counts: whether a host was asked to try an endpoint, and has tried after that endpoint's host was changed.
     """
     tries = {endpoint: [Try("the controller", source or "", source is not None)] for endpoint, source in knocks.items()}
     for name, drift in drifts.items():
         for knock in (drift or {}).get("knocks", []):
-            if not stale(name, knock["endpoint"]):
+            if counts(name, knock["endpoint"]):
                 tries.setdefault(knock["endpoint"], []).append(Try(name, knock["source"], knock["open"]))
     return tries
 
@@ -377,7 +377,12 @@ def _closed(plan: dict, drifts: dict, knocks: dict[str, str | None], changed: Co
     checks = []
     accepted = {a["host"] for a in plan["advisories"] if a["id"] == "unprotected-worker" and a["accepted"]}
     owners = {worker["endpoint"]: name for name, planned in plan["hosts"].items() for worker in planned["workers"]}
-    tries = _tries(drifts, knocks, lambda name, endpoint: owners.get(endpoint) in changed and name not in changed)
+
+    def counts(name: str, endpoint: str) -> bool:
+        stale = owners.get(endpoint) in changed and name not in changed
+        return endpoint in plan["hosts"][name]["knocks"] and not stale
+
+    tries = _tries(drifts, knocks, counts)
     for name, planned in plan["hosts"].items():
         for worker in planned["workers"]:
             address = worker["endpoint"].rsplit(":", 1)[0]

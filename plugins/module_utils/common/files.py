@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from contextlib import suppress
@@ -47,5 +48,8 @@ def _replace(target: Path, text: str, mode: int) -> None:
     folder = os.open(target.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # file systems of networks and virtual machines cannot do that for a folder
+            raise
     finally:
         os.close(folder)

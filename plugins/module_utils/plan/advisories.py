@@ -123,7 +123,10 @@ def _why_no_unit_closes(seen: Seen, name: str) -> str:
     if not service_managers.MANAGERS[facts.service_manager].closes_ports_by:
         return f"{facts.service_manager} does not filter addresses"
     if facts.units_filter is None:
-        return "systemd-run could not be run as root there, so it is not known whether systemd filters addresses"
+        return (
+            "it is not known whether systemd there filters addresses, since systemd-run could not be run as root, or since its facts were kept "
+            "by an older version of the collection"
+        )
     return "systemd there does not filter addresses, since the kernel or the container lacks BPF for control groups"
 
 

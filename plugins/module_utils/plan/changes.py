@@ -95,7 +95,7 @@ def compare(
         answer = answers.get(name) or {}
         if answer.get("skipped"):
             without[name] = "its hardware is declared in llama_hardware"
-        elif answer.get("msg") or "drift" not in answer:
+        elif answer.get("msg") or not answer.get("drift"):
             said = gguf.printable(" ".join(str(answer.get("msg") or "it could not be reached").split()))
             without[name] = said[:SHOWN]
         else:

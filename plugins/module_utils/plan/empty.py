@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Each, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry
 
 NOTHING: dict[str, Any] = {
     "services": [],
@@ -18,22 +21,42 @@ NOTHING: dict[str, Any] = {
     "firewall": [],
     "tuning": {"parameters": {}, "profile": "", "reboot": False},
 }
+READ: dict[str, Any] = {
+    **{key: entry.KNOWN[key] for key in ("scope", "prefix", "cache")},
+    "accounts": Each(Text()),
+    "defined": [Text()],
+}
+"""Facts of which the empty plan is made, as facts/host.py returns them."""
 
 
 def plan(answers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The empty plan for the hosts that answered; the roles take of it what they take of any other plan.
 
     :param answers: host → what host_info returned there, empty where it did not answer.
+    :raises Refusal: a host reports facts of another form.
     """
-    return {"hosts": {name: _host(answer["facts"]) for name, answer in answers.items() if "facts" in answer}}
+    return {"hosts": {name: _host(name, answer["facts"]) for name, answer in answers.items() if "facts" in answer}}
 
 
-def _host(facts: Mapping[str, Any]) -> dict[str, Any]:
+def _check(name: str, facts: Any) -> None:
+    read = {key: facts[key] for key in READ if key in facts} if isinstance(facts, Mapping) else facts
+    problem = untrusted.problem("", read) or untrusted.mismatch("", read, READ)
+    if problem:
+        said = f"{problem.where} {problem.why}".lstrip(" .")
+        raise Refusal(
+            f"the facts of {name} are not as this version of the collection reads them ({said}): look at that host, and remove it from the "
+            "inventory to tear down the others"
+        )
+
+
+def _host(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    _check(name, facts)
     prefix = facts["prefix"]
     own = [name for name, home in facts["accounts"].items() if home == prefix]
     return {
         **facts,
         **NOTHING,
+        "account": names.ACCOUNT if facts["scope"] == "system" else None,
         "stale": facts["defined"],
         "folders": [f"{prefix}/{name}" for name in names.INSTALLED],
         "accounts": own if facts["scope"] == "system" else [],

@@ -47,7 +47,9 @@ def obstacles(plan: dict[str, Any], answers: dict[str, dict[str, Any]]) -> list[
     reports = {name: answers.get(name) or {} for name in plan["hosts"]}
     errors = [f"{name}: {host['msg']}" for name, host in reports.items() if "msg" in host]
     silent = [
-        f"{name} could not be reached" for name, host in reports.items() if "free_mib" not in host and "msg" not in host
+        f"{name} could not be reached"
+        for name, host in reports.items()
+        if "msg" not in host and (not host.get("drift") or host.get("free_mib") is None)
     ]
     if errors or silent:
         return errors + silent
