@@ -54,10 +54,11 @@ def handshakes(path: Path, launchers: Collection[int] = ()) -> dict:
     try:
         recorded = reading.read_object(path, RECORD_BYTES)
         if launchers and recorded["process"] not in launchers:
-            raise ValueError(f"{path} is of an earlier start: the disk may be full or read-only")
+            raise ValueError("it is of an earlier start: the disk may be full or read-only")
         return {"workers": {str(endpoint): _answer(answer) for endpoint, answer in recorded["workers"].items()}}
     except (OSError, *WRONG_FORM) as error:
-        return {"workers": {}, "error": f"{path} cannot be used: {printable(error)}"}
+        why = "it has another form" if isinstance(error, (KeyError, TypeError, AttributeError)) else printable(error)
+        return {"workers": {}, "error": f"{path} cannot be used: {why}"}
 
 
 def _answer(answer: dict) -> dict:

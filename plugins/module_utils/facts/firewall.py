@@ -16,6 +16,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files impo
 MANAGERS = names.FIREWALLS
 """Units of systemd, in the order in which they are looked for: two of them may be active."""
 UFW_SETTINGS = "/etc/ufw/ufw.conf"
+TRY_SECONDS = 30
+"""It takes 50 ms, but without a result a plan may be refused, and a host can be busy."""
 REFUSED = 77
 SEND = f"""import socket, sys
 try:
@@ -68,10 +70,10 @@ def of_units(interpreter: str | None, run: Callable[[list[str], float], str] = c
         "--wait",
         "--collect",
         "--property=IPAddressDeny=any",
-        "--property=RuntimeMaxSec=5",
+        f"--property=RuntimeMaxSec={TRY_SECONDS}",
     ]
     try:
-        run([*root, *unit, interpreter, "-I", "-S", "-c", SEND], commands.COMMAND_SECONDS)
+        run([*root, *unit, interpreter, "-I", "-S", "-c", SEND], TRY_SECONDS)
     except commands.CommandError as error:
         return True if error.status == REFUSED else None
     return False
