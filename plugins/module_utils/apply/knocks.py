@@ -36,7 +36,7 @@ def begin(endpoints: Sequence[str], own: Sequence[str]) -> list[Knock]:
 
     :param own: addresses of this host, without loopback. Where none is known, nothing is tried: a unit lets its own host's address in.
     """
-    knocks = []
+    knocks: list[Knock] = []
     if not own:
         return knocks
     for endpoint in endpoints:
