@@ -42,7 +42,6 @@ class Fetched(NamedTuple):
     commit: str
 
 
-cache_folder = cache.root
 KNOWN_ANSWER = "llama_model_known_answer"
 SHA256 = r"[0-9a-f]{64}"
 ARCHIVE_BYTES, TREE_BYTES, PATCH_BYTES = 4 << 30, 8 << 30, 16 << 20

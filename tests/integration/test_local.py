@@ -20,7 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
     options,
     rpc,
 )
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory, sources
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import cache, inventory
 from conftest import PORTS, ROOT, until
 
 
@@ -374,7 +374,7 @@ def test_programs_that_are_compiled_already(served):
     )
     assert served.complete() == known_answer.SENTENCE
     assert served.site(llama_release=release).changed == 0
-    (sources.cache_folder() / "sources" / f"{checksum[7:23]}.tar.gz").unlink()
+    (cache.root() / "sources" / f"{checksum[7:23]}.tar.gz").unlink()
     back = served.site(llama_build_keep=1)
     assert back.status == "successful", back.text
     assert "step " not in back.text

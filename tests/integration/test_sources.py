@@ -6,7 +6,7 @@ import subprocess
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory, sources
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import cache, inventory, sources
 from conftest import Cluster
 
 pytestmark = pytest.mark.slow
@@ -40,7 +40,7 @@ def repository(tmp_path_factory):
     git(folder, "commit", "--quiet", "--all", "--message=change")
     yield folder
     commits = git(folder, "rev-list", "--all").split()
-    for told in (sources.cache_folder() / "sources").glob("git-*.json"):
+    for told in (cache.root() / "sources").glob("git-*.json"):
         if json.loads(told.read_text())["commit"] in commits:
             told.unlink()
             told.with_suffix(".tar.gz").unlink()
@@ -155,4 +155,4 @@ def test_a_third_release_replaces_the_one_that_served_longest_ago(cluster, repos
     assert len(found) == 2
     assert second not in found
     assert second in check.text
-    assert not list((sources.cache_folder() / "builds").glob(f"{second}*"))
+    assert not list((cache.root() / "builds").glob(f"{second}*"))

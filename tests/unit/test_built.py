@@ -13,7 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.action import release as actio
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, stored
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes
 from ansible_collections.llamacpp.cluster.plugins.modules import release as module
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import built, cache, copying, sources
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import built, cache, copying
 from test_cache import at_once
 from test_planning import drifts
 
@@ -357,7 +357,7 @@ def test_the_controller_says_what_it_keeps_of_a_plan(pair, install):
     one = built.Built(plan["cluster"], "head", build["id"], plan["hosts"]["head"]["prefix"])
     one.watch({"files": FILES})
     assert built.recorded(plan) == {("head", build["id"]): changes.Recorded(FILES, False)}
-    assert sources.cache_folder() == one.folders[0]
+    assert cache.root() == one.folders[0]
 
 
 def test_a_builder_that_says_it_has_moved_gives_the_others_nothing_new(install, tmp_path):

@@ -43,15 +43,13 @@ FULL_BYTES = 1 << 20
 HELP_SECONDS, HELP_BYTES, WRITTEN_BYTES = 60, 1 << 20, 64 << 20
 """How long a program may take for its help, how much of it is read, and how much it may write into one file."""
 REMOVE = "remove that release from the controller's cache (docs/security.md says where) and run the playbook again"
+LOCK_SECONDS, LOCK_POLL_SECONDS = 3600, 1
+"""How long another process may have the lock of a build without a line in its log. One file for a GPU compiles for minutes."""
+END_SECONDS = 10
 LINK_LEADS_OUT = "Cannot hard link to|Hard-link target '.*' does not exist"
 """What GNU's and BSD's tar report of a hard link to something that was not unpacked."""
 STEP_LINES = r"^(\[[0-9]+/[0-9]+\]|== )"
 """Lines of a build's log that show its progress, as an expression for grep -E: ninja's and our own."""
-
-
-LOCK_SECONDS, LOCK_POLL_SECONDS = 3600, 1
-"""How long another process may have the lock of a build without a line in its log. One file for a GPU compiles for minutes."""
-END_SECONDS = 10
 
 
 def _bound_files() -> None:
