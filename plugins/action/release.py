@@ -13,7 +13,7 @@ from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, stored
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes, releases
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import built, copying, sources
 
 display = Display()
@@ -52,6 +52,8 @@ class ActionModule(ActionBase):
         record = kept.record()
         arguments["recorded"] = dict(record.files) if record else {}
         result = self._execute_module(module_args=arguments, task_vars=task_vars)
+        if builds and not record and self._is_received(kept, result, arguments):
+            result = self._execute_module(module_args=arguments, task_vars=task_vars)
         if result.get("failed") or self._task.check_mode:
             return result
         if "manifest" not in result:
@@ -74,6 +76,21 @@ class ActionModule(ActionBase):
             if arguments.get("share") and not kept.archive():
                 self._keep(kept, arguments, task_vars)
         return result
+
+    def _is_received(self, kept: built.Built, result: dict, arguments: dict) -> bool:
+        """Whether this host has what another one compiled, and has to compile it itself. Then it is named in the module's arguments.
+
+        :param result: what the module returned, in which a manifest may be anything.
+        """
+        manifest = result.get("manifest")
+        if not isinstance(manifest, dict):
+            return False
+        files = stored.hashes(manifest.get("files"))
+        known = changes.Recorded({}, False, kept.others())
+        if not changes.supplier(kept.builder, manifest.get("received"), files, known):
+            return False
+        arguments["unwanted"] = files
+        return True
 
     def _bring(self, release: dict, cache: str, task_vars: dict) -> dict:
         """Copies source and patches to the host; returns their paths there and their checksums."""

@@ -200,7 +200,8 @@ class Installer:
             raise BuildError(f"{archive} does not hold the release {self.build['id']} as it was built: {REMOVE}")
         for target in self.build["targets"]:
             (partial / "bin" / target).chmod(0o755)
-        return self._publish(partial, {key: received[key] for key in ("source", "seconds", "options_ignored")})
+        details = {key: received[key] for key in ("source", "seconds", "options_ignored")}
+        return self._publish(partial, {**details, "received": self.build["builder"]})
 
     def _begin(self) -> Path:
         partial = self.release.with_name("." + self.release.name)
@@ -380,11 +381,11 @@ class Builder(Installer):
         with self.log.open("a") as log:
             log.write(f"== {what}\n")
 
-    def install(self, recorded: dict[str, str] | None = None) -> dict:
-        """Builds and installs the release where it is missing, or is not what the controller recorded; returns the manifest."""
+    def install(self, recorded: dict[str, str] | None = None, unwanted: dict[str, str] | None = None) -> dict:
+        """Builds and installs the release where it is missing, or is not what it has to be (stored.installed); returns the manifest."""
         (self.cache / "builds").mkdir(parents=True, exist_ok=True)
         with self._alone():
-            manifest = stored.installed(self.release, self.build["targets"], recorded)
+            manifest = stored.installed(self.release, self.build["targets"], recorded, unwanted)
             if manifest:
                 return manifest
             started = time.monotonic()

@@ -66,11 +66,17 @@ def hashes(given: Any) -> dict[str, str]:
     return given if good else {}
 
 
-def installed(release: Path, targets: Iterable[str] = (), recorded: Mapping[str, str] | None = None) -> dict | None:
+def installed(
+    release: Path,
+    targets: Iterable[str] = (),
+    recorded: Mapping[str, str] | None = None,
+    unwanted: Mapping[str, str] | None = None,
+) -> dict | None:
     """The manifest of an installed release whose files are what it says, or None.
 
     :param targets: programs that it must have.
     :param recorded: what the controller saw when the release was built: file → sha256. Empty or None where it saw nothing.
+    :param unwanted: of a release that does not count: file → sha256.
     """
     try:
         with _open(release / MANIFEST) as stream:
@@ -78,7 +84,7 @@ def installed(release: Path, targets: Iterable[str] = (), recorded: Mapping[str,
         manifest = json.loads(text[:MANIFEST_BYTES])
         files = hashes(manifest["files"])
         whole = bool(files) and all(f"bin/{target}" in files for target in targets)
-        if not whole or (recorded and files != recorded):
+        if not whole or (recorded and files != recorded) or files == unwanted:
             return None
         for name, digest in files.items():
             with _open(release / name) as stream:
