@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, stored
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes, releases
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import built, copying, sources
 
@@ -20,6 +22,8 @@ display = Display()
 
 POLL_SECONDS = 5
 LIMIT_SECONDS = 6 * 3600
+JOB = r"j?\d{1,20}\.\d{1,10}"
+"""Name of an asynchronous job, as ansible-core 2.19 gives it: a number of the controller, and the process on the host."""
 
 
 class ActionModule(ActionBase):
@@ -134,6 +138,11 @@ class ActionModule(ActionBase):
             self._task.async_val = 0
         if job.get("failed"):
             return job
+        if not re.fullmatch(JOB, str(job.get("ansible_job_id"))):
+            raise AnsibleActionFail(
+                f"{task_vars['inventory_hostname']} did not start the build in the background "
+                f"({gguf.printable(str(job.get('msg') or 'it names no job'))}): run the playbook again"
+            )
         log = stored.log_path(arguments["cache"], arguments["build"]["id"])
         query = {
             "jid": job["ansible_job_id"],
@@ -149,8 +158,8 @@ class ActionModule(ActionBase):
                 break
             if status.get("failed"):
                 raise AnsibleActionFail(
-                    f"The connection to the build was lost: {status.get('msg')}. Run the playbook again; the build continues where it stopped. "
-                    f"Log on the host: {log}"
+                    f"The connection to the build was lost: {gguf.printable(str(status.get('msg')))}. Run the playbook again; the build continues "
+                    f"where it stopped. Log on the host: {log}"
                 )
             last = self._low_level_execute_command(
                 f"grep -E '{building.STEP_LINES}' {shlex.quote(log)} | tail -n 1 | cut -c 1-60", sudoable=True

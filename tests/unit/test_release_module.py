@@ -14,7 +14,9 @@ from unittest import mock
 
 import pytest
 import yaml
+from ansible.errors import AnsibleActionFail
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llamacpp.cluster.plugins.action import release as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, stored
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import DEFINITION_MARK as MARK
 from ansible_collections.llamacpp.cluster.plugins.modules import release
@@ -216,6 +218,29 @@ def test_a_process_that_does_not_end_is_named(call, programs, left_running, monk
     failed = call(state="pruned", host=host(programs), account="builder")
     monkeypatch.undo()
     assert failed["msg"].startswith(f"process {left_running.pid} of the account builder does not end: end it")
+
+
+@pytest.mark.parametrize("job", [None, "", "j1.2; reboot", "../x", "j1.2\n", ["j1.2"], {"a": 1}])
+def test_a_host_that_names_no_job_of_its_build(job, monkeypatch):
+    """async_status gets that name as a path below a folder."""
+    plugin = action.ActionModule(mock.Mock(async_val=0), *(mock.Mock() for _index in range(5)))
+    answer = {"ansible_job_id": job, "msg": "\x1b[2Jno room"}
+    monkeypatch.setattr(plugin, "_execute_module", lambda **_arguments: answer)
+    with pytest.raises(AnsibleActionFail) as raised:
+        plugin._build({"cache": "/c", "build": {"id": "x"}}, {"inventory_hostname": "strix1"})
+    assert str(raised.value).startswith("strix1 did not start the build in the background (")
+    assert str(raised.value).isprintable()
+
+
+def test_a_build_whose_connection_is_lost(monkeypatch):
+    plugin = action.ActionModule(mock.Mock(async_val=0), *(mock.Mock() for _index in range(5)))
+    answers = iter([{"ansible_job_id": "j123456.42"}, {"failed": True, "msg": "\x1b[2Jgone"}])
+    monkeypatch.setattr(plugin, "_execute_module", lambda **_arguments: next(answers))
+    monkeypatch.setattr(plugin, "get_shell_option", lambda *_arguments, **_more: "/a")
+    monkeypatch.setattr(action, "POLL_SECONDS", 0)
+    with pytest.raises(AnsibleActionFail, match="The connection to the build was lost") as raised:
+        plugin._build({"cache": "/c", "build": {"id": "x"}}, {"inventory_hostname": "strix1"})
+    assert str(raised.value).isprintable()
 
 
 def test_a_teardown_ends_builds_before_it_removes_their_account():

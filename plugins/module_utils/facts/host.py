@@ -299,11 +299,12 @@ def supervisor(prefix: str) -> dict:
 
 
 def supervisor_runs(prefix: str) -> bool:
-    """Whether the installation's own supervisor runs."""
+    """Whether the installation's own supervisor runs. One that stands still takes no connection, and is not waited for."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control:
+        control.setblocking(False)
         try:
             control.connect(prefix + "/supervisor/control.sock")
-        except PermissionError:
+        except (PermissionError, BlockingIOError):
             return True
         except OSError:
             return False
