@@ -14,7 +14,7 @@ from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, stored
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes, releases
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import built, copying, sources
 
@@ -141,7 +141,7 @@ class ActionModule(ActionBase):
         if not re.fullmatch(JOB, str(job.get("ansible_job_id"))):
             raise AnsibleActionFail(
                 f"{task_vars['inventory_hostname']} did not start the build in the background "
-                f"({gguf.printable(str(job.get('msg') or 'it names no job'))}): run the playbook again"
+                f"({untrusted.printable(str(job.get('msg') or 'it names no job'))}): run the playbook again"
             )
         log = stored.log_path(arguments["cache"], arguments["build"]["id"])
         query = {
@@ -158,7 +158,7 @@ class ActionModule(ActionBase):
                 break
             if status.get("failed"):
                 raise AnsibleActionFail(
-                    f"The connection to the build was lost: {gguf.printable(str(status.get('msg')))}. Run the playbook again; the build continues "
+                    f"The connection to the build was lost: {untrusted.printable(str(status.get('msg')))}. Run the playbook again; the build continues "
                     f"where it stopped. Log on the host: {log}"
                 )
             last = self._low_level_execute_command(

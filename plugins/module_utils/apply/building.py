@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import prebuilt, stored, trial
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import SEARCH, output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
@@ -133,7 +133,7 @@ def pack(prefix: str, cache: str, build: dict) -> str:
 class Installer:
     """Puts programs of a build under the final name of its release.
 
-    :param build: the build as planned: ``id``, ``cmake_options``, ``environment``, ``targets``, ``packaged``.
+    :param build: the build as planned: ``id``, ``builder``, ``cmake_options``, ``environment``, ``targets``, ``packaged``.
     :param account: who runs what is not trusted; None is the current account.
     """
 
@@ -535,7 +535,7 @@ def step(line: str) -> str:
     counted = re.match(r"\[(\d+)/(\d+)\]", line)
     if counted:
         return f"step {counted[1]} of {counted[2]}"
-    return reading.printable(line.removeprefix("== ")) or "starting"
+    return untrusted.printable(line.removeprefix("== ")) or "starting"
 
 
 class Compared(NamedTuple):

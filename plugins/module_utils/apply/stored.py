@@ -5,21 +5,20 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
-import stat
 import tarfile
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import prebuilt
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 
 MANIFEST = "manifest.json"
@@ -42,15 +41,6 @@ def _sha256(stream: IO[bytes]) -> str:
     while part := stream.read(1 << 20):
         digest.update(part)
     return digest.hexdigest()
-
-
-@contextmanager
-def _open(path: Path) -> Iterator[IO[bytes]]:
-    """A regular file, or what a link leads to; anything else is an OSError, and nothing is waited for."""
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
-        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "it is not a file", str(path))
-        yield stream
 
 
 def hashes(given: Any) -> dict[str, str]:
@@ -79,7 +69,7 @@ def installed(
     :param unwanted: of a release that does not count: file → sha256.
     """
     try:
-        with _open(release / MANIFEST) as stream:
+        with reading.open_file(release / MANIFEST, follow=True) as stream:
             text = stream.read(MANIFEST_BYTES + 1)
         manifest = json.loads(text[:MANIFEST_BYTES])
         files = hashes(manifest["files"])
@@ -87,7 +77,7 @@ def installed(
         if not whole or (recorded and files != recorded) or files == unwanted:
             return None
         for name, digest in files.items():
-            with _open(release / name) as stream:
+            with reading.open_file(release / name, follow=True) as stream:
                 if _sha256(stream) != digest:
                     return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

@@ -59,6 +59,24 @@ def is_plain(text: str) -> bool:
     return text.isprintable() or not any(unicodedata.category(character) in CONTROL for character in text)
 
 
+MOST_SHOWN = 2000
+"""Characters of a text on a screen."""
+
+
+def printable(text: Any, limit: int | None = MOST_SHOWN) -> str:
+    """One line for messages, results and screens: what cannot be shown is escaped, so that different texts stay different.
+
+    :param limit: characters of the result; None for all of them.
+    """
+    whole = str(text)[:limit]
+    if whole.isprintable():
+        return whole
+    escaped = (
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in whole
+    )
+    return "".join(escaped)[:limit]
+
+
 class Problem(NamedTuple):
     """What no plan can hold: where it is, and what is wrong there, as the end of a sentence."""
 

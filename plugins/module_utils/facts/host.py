@@ -24,6 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     names,
     reading,
     service_managers,
+    untrusted,
     versions,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
@@ -176,7 +177,7 @@ def measured_links(prefix: str) -> dict:
             found = reading.read_object(path, LINK_BYTES)
             numbers = {key: found.get(key) for key in ("mbit_per_second", "round_trip_ms")}
             numbers = {key: None if number is None else float(number) for key, number in numbers.items()}
-            links[path.stem] = {**numbers, "detail": reading.printable(found.get("detail", ""))}
+            links[path.stem] = {**numbers, "detail": untrusted.printable(found.get("detail", ""))}
     return links
 
 

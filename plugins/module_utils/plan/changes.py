@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import differences, names, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Each, Maybe, Number, Text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases
 
@@ -100,7 +99,7 @@ def compare(
         if answer.get("skipped"):
             without[name] = "its hardware is declared in llama_hardware"
         elif answer.get("msg") or not answer.get("drift"):
-            said = gguf.printable(" ".join(str(answer.get("msg") or "it could not be reached").split()))
+            said = untrusted.printable(" ".join(str(answer.get("msg") or "it could not be reached").split()))
             without[name] = said[:SHOWN]
         else:
             drifts[name] = answer["drift"]
