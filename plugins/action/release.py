@@ -72,7 +72,8 @@ class ActionModule(ActionBase):
                 record = None
             else:
                 raise AnsibleActionFail(
-                    f"{build['builder']} should build {build['id']} for this host too, and did not: see the error of that host"
+                    f"{build['builder']} should build {build['id']} for this host too, and did not: see the error of that host, or run "
+                    "without --limit where that leaves it out"
                 )
         if builds and not result.get("failed"):
             if not record:

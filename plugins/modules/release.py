@@ -245,6 +245,7 @@ def main():
     release = Path(params["prefix"]) / "releases" / build["id"]
     manifest = stored.installed(release, build["targets"], params["recorded"], params["unwanted"])
     diff = {"before": "", "after": build["id"] + "\n"}
+    is_compiled = params["release"]["source"] not in ("package", "binary")
     try:
         if params["state"] == "packed":
             module.exit_json(changed=False, path=building.pack(params["prefix"], params["cache"], build))
@@ -258,7 +259,8 @@ def main():
         module.fail_json(msg=f"Installing {build['id']}: {error}")
     except OSError as error:
         said = failures.sentence(error, params["prefix"], params["cache"])
-        module.fail_json(msg=f"Installing {build['id']}: {said} The build continues where it stopped.")
+        goes_on = " The build continues where it stopped." if params["brought"] and is_compiled else ""
+        module.fail_json(msg=f"Installing {build['id']}: {said}{goes_on}")
     module.exit_json(changed=True, diff=diff)
 
 

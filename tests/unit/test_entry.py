@@ -86,7 +86,17 @@ def test_letters_of_all_languages_may_be_there(local):
     assert local.plan()["head"]["argv"][-1] == "Größe 大きい ñ"
 
 
-@pytest.mark.parametrize("name", ["a b", "a\nb", "../a", ".a", "-rf", "a/b", "", "a\x1b[2J", "x" * 300])
+def test_what_a_text_becomes_is_looked_at_too():
+    """Ansible takes JSON in a text for the mapping that it stands for."""
+    own = {"llama_server_environment": '{"A": "b\\u001b[2J"}'}
+    task_vars = {"groups": {"llama_cluster": ["a"], "llama_head": ["a"]}, "hostvars": {"a": own}}
+    with pytest.raises(Refusal, match=r"llama_server_environment.A is 'b\\x1b\[2J', which has a line break"):
+        entry.read(*inventory.hosts(task_vars))
+
+
+@pytest.mark.parametrize(
+    "name", ["a b", "a\nb", "::1", "rack1/a", "../a", ".a", "-rf", "a/b", "", "a\x1b[2J", "x" * 300]
+)
 def test_names_of_hosts_and_clusters(pair, name):
     pair.hosts[name] = pair.hosts.pop("worker1")
     assert pair.reason().startswith(f"a host has the name {untrusted.show(name)} in the inventory: use letters")

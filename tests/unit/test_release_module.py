@@ -262,10 +262,19 @@ def test_a_full_disk_is_named(call, programs, small_disk):
     assert told["failed"]
     assert re.match(
         rf"Installing new: No space left on device\. Free some space on {small_disk} \(0 MiB and room for \d+ files left\) or /.* and run the "
-        r"playbook again\. The build continues where it stopped\.$",
+        r"playbook again\.$",
         told["msg"],
     )
     assert not (small_disk / "releases" / "new").exists()
+
+
+def test_a_build_that_goes_on_is_named_as_such(call, programs, tmp_path):
+    """Only a build does: what is copied is copied again."""
+    (tmp_path / "cache").write_text("")
+    compiled = {**programs, "release": {"source": "git", "build": 1, "member": ""}, "cache": str(tmp_path / "cache")}
+    assert call(**compiled)["msg"].endswith("The build continues where it stopped.")
+    received = {"path": str(tmp_path / "none"), "sha256": "0" * 64}
+    assert "continues" not in call(**{**compiled, "received": received, "brought": None})["msg"]
 
 
 def test_a_disk_that_a_build_fills_is_named(call, programs, small_disk, tmp_path):

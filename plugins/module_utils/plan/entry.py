@@ -149,6 +149,7 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]]) -> Cluster:
     :raises Refusal: what the inventory says is not possible.
     """
     for host, given in hosts.items():
+        # After types were converted: a text may have become a mapping, and that has texts of its own.
         check(host, {"ansible_host": given["ansible_host"], **given["variables"]})
         misspelt = untrusted.problem("a variable", given["unknown_variables"])
         if misspelt:
@@ -188,7 +189,8 @@ def check(host: str, given: Mapping[str, Any]) -> None:
 def _check_name(what: str, name: str) -> None:
     if not untrusted.is_plain(name) or not re.fullmatch(HOST_NAME, name) or len(name) > untrusted.LONGEST_NAME:
         raise Refusal(
-            f"{what} has the name {untrusted.show(name)} in the inventory: use letters, digits, - and ., and no spaces"
+            f"{what} has the name {untrusted.show(name)} in the inventory: use letters, digits, and . : @ + - _ between them, "
+            f"at most {untrusted.LONGEST_NAME}; an address like ::1 goes into ansible_host"
         )
 
 
