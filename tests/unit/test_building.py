@@ -423,6 +423,33 @@ def test_a_packed_release_that_is_not_what_was_built_is_not_installed(tmp_path, 
     assert stored.installed(tmp_path / "other" / "releases" / "tiny") is None
 
 
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("options_ignored", 5),
+        ("options_ignored", [1]),
+        ("options_ignored", ["GGML_X\x1b[2J"]),
+        ("options_ignored", None),
+        ("seconds", -1),
+        ("source", "x"),
+        ("source", {"commit": "\x1b[2J"}),
+        ("source", {"commit": 10**400}),
+    ],
+)
+def test_a_manifest_that_another_host_wrote_may_hold_anything(tmp_path, tree, key, value):
+    """Its programs are as recorded. What it says of them beside that was believed, and ended the module on each other host."""
+    one = builder(tmp_path, pack(tree, tmp_path))
+    manifest = one.install()
+    (one.release / "manifest.json").write_text(json.dumps({**manifest, key: value}))
+    archive = building.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), one.build)
+    with pytest.raises(
+        building.BuildError, match=rf"that head did not write as this collection does \(manifest.{key}"
+    ) as raised:
+        receive(tmp_path, one, archive)
+    assert str(raised.value).isprintable()
+    assert stored.installed(tmp_path / "other" / "releases" / "tiny") is None
+
+
 def test_members_of_a_packed_release_that_do_not_belong_there_are_left_out(tmp_path, tree):
     one = builder(tmp_path, pack(tree, tmp_path))
     one.install()

@@ -130,6 +130,10 @@ def pack(prefix: str, cache: str, build: dict) -> str:
     return target
 
 
+RECEIVED: dict[str, Any] = {"source": {}, "seconds": untrusted.Number(), "options_ignored": [untrusted.Text(r"\w+")]}
+"""What is kept of the manifest of another host, which may have written anything there."""
+
+
 class Installer:
     """Puts programs of a build under the final name of its release.
 
@@ -200,7 +204,13 @@ class Installer:
             raise BuildError(f"{archive} does not hold the release {self.build['id']} as it was built: {REMOVE}")
         for target in self.build["targets"]:
             (partial / "bin" / target).chmod(0o755)
-        details = {key: received[key] for key in ("source", "seconds", "options_ignored")}
+        details = {key: received.get(key) for key in RECEIVED}
+        problem = untrusted.problem("manifest", details) or untrusted.mismatch("manifest", details, RECEIVED)
+        if problem:
+            raise BuildError(
+                f"{archive} has a manifest that {self.build['builder']} did not write as this collection does ({problem.where} {problem.why}): "
+                "find out on that host why, since it may be taken over"
+            )
         return self._publish(partial, {**details, "received": self.build["builder"]})
 
     def _begin(self) -> Path:
