@@ -60,11 +60,13 @@ class Built:
         return record if record and (self.prefix in (None, record.prefix) or record.sha256) else None
 
     def others(self) -> dict[str, Mapping[str, str]]:
-        """Each other host of which this build was recorded → its files."""
+        """Each other host whose archive of this build other hosts may have → its files. Two hosts may compile the same bytes."""
         self._check_owner()
         records = {path.parent.name: _read(path) for path in self.folders[-2].glob(f"*/{self.identity}.json")}
         return {
-            unquote(name): record.files for name, record in records.items() if record and name != self.folders[-1].name
+            unquote(name): record.files
+            for name, record in records.items()
+            if record and record.sha256 and name != self.folders[-1].name
         }
 
     def archive(self) -> Path | None:
@@ -135,7 +137,7 @@ def _read(path: Path) -> Record | None:
 
 
 def recorded(plan: Mapping[str, Any]) -> dict[tuple[str, str], changes.Recorded]:
-    """Builder and id of each build of a plan that was recorded, there or elsewhere → what the controller keeps of it."""
+    """Builder and id of each build of a plan that was recorded, there or of another host → what the controller keeps of it."""
     found = {}
     for host in plan["hosts"].values():
         for build in host["builds"]:

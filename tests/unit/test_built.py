@@ -162,6 +162,15 @@ def test_a_builder_cannot_have_its_recorded_build_made_again_by_its_note(install
     assert install.compiled == ["head"]
 
 
+def test_two_hosts_that_compile_the_same_do_not_pass_for_one(install, tmp_path):
+    """Without sharing, as another controller sees it, which has recorded one of them."""
+    for name in ("head", "worker1"):
+        place(tmp_path / name, "compiled")
+    install("head")
+    assert install("worker1", build=BY_WORKER)["changed"] is False
+    assert install.compiled == []
+
+
 def test_a_builder_that_gets_its_own_build_back_keeps_it(install, tmp_path):
     install("head", share=True)
     shutil.rmtree(tmp_path / "head" / "prefix")
@@ -456,12 +465,18 @@ def test_the_controller_says_what_it_keeps_of_a_plan(pair, install):
     assert cache.root() == one.folders[0]
 
 
-def test_a_record_of_another_host_is_known_where_the_builder_has_none(pair):
+def test_an_archive_of_another_host_is_known_where_the_builder_has_no_record(pair):
     plan = pair.plan()
     build = plan["hosts"]["head"]["builds"][0]
-    built.Built(plan["cluster"], "rack/1", build["id"], "/x").watch({"files": OTHERS})
-    built.Built("another cluster", "worker1", build["id"], "/x").watch({"files": FILES})
-    others = {"rack/1": OTHERS}
+    for cluster, name, files, digest in (
+        (plan["cluster"], "rack@1", OTHERS, "3" * 64),
+        (plan["cluster"], "worker2", FILES, None),
+        ("another cluster", "worker1", FILES, "3" * 64),
+    ):
+        one = built.Built(cluster, name, build["id"], "/x")
+        one.watch({"files": files})
+        one._write(one.record()._replace(sha256=digest))
+    others = {"rack@1": OTHERS}
     assert built.recorded(plan) == {("head", build["id"]): changes.Recorded({}, False, others)}
 
 

@@ -81,7 +81,7 @@ class Recorded(NamedTuple):
     packed: bool
     """Whether the controller has its archive."""
     others: Mapping[str, Mapping[str, str]] = MappingProxyType({})
-    """Other builder → files, as the controller saw them there; only where it saw none of this builder."""
+    """Other builder → files of the archive that other hosts may have of it; only where the controller saw none of this builder."""
 
 
 def compare(
