@@ -17,9 +17,14 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, untrusted
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading import printable
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Each, Maybe, Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import (
+    Each,
+    Maybe,
+    Number,
+    Text,
+    printable,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer, rpc

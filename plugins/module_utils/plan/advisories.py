@@ -124,8 +124,8 @@ def _why_no_unit_closes(seen: Seen, name: str) -> str:
         return f"{facts.service_manager} does not filter addresses"
     if facts.units_filter is None:
         return (
-            "it is not known whether systemd there filters addresses, since systemd-run could not be run as root, or since its facts were kept "
-            "by an older version of the collection"
+            "it is not known whether systemd there filters addresses, since systemd-run could not be run as root (then run with become), or since "
+            "the host is down and its facts are those of an older version of the collection (then start it, or leave it out of the inventory)"
         )
     return "systemd there does not filter addresses, since the kernel or the container lacks BPF for control groups"
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, gguf
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import (
     advisories,
     devices,
@@ -47,7 +47,7 @@ KNOCKING_HOSTS = 2
 
 def refused(cluster: str, refusal: Refusal) -> dict[str, Any]:
     """The plan of a refused cluster: only the reason."""
-    name = gguf.printable(cluster)
+    name = untrusted.printable(cluster)
     return {"schema": SCHEMA, "cluster": name, "refused": True, "fits": False, "reasons": [str(refusal)]}
 
 

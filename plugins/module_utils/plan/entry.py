@@ -69,7 +69,7 @@ NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 """Of a variable of a process."""
 HOST_NAME = r"\w[\w.:@+-]*"
 """Of a host or a cluster in an inventory: it stands in names of files, in definitions and in commands."""
-SECRET_NAME = r"(?i).*(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|_KEY|ACCESS_KEY_ID|SECRET_KEY_BASE|CREDENTIALS?|(^|_)(PASS|PWD|AUTH|PAT))"
+SECRET_NAME = r"(?i).*(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|_KEY|ACCESS_KEY_ID|SECRET_KEY_BASE|CREDENTIALS?|(^|_)(PASS|PWD|AUTH|PAT))_?\d*"
 """Of a variable of a process whose value is a secret."""
 
 PLANNED_FROM = {*DECLARED, "device_groups", "firewall", "kernel", "firmware", "option_files", "thunderbolt"}
@@ -149,6 +149,7 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]]) -> Cluster:
     :raises Refusal: what the inventory says is not possible.
     """
     for host, given in hosts.items():
+        # After types were converted: a text may have become a mapping, and that has texts of its own.
         check(host, {"ansible_host": given["ansible_host"], **given["variables"]})
         misspelt = untrusted.problem("a variable", given["unknown_variables"])
         if misspelt:
@@ -188,7 +189,8 @@ def check(host: str, given: Mapping[str, Any]) -> None:
 def _check_name(what: str, name: str) -> None:
     if not untrusted.is_plain(name) or not re.fullmatch(HOST_NAME, name) or len(name) > untrusted.LONGEST_NAME:
         raise Refusal(
-            f"{what} has the name {untrusted.show(name)} in the inventory: use letters, digits, - and ., and no spaces"
+            f"{what} has the name {untrusted.show(name)} in the inventory: use letters, digits, and . : @ + - _ between them, "
+            f"at most {untrusted.LONGEST_NAME}; an address like ::1 goes into ansible_host"
         )
 
 
@@ -312,7 +314,7 @@ def environment(where: str, given: Mapping[str, Any] | None) -> dict[str, str]:
             raise Refusal(f"{where} has the name {str(name)!r}: use letters, digits and _, with a letter or _ first")
         if value is None or isinstance(value, (dict, list)):
             raise Refusal(f"{where} has {name}: {value!r}: use a text, a number, true or false, or remove it")
-        _check_not_secret(where, str(name))
+        _check_not_secret(where, str(name), str(value))
         values[str(name)] = str(value).lower() if isinstance(value, bool) else str(value)
     return values
 
@@ -326,12 +328,12 @@ def _networks(where: str, values: Sequence[str] | None) -> tuple[str, ...]:
         ) from None
 
 
-def _check_not_secret(where: str, name: str) -> None:
+def _check_not_secret(where: str, name: str, value: str) -> None:
     """Refuses a variable of a process that holds a secret: service managers show it, and definitions may be read by everybody."""
     option = options.of_variable(name)
     if option and option.secret:
         raise Refusal(f"{where} has {name}, which the plan decides: {option.instead()}")
-    if re.fullmatch(SECRET_NAME, name):
+    if re.fullmatch(SECRET_NAME, name) or (re.search("(?i)proxy", name) and "@" in value):
         raise Refusal(
             f"{where} has {name}, a secret, which service managers show to every account of the host: remove it"
         )
