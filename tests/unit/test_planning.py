@@ -474,12 +474,14 @@ def test_a_head_that_lends_some_by_another_backend_keeps_none_of_its_own(own):
     assert own.plan()["head"]["devices"] == []
 
 
-def test_a_head_keeps_no_device_that_shares_the_memory_that_it_lends(own):
+def test_a_head_drives_graphics_that_share_the_memory_of_which_its_worker_has_the_rest(own):
     head = own.hosts["head"]
     head["groups"].append("worker")
     head["facts"]["accelerators"] = [{**GPU, "unified": True}]
     head["variables"]["llama_worker_endpoints"] = [{"device": "CPU"}]
-    assert own.plan()["head"]["devices"] == []
+    plan = own.plan()
+    capacities = {entry["device"]: entry["capacity_mib"] for entry in plan["placement"] if entry["host"] == "head"}
+    assert capacities == {"RPC0[127.0.0.1:50052]": 65536 - 6553 - (24576 - 2457), "CUDA0": 24576 - 2457}
 
 
 def test_devices_that_the_head_does_not_use_are_hidden_from_it_unless_the_operator_sets_that(own, big_model):
@@ -1598,7 +1600,7 @@ def test_a_worker_of_each_backend_by_default(both):
     both.hosts["head"]["variables"].update(llama_release_vulkan=None, llama_backend="cpu")
     plan = both.plan()
     assert [(entry["device"], entry["used"]) for entry in plan["hosts"]["worker1"]["workers"]] == [
-        ("Vulkan0", False),
+        ("Vulkan0", True),
         ("CPU", True),
     ]
 

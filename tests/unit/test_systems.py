@@ -152,7 +152,7 @@ def test_mac_loopback():
     assert line(planned) == (
         f"/Users/me/.local/share/llamacpp/releases/{planned['hosts']['mac']['builds'][0]['id']}/bin/llama-server "
         "--rpc 127.0.0.1:50052,127.0.0.1:50053 --device RPC0,RPC1 --model /Users/me/.models/GLM-4.7-Flash-Q4_K_M.gguf "
-        "--host 127.0.0.1 --port 8080 --n-gpu-layers 48 --tensor-split 21,27 --ctx-size 8192 --parallel 1"
+        "--host 127.0.0.1 --port 8080 --n-gpu-layers 48 --tensor-split 36,12 --ctx-size 8192 --parallel 1"
     )
     mac = planned["hosts"]["mac"]
     assert (mac["service_manager"], mac["units"]) == ("launchd", "/Users/me/Library/LaunchAgents")
@@ -175,6 +175,16 @@ def test_mac_loopback_with_five_nodes():
     ]
     assert [entry["layers"] > 0 for entry in planned["placement"]] == [True] * 5
     assert f"--rpc {','.join(workers_of(planned))}" in line(planned)
+
+
+def test_mac_loopback_with_graphics_that_the_head_drives_itself():
+    planned = plan("mac_loopback", **of_file("variants/mac_local_metal.yml"))
+    assert not planned["refused"]
+    assert workers_of(planned) == {"127.0.0.1:50052": "-H 127.0.0.1 -p 50052 -d CPU -t 16"}
+    assert "--rpc 127.0.0.1:50052 --device RPC0,MTL0 " in line(planned)
+    processor, graphics = planned["placement"]
+    assert processor["layers"] < graphics["layers"]
+    assert processor["capacity_mib"] + graphics["capacity_mib"] == 65536 - 6553
 
 
 def test_mac_loopback_with_another_model():

@@ -580,8 +580,8 @@ ADVISORIES = (
         "accelerator-unused",
         "warning",
         _unused_accelerators,
-        "{host} has {devices}, but builds llama.cpp for the CPU: it has no toolchain for these devices.",
-        "Install ROCm with hipBLAS, CUDA with cuBLAS, or glslc and the Vulkan headers, or set llama_backend to cpu to accept this.",
+        "{host} has {devices}, but no build of llama.cpp uses them: it has no toolchain for these devices.",
+        "Install ROCm with hipBLAS, CUDA with cuBLAS, or glslc and the Vulkan headers, or name the backends to build for in llama_backend to accept this.",
         "docs/variables.md",
     ),
     Advisory(

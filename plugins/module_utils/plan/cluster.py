@@ -19,7 +19,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import (
     devices,
     equipment,
     estimate,
+    idle,
     layout,
+    physical,
     placement,
     releases,
     services,
@@ -111,37 +113,60 @@ class Prepared(NamedTuple):
 def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue, staged: bool) -> Prepared:
     built = _backends(cluster, catalogue)
     wanted = _releases(cluster, built)
-    equipped = {
-        name: _equip(host, cluster.head, built[name], catalogue, wanted) for name, host in cluster.hosts.items()
-    }
-    for backend, release in wanted.items():
-        builders = [host for name, host in cluster.hosts.items() if backend in built[name]]
-        releases.check(backend, release, {host.name: host.facts.architecture for host in builders})
+    built = {name: _supported(cluster.hosts[name], own, wanted) for name, own in built.items()}
     head = cluster.hosts[cluster.head]
     serves = heads.backend_of(cluster.server, built[head.name], {name for names in built.values() for name in names})
     release = wanted[serves]
+    declared = {
+        name: workers.declare(host, built[name], serves if host.is_head else None) if host.is_worker else []
+        for name, host in cluster.hosts.items()
+    }
+    selects = release.capabilities["device_name"] is not None
+    lends = [entry.device.device for entry in declared[head.name]]
+    driven = devices.driven_by_head(head.facts, lends, serves, selects)
+    shares = {
+        name: workers.shares_of_memory(host, declared[name], [own for own, _device in driven] if host.is_head else [])
+        for name, host in cluster.hosts.items()
+    }
+    equipped = {
+        name: _equip(
+            host,
+            built[name],
+            catalogue,
+            wanted,
+            workers.workers_of(host, declared[name], cluster.head, shares[name]),
+        )
+        for name, host in cluster.hosts.items()
+    }
+    for backend, needed in wanted.items():
+        builders = [host for name, host in cluster.hosts.items() if backend in built[name]]
+        releases.check(backend, needed, {host.name: host.facts.architecture for host in builders})
     bounded = advisories.VULKAN_MEMORY not in cluster.accepted
-    own = devices.of_head(head, equipped[head.name].workers, serves, cluster.server.environment, bounded)
-    fitting = {backend for backend in wanted if wanted[backend] == release}
-    serving = _serving(equipped, cluster.server.backend or serves, fitting, staged)
+    own = devices.of_head(head, driven, shares[head.name], cluster.server.environment, bounded)
+    fitting = {backend for backend in wanted if releases.same_source(wanted[backend], release)}
+    serving = _serving(
+        equipped, cluster.server.backend or serves, fitting, {head.name: [name for name, _device in driven]}, staged
+    )
     if staged:
         equipped = {
             name: entry._replace(workers=tuple(worker for worker in serving if worker.host == name))
             for name, entry in equipped.items()
         }
-    declared = [worker for entry in equipped.values() for worker in entry.workers]
-    _check_endpoints(declared)
+    running = [worker for entry in equipped.values() for worker in entry.workers]
+    _check_endpoints(running)
     _check_names_of_the_head(head, equipped)
     builds = releases.builds(equipped, wanted, cluster.server, catalogue)
     model = heads.model_of(cluster.model, model_found, head.facts)
     heads.check(head.name, cluster.server, equipped[head.name].workers, release)
-    if declared and not serving:
+    if running and not serving:
         raise Refusal(
             f"the head serves with {serves}, and no worker has a build of the same release: set "
             "llama_server_backend to their backend, or llama_release to the same release for both"
         )
     lent = devices.of_workers(serving, cluster.hosts, release, bounded)
     placed = layout.lay_out(cluster.server, cluster.placement, model, release, [*lent, *own], head.name, head.facts)
+    if placed.reasons:
+        placed = placed._replace(reasons=(*placed.reasons, *idle.sentence(equipped, [*lent, *own], placed)))
     return Prepared(cluster, equipped, wanted, builds, serves, model, placed)
 
 
@@ -197,6 +222,13 @@ def _backends(cluster: Cluster, catalogue: Catalogue) -> dict[str, tuple[str, ..
     }
 
 
+def _supported(host: Host, chosen: tuple[str, ...], wanted: Mapping[str, Release]) -> tuple[str, ...]:
+    """The backends of a host without those that ``auto`` added and that their release does not have."""
+    if host.backends != ("auto",):
+        return chosen
+    return (chosen[0], *(backend for backend in chosen[1:] if releases.supports(backend, wanted[backend])))
+
+
 def _backends_in_use(built: Mapping[str, Sequence[str]]) -> list[str]:
     return [backend for backend in backends.BACKENDS if any(backend in own for own in built.values())]
 
@@ -228,7 +260,11 @@ def _check_same_release(cluster: Cluster) -> None:
 
 
 def _equip(
-    host: Host, head: str, built: tuple[str, ...], catalogue: Catalogue, wanted: Mapping[str, Release]
+    host: Host,
+    built: tuple[str, ...],
+    catalogue: Catalogue,
+    wanted: Mapping[str, Release],
+    declared: Sequence[Worker],
 ) -> Equipped:
     """The host with its workers and the tools that it needs."""
     facts = host.facts
@@ -243,7 +279,6 @@ def _equip(
             f"llama_links of {host.name} has manage: true, which needs systemd and root: configure the interface yourself, and "
             "set manage: false"
         )
-    declared = workers.workers_of(host, built, head) if host.is_worker else []
     return Equipped(
         host=host,
         backends=built,
@@ -256,15 +291,21 @@ def _equip(
     )
 
 
-def _serving(equipped: Mapping[str, Equipped], backend: str, fitting: set[str], staged: bool) -> list[Worker]:
+def _serving(
+    equipped: Mapping[str, Equipped], backend: str, fitting: set[str], driven: Mapping[str, Sequence[str]], staged: bool
+) -> list[Worker]:
     """The workers that the head may use, for staging with their two ports exchanged.
 
-    :param fitting: backends whose release is the head's.
+    :param backend: that is preferred where several drive a device.
+    :param fitting: backends whose release is of the head's source.
+    :param driven: host → names of the devices that llama-server itself drives there.
     """
     serving = [
         worker
-        for entry in equipped.values()
-        for worker in workers.usable(entry.workers, entry.backends, backend, fitting)
+        for name, entry in equipped.items()
+        for worker in workers.usable(
+            entry.workers, (backend, *entry.backends), fitting, physical.twins(entry.host.facts), driven.get(name, ())
+        )
     ]
     return [workers.on_its_staging_port(worker) for worker in serving] if staged else serving
 
@@ -307,7 +348,11 @@ def _head(prepared: Prepared, holders: Sequence[devices.Holder], runtime_id: str
         state=_state_folder(facts, staged),
     )
     own = devices.environment_of_head(
-        facts, prepared.head.workers, prepared.serves, bool(placed.own()), bool(placed.lent())
+        facts,
+        [worker.device for worker in prepared.head.workers],
+        prepared.serves,
+        bool(placed.own()),
+        bool(placed.lent()),
     )
     environment = {**backends.service_environment(build.backend, build.environment), **own}
     return heads.plan_of(prepared.cluster.head, serving, environment)
