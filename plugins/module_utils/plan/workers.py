@@ -67,7 +67,7 @@ def address_of(host: Host, peer: str) -> str:
     except ValueError:
         raise Refusal(
             f"{variable} of {host.name} is {address!r}: workers and the head need a numeric IPv4 address; "
-            "set it in ansible_host, or in llama_links the address in the network that joins them"
+            "set it in ansible_host, or in llama_links the address in the network that joins them; a host that answers by SSH says it itself"
         ) from None
     if parsed.is_loopback:
         raise Refusal(
