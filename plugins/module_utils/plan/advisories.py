@@ -111,7 +111,7 @@ def _unmaintained_backends(seen: Seen) -> Cases:
 def _unprotected_workers(seen: Seen) -> Cases:
     cases = []
     for name, host in seen.plan["hosts"].items():
-        exposed = [worker["endpoint"] for worker in host["workers"] if not worker["endpoint"].startswith(LOOPBACK)]
+        exposed = [worker["listens"] for worker in host["workers"] if not worker["listens"].startswith(LOOPBACK)]
         if exposed and not host["unit_closes"] and not host["firewall_manager"]:
             reason = f"{_why_no_unit_closes(seen, name)}, and the run sets up no firewall there"
             cases.append((name, {"endpoints": ", ".join(exposed), "reason": reason}))

@@ -39,6 +39,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
     Host,
     Model,
     Release,
+    Server,
     Worker,
 )
 
@@ -153,6 +154,7 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
             for name, entry in equipped.items()
         }
     running = [worker for entry in equipped.values() for worker in entry.workers]
+    _check_tunnels(running, cluster.server)
     _check_endpoints(running)
     _check_names_of_the_head(head, equipped)
     builds = releases.builds(equipped, wanted, cluster.server, catalogue)
@@ -201,7 +203,7 @@ def _plan(prepared: Prepared, runtime_id: str, staged: bool) -> dict[str, Any]:
         "links": [
             name
             for name, entry in prepared.equipped.items()
-            if entry.workers and entry.host.links and name != cluster.head
+            if entry.host.links and name != cluster.head and not all(worker.tunnel for worker in entry.workers)
         ],
         "fallbacks": [],
         "estimate": estimate.network(release, holders, cluster.hosts, bool(cluster.server.override_tensor)),
@@ -321,13 +323,30 @@ def _check_endpoints(declared: Sequence[Worker]) -> None:
             )
 
 
+def _check_tunnels(declared: Sequence[Worker], server: Server) -> None:
+    """Refuses a tunnel that ends on a port of the head which something else has."""
+    taken = {server.port: "llama_server_port", server.staging_port: "llama_server_staging_port"}
+    for worker in declared:
+        if worker.address == workers.LOOPBACK and not worker.tunnel:
+            taken.update(dict.fromkeys((worker.port, worker.staging_port), f"the worker {worker.name} of the head"))
+    for worker in declared:
+        for port in (worker.tunnel.port, worker.tunnel.staging_port) if worker.tunnel else ():
+            if port in taken:
+                raise Refusal(
+                    f"the tunnel of the worker {worker.name} of {worker.host} ends on port {port} of the head, which {taken[port]} has: end it on another "
+                    "one, and set tunnel in llama_worker_endpoints to that"
+                )
+            taken[port] = f"the tunnel of {worker.name} of {worker.host}"
+
+
 def _check_names_of_the_head(head: Host, equipped: Mapping[str, Equipped]) -> None:
     """Refuses a head that is in the inventory twice: it would use its devices twice, itself and through workers."""
     for name, entry in equipped.items():
-        if name == head.name or not entry.workers:
+        direct = [worker for worker in entry.workers if not worker.tunnel]
+        if name == head.name or not direct:
             continue
         address = workers.address_of(head, name)
-        if entry.workers[0].address == address:
+        if direct[0].address == address:
             raise Refusal(
                 f"{name} has the address {address}, which is that of the head {head.name}: remove {name} from the inventory, and add "
                 f"{head.name} itself to llama_workers if it lends its devices"
@@ -400,7 +419,7 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) ->
 
 def _worker(prepared: Prepared, worker: Worker, facts: Facts) -> dict[str, Any]:
     release = prepared.wanted[worker.build]
-    shown = ("name", "endpoint", "staging_port", "backend", "device", "shared", "cache", "cache_mib")
+    shown = ("name", "endpoint", "listens", "staging_port", "backend", "device", "shared", "cache", "cache_mib")
     build = prepared.builds[worker.host][worker.build]
     return {
         **{key: getattr(worker, key) for key in shown},
@@ -421,6 +440,7 @@ def _firewall(head: Host, declared: Sequence[Worker]) -> list[dict[str, Any]]:
             "address": worker.address,
         }
         for worker in declared
+        if not worker.tunnel
         for port in (worker.port, worker.staging_port)
     ]
 
@@ -440,7 +460,7 @@ def _knocks(prepared: Prepared, entry: Equipped) -> list[str]:
     following = [prepared.equipped[other] for other in [*names[place + 1 :], *names[:place]][:KNOCKING_HOSTS]]
     closed = [other for other in following if _unit_closes(other.host.facts) or other.host.facts.firewall]
     own = [entry] if _unit_closes(entry.host.facts) else []
-    return [worker.endpoint for other in [*own, *closed] for worker in other.workers]
+    return [worker.endpoint for other in [*own, *closed] for worker in other.workers if not worker.tunnel]
 
 
 def _accounts(facts: Facts, sources: set[str]) -> list[dict[str, Any]]:

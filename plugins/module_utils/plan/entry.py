@@ -307,6 +307,7 @@ def _endpoint(where: str, given: Mapping[str, Any]) -> Endpoint:
         cache_mib=given.get("cache_mib") or 0,
         memory_mib=given.get("memory_mib"),
         environment=environment(f"environment in {where}", given.get("environment")),
+        tunnel=given.get("tunnel"),
     )
 
 

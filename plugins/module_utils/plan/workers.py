@@ -24,10 +24,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
     Endpoint,
     Host,
     Release,
+    Tunnel,
     Worker,
 )
 
 FIRST_PORT = 50052
+LOOPBACK = "127.0.0.1"
 LEAST_MIB = 2048
 """What a worker on the processor may hold at least, beside accelerators in the same memory; assumed."""
 WORKER_NAME = r"[a-z0-9][a-z0-9_-]{0,31}"
@@ -183,6 +185,28 @@ class Declared(NamedTuple):
     device: Lendable
     port: int
     staging_port: int
+    tunnel: Tunnel | None
+
+
+def _tunnel(where: str, host: Host, given: str | None) -> Tunnel | None:
+    """Where a tunnel ends on the head, which alone can tell: an address of the head's loopback, and its staging port as far above the port as
+    a worker's is."""
+    if given is None:
+        return None
+    address, _colon, number = given.rpartition(":")
+    try:
+        ends_on_head = ipaddress.IPv4Address(address).is_loopback
+    except ValueError:
+        ends_on_head = False
+    port = int(number) if re.fullmatch(r"[0-9]{1,5}", number) else 0
+    if not ends_on_head or not 0 < port < 65536 - STAGING_DISTANCE:
+        raise Refusal(
+            f"{where} has the tunnel {given!r}: use address and port at which it ends on the head, like 127.0.0.1:60052, and "
+            f"a port up to {65535 - STAGING_DISTANCE}, since the tunnel to the staging port ends {STAGING_DISTANCE} above it"
+        )
+    if host.is_head:
+        raise Refusal(f"{where} has the tunnel {given!r}, but the head reaches its own workers itself: remove tunnel")
+    return Tunnel(address, port, port + STAGING_DISTANCE)
 
 
 def _by_default(host: Host, built: Collection[str], offered: Sequence[Lendable], serves: str | None) -> list[Lendable]:
@@ -223,7 +247,9 @@ def declare(host: Host, built: Collection[str], serves: str | None) -> list[Decl
         _check_numbers(where, endpoint, port, staging_port, taken)
         number = str(index) if len(endpoints) > 1 and device.device == "CPU" else ""
         name = _name_of(where, endpoint, device.device.lower() + number, {other.name for other in declared})
-        declared.append(Declared(name, endpoint, device, port, staging_port))
+        declared.append(
+            Declared(name, endpoint, device, port, staging_port, _tunnel(where, host, endpoint.tunnel))
+        )
     return declared
 
 
@@ -282,7 +308,8 @@ def workers_of(host: Host, declared: Sequence[Declared], head: str, shares: Mapp
     :param shares: of shares_of_memory.
     """
     same = physical.twins(host.facts)
-    address = ("127.0.0.1" if host.name == head else address_of(host, head)) if declared else ""
+    direct = any(entry.tunnel is None for entry in declared) and not host.is_head
+    address = address_of(host, head) if direct else LOOPBACK
     cpu_workers = sum(entry.device.backend == "cpu" for entry in declared)
     workers = []
     for entry in declared:
@@ -295,7 +322,7 @@ def workers_of(host: Host, declared: Sequence[Declared], head: str, shares: Mapp
             Worker(
                 name=entry.name,
                 host=host.name,
-                address=address,
+                address=LOOPBACK if entry.tunnel else address,
                 port=entry.port,
                 staging_port=entry.staging_port,
                 backend=device.backend,
@@ -308,6 +335,7 @@ def workers_of(host: Host, declared: Sequence[Declared], head: str, shares: Mapp
                 shared=device.shared,
                 capacity_mib=endpoint.memory_mib or (shares[same.get(device.device, "CPU")] if device.shared else own),
                 environment=_environment_of(host, entry),
+                tunnel=entry.tunnel,
             )
         )
     return workers
@@ -340,8 +368,11 @@ def usable(
 
 
 def on_its_staging_port(worker: Worker) -> Worker:
-    """The worker with its two ports exchanged."""
-    return worker._replace(port=worker.staging_port, staging_port=worker.port)
+    """The worker with its two ports exchanged, and those of its tunnel."""
+    tunnel = worker.tunnel and worker.tunnel._replace(
+        port=worker.tunnel.staging_port, staging_port=worker.tunnel.port
+    )
+    return worker._replace(port=worker.staging_port, staging_port=worker.port, tunnel=tunnel)
 
 
 def with_one_visible_device(worker: Worker, release: Release, devices: int) -> Worker:
