@@ -55,7 +55,9 @@ def test_sudo_does_not_pass_the_address_on_but_a_process_above_it_has_it(tmp_pat
 
 def test_a_name_in_the_inventory_is_enough_for_a_host_that_was_asked(pair):
     for name, address in (("head", "192.0.2.10"), ("worker1", "192.0.2.11")):
-        pair.hosts[name].update(ansible_host=f"{name}.local", facts={**pair.hosts[name]["facts"], "reached_at": address})
+        pair.hosts[name].update(
+            ansible_host=f"{name}.local", facts={**pair.hosts[name]["facts"], "reached_at": address}
+        )
     plan = pair.plan()
     assert not plan["refused"], plan["reasons"]
     assert plan["hosts"]["worker1"]["workers"][0]["endpoint"] == "192.0.2.11:50052"
@@ -67,7 +69,9 @@ def test_a_name_in_the_inventory_is_enough_for_a_host_that_was_asked(pair):
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "1.2.3", "999.1.1.1"])
 def test_an_address_that_cannot_be_that_of_a_worker(pair, address):
-    pair.hosts["worker1"].update(ansible_host="w.local", facts={**pair.hosts["worker1"]["facts"], "reached_at": address})
+    pair.hosts["worker1"].update(
+        ansible_host="w.local", facts={**pair.hosts["worker1"]["facts"], "reached_at": address}
+    )
     assert f"ansible_host of worker1 is '{address}'" in pair.reason()
 
 

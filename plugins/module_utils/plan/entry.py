@@ -72,7 +72,16 @@ HOST_NAME = r"\w[\w.:@+-]*"
 SECRET_NAME = r"(?i).*(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|_KEY|ACCESS_KEY_ID|SECRET_KEY_BASE|CREDENTIALS?|(^|_)(PASS|PWD|AUTH|PAT))"
 """Of a variable of a process whose value is a secret."""
 
-PLANNED_FROM = {*DECLARED, "device_groups", "firewall", "kernel", "firmware", "option_files", "thunderbolt", "reached_at"}
+PLANNED_FROM = {
+    *DECLARED,
+    "device_groups",
+    "firewall",
+    "kernel",
+    "firmware",
+    "option_files",
+    "thunderbolt",
+    "reached_at",
+}
 """Facts that a plan depends on."""
 
 PATH = Text(r"""[/~][^%$\\'"`;#]*""", 4096)

@@ -11,7 +11,14 @@ from typing import Any
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Host, Link, Release
 
-ASSUMED_MS = {"loopback": 0.02, "infiniband": 0.03, "thunderbolt": 0.1, "ethernet": 0.15, "wireless": 2.0, "tunnel": 0.15}
+ASSUMED_MS = {
+    "loopback": 0.02,
+    "infiniband": 0.03,
+    "thunderbolt": 0.1,
+    "ethernet": 0.15,
+    "wireless": 2.0,
+    "tunnel": 0.15,
+}
 """Kind of a link → one way in milliseconds through both systems' TCP, where nothing was measured. A tunnel takes what is beneath it, Ethernet as
 far as anybody knows."""
 KINDS = {"thunderbolt": "thunderbolt", "ib": "infiniband", "wl": "wireless"}

@@ -247,9 +247,7 @@ def declare(host: Host, built: Collection[str], serves: str | None) -> list[Decl
         _check_numbers(where, endpoint, port, staging_port, taken)
         number = str(index) if len(endpoints) > 1 and device.device == "CPU" else ""
         name = _name_of(where, endpoint, device.device.lower() + number, {other.name for other in declared})
-        declared.append(
-            Declared(name, endpoint, device, port, staging_port, _tunnel(where, host, endpoint.tunnel))
-        )
+        declared.append(Declared(name, endpoint, device, port, staging_port, _tunnel(where, host, endpoint.tunnel)))
     return declared
 
 
@@ -369,9 +367,7 @@ def usable(
 
 def on_its_staging_port(worker: Worker) -> Worker:
     """The worker with its two ports exchanged, and those of its tunnel."""
-    tunnel = worker.tunnel and worker.tunnel._replace(
-        port=worker.tunnel.staging_port, staging_port=worker.tunnel.port
-    )
+    tunnel = worker.tunnel and worker.tunnel._replace(port=worker.tunnel.staging_port, staging_port=worker.tunnel.port)
     return worker._replace(port=worker.staging_port, staging_port=worker.port, tunnel=tunnel)
 
 
