@@ -20,6 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
     Cluster,
     Distribution,
     Endpoint,
+    External,
     Facts,
     Host,
     KnownAnswer,
@@ -35,6 +36,8 @@ STAGING_DISTANCE = 100
 """A staging port is so far above the port that serves, where the inventory does not say."""
 
 MOST_MIB = 1 << 40
+UNNAMED = "declared"
+"""Name of a device in ``llama_hardware`` that has none; nothing follows from two devices that have it."""
 MOST_THREADS = 4096
 
 DECLARED: dict[str, Any] = {
@@ -87,6 +90,8 @@ PLANNED_FROM = {
 PATH = Text(r"""[/~][^%$\\'"`;#]*""", 4096)
 """Of a host's own folders, which stand in definitions where a service manager has no quotes."""
 WORD = Text("[A-Za-z0-9_.:+~-]*")
+EXTERNAL = "llama_external_workers"
+PROTOCOL = r"\d{1,3}(\.\d{1,3}){1,2}"
 MEMORY_MIB = Number(0, MOST_MIB)
 KNOWN: dict[str, Any] = {
     "system": Text(),
@@ -180,6 +185,7 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]]) -> Cluster:
         placement=variables["llama_placement"],
         accepted=frozenset(variables["llama_accept_advisories"] or ()),
         releases=_releases(variables),
+        external=_external(variables["llama_external_workers"] or (), hosts),
     )
 
 
@@ -343,6 +349,69 @@ def _networks(where: str, values: Sequence[str] | None) -> tuple[str, ...]:
         raise Refusal(
             f"{where} has a value that is not an IPv4 network ({error}): use a form like 192.168.1.0/24"
         ) from None
+
+
+def _external(given: Sequence[Mapping[str, Any]], hosts: Collection[str]) -> tuple[External, ...]:
+    """``llama_external_workers`` of the head.
+
+    :param hosts: names of the cluster's hosts.
+    :raises Refusal: an entry is not possible.
+    """
+    workers: list[External] = []
+    for index, values in enumerate(given):
+        where = f"{EXTERNAL}[{index}]"
+        address, port = _place(where, values.get("endpoint"))
+        worker = External(
+            address=address,
+            port=port,
+            host=values.get("host") or address,
+            memory_mib=values["memory_mib"],
+            protocol=values.get("protocol"),
+            backend=values.get("backend") or backends.CPU.name,
+            architecture=values.get("architecture") or "",
+        )
+        _check_external(where, worker, hosts, workers)
+        workers.append(worker)
+    return tuple(workers)
+
+
+def _place(where: str, given: Any) -> tuple[str, int]:
+    address, _colon, port = str(given).rpartition(":")
+    try:
+        parsed = ipaddress.IPv4Address(address)
+    except ValueError:
+        parsed = ipaddress.IPv4Address("0.0.0.0")
+    number = int(port) if re.fullmatch(r"[0-9]{1,5}", port) else 0
+    if parsed.is_unspecified or not 0 < number < 65536:
+        raise Refusal(
+            f"{where} has the endpoint {given!r}: use the numeric IPv4 address and the port at which the head reaches the worker, like 192.0.2.7:50052"
+        )
+    return str(parsed), number
+
+
+def _check_external(where: str, worker: External, hosts: Collection[str], before: Sequence[External]) -> None:
+    limit = untrusted.limit(worker.memory_mib, 1, MOST_MIB)
+    if limit:
+        raise Refusal(f"{where} has the memory_mib {worker.memory_mib}: {limit}")
+    if worker.protocol is not None and not re.fullmatch(PROTOCOL, worker.protocol, re.ASCII):
+        raise Refusal(
+            f"{where} has the protocol {worker.protocol!r}: use the version that its rpc-server prints when it starts, like 7.0.0"
+        )
+    if worker.backend not in backends.BACKENDS:
+        raise Refusal(f"{where} has the backend {worker.backend!r}: use one of {', '.join(backends.BACKENDS)}")
+    if not untrusted.is_plain(worker.host) or not re.fullmatch(HOST_NAME, worker.host):
+        raise Refusal(
+            f"{where} has the host {untrusted.show(worker.host)}: use letters, digits, - and ., and no spaces"
+        )
+    if worker.host in hosts:
+        raise Refusal(
+            f"{where} has the host {worker.host}, which this cluster has itself: declare the worker in llama_worker_endpoints of {worker.host}, or "
+            "use another name"
+        )
+    if any((worker.address, worker.port) == (other.address, other.port) for other in before):
+        raise Refusal(
+            f"{where} has the endpoint {worker.address}:{worker.port} a second time: one worker serves one head"
+        )
 
 
 def _check_not_secret(where: str, name: str) -> None:

@@ -203,6 +203,23 @@ class Model(NamedTuple):
     summary: Mapping[str, Any]
 
 
+class External(NamedTuple):
+    """An entry of ``llama_external_workers``: a worker that others run."""
+
+    address: str
+    port: int
+    host: str
+    """Its name for people; the address where none is given."""
+    memory_mib: int
+    protocol: str | None
+    backend: str
+    architecture: str
+
+    @property
+    def endpoint(self) -> str:
+        return f"{self.address}:{self.port}"
+
+
 class Cluster(NamedTuple):
     """The inventory of one cluster. Server, model and releases are those of its head."""
 
@@ -214,6 +231,14 @@ class Cluster(NamedTuple):
     placement: str | None
     accepted: frozenset[str]
     releases: Mapping[str, Any]
+    external: tuple[External, ...] = ()
+    elsewhere: Mapping[str, Host] = {}
+    """The hosts of these, which no run contacts."""
+
+    @property
+    def places(self) -> dict[str, Host]:
+        """Every host that a device may be on."""
+        return {**self.hosts, **self.elsewhere}
 
 
 class Catalogue(NamedTuple):
@@ -330,6 +355,11 @@ class Worker(NamedTuple):
     def endpoint(self) -> str:
         """Where the head reaches it."""
         return f"{self.tunnel.address}:{self.tunnel.port}" if self.tunnel else self.listens
+
+    @property
+    def external(self) -> bool:
+        """Whether others run it: then there is no build."""
+        return not self.build
 
     @property
     def listens(self) -> str:
