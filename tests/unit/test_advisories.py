@@ -314,6 +314,12 @@ CASES = [
         ["20251125-1", "linux-firmware"],
     ),
     (
+        "external-worker",
+        lambda: cluster_of(1, llama_external_workers=[{"endpoint": "192.0.2.77:50052", "memory_mib": 8192}]),
+        setting("head", llama_external_workers=[{"endpoint": "127.0.0.1:60077", "memory_mib": 8192}]),
+        ["192.0.2.77 runs 192.0.2.77:50052 by itself", "let only head reach the port", "127.0.0.1 of head"],
+    ),
+    (
         "backend-unmaintained",
         of_the_fork,
         released(**TREE, build=8600),

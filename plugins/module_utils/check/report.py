@@ -95,7 +95,8 @@ def _layers(plan: dict) -> list[str]:
 def _topology(plan: dict) -> list[str]:
     head = plan["head"]
     links = {link["endpoint"]: link for link in plan["estimate"]["links"]}
-    workers = {worker["endpoint"]: worker for host in plan["hosts"].values() for worker in host["workers"]}
+    devices = {worker["endpoint"]: worker["device"] for host in plan["hosts"].values() for worker in host["workers"]}
+    devices.update({worker["endpoint"]: f"{worker['backend']}, run elsewhere" for worker in plan["external_workers"]})
     kept = head["cpu"]["layers"]
     rows = [["├─", head["host"], "CPU", "", _range(0, kept), ""]] * bool(kept and plan["placement"])
     for index, (entry, layers) in enumerate(zip(plan["placement"], _layers(plan))):
@@ -105,7 +106,7 @@ def _topology(plan: dict) -> list[str]:
             [
                 "└─" if index == len(plan["placement"]) - 1 else "├─",
                 entry["host"],
-                workers[endpoint]["device"] if endpoint else entry["device"],
+                devices[endpoint] if endpoint else entry["device"],
                 endpoint or "",
                 layers,
                 f"{link['kind']}, {link['one_way_ms']:g} ms{'' if link['measured'] else ' assumed'}" if link else "",
@@ -117,6 +118,11 @@ def _topology(plan: dict) -> list[str]:
         f"{name} {worker['device']} {worker['endpoint']}"
         for name, host in plan["hosts"].items()
         for worker in host["workers"]
+        if not worker["used"]
+    ]
+    unused += [
+        f"{worker['host']} {worker['backend']} {worker['endpoint']}, run elsewhere"
+        for worker in plan["external_workers"]
         if not worker["used"]
     ]
     return text + (_wrapped("  declared and not used: ", ", ".join(unused)) if unused else [])
@@ -187,6 +193,10 @@ def _ports(plan: dict) -> list[str]:
         for (address, sources), numbers in ports.items():
             text = f"{name}  {address}: {', '.join(numbers)} for {', '.join(sources)}; {closed}"
             lines += _wrapped("  ", text)
+    for worker in plan["external_workers"]:
+        lines += _wrapped(
+            "  ", f"{worker['host']}  {worker['endpoint']}: run elsewhere, so nobody here knows who reaches it"
+        )
     return lines or ["  none: the workers listen on loopback only"]
 
 

@@ -111,11 +111,20 @@ def _unmaintained_backends(seen: Seen) -> Cases:
 def _unprotected_workers(seen: Seen) -> Cases:
     cases = []
     for name, host in seen.plan["hosts"].items():
-        exposed = [worker["endpoint"] for worker in host["workers"] if not worker["endpoint"].startswith(LOOPBACK)]
+        exposed = [worker["listens"] for worker in host["workers"] if not worker["listens"].startswith(LOOPBACK)]
         if exposed and not host["unit_closes"] and not host["firewall_manager"]:
             reason = f"{_why_no_unit_closes(seen, name)}, and the run sets up no firewall there"
             cases.append((name, {"endpoints": ", ".join(exposed), "reason": reason}))
     return cases
+
+
+def _external_workers(seen: Seen) -> Cases:
+    """Those that the head reaches over a network. At the end of a tunnel nobody else is."""
+    ports: dict[str, list[str]] = {}
+    for worker in seen.plan["external_workers"]:
+        if not worker["endpoint"].startswith(LOOPBACK):
+            ports.setdefault(worker["host"], []).append(worker["endpoint"])
+    return [(name, {"endpoints": ", ".join(endpoints), "head": seen.cluster.head}) for name, endpoints in ports.items()]
 
 
 def _why_no_unit_closes(seen: Seen, name: str) -> str:
@@ -247,7 +256,7 @@ def _sends_whole_tensors(seen: Seen) -> bool:
 def _wide_tensor(seen: Seen) -> Cases:
     largest = seen.summary.get("largest_tensor_bytes", 0)
     concerned = {seen.plan["head"]["host"], *(device.host for device in seen.used if device.endpoint)}
-    mac = [name for name in sorted(concerned) if seen.cluster.hosts[name].facts.system == "Darwin"]
+    mac = [name for name in sorted(concerned) if seen.cluster.places[name].facts.system == "Darwin"]
     if not _sends_whole_tensors(seen) or largest < LARGEST_SEND or not mac:
         return []
     return [(mac[0], {"build": seen.generation, "mib": largest // MIB, "first": CHUNKED_SENDS})]
@@ -288,11 +297,11 @@ def _cache_kernels(seen: Seen) -> Cases:
     for name in dict.fromkeys(device.host for device in seen.used if backends.RECORDS[device.backend].all_quants):
         options = [
             build["cmake_options"].get(option, "OFF")
-            for build in seen.plan["hosts"][name]["builds"]
+            for build in seen.plan["hosts"].get(name, {"builds": []})["builds"]
             for option in [backends.RECORDS[build["backend"]].all_quants]
             if option
         ]
-        if not all(backends.is_on(value) for value in options):
+        if not options or not all(backends.is_on(value) for value in options):
             cases.append((name, {"type_k": kinds[0], "type_v": kinds[1]}))
     return cases
 
@@ -356,7 +365,7 @@ def _untuned(seen: Seen) -> Cases:
 def _strix_halos(seen: Seen) -> list[tuple[str, Facts]]:
     """Name and facts of hosts with graphics of this kind that get layers."""
     names = dict.fromkeys(device.host for device in seen.used if device.architecture == STRIX_HALO)
-    return [(name, seen.cluster.hosts[name].facts) for name in names]
+    return [(name, seen.cluster.hosts[name].facts) for name in names if name in seen.cluster.hosts]
 
 
 def _old_kernel(seen: Seen) -> Cases:
@@ -414,6 +423,15 @@ ADVISORIES = (
         "filters addresses.",
         "https://github.com/ggml-org/llama.cpp/blob/master/tools/rpc/README.md",
         (("reason", "launchd does not filter addresses"),),
+    ),
+    Advisory(
+        "external-worker",
+        "error",
+        _external_workers,
+        "RPC has no authentication, and {host} runs {endpoints} by itself: nobody here can verify that the port is closed to others.",
+        "Have a firewall on {host} let only {head} reach the port and accept this advisory, or reach the worker through a tunnel: it listens on 127.0.0.1 "
+        "there, and the tunnel ends on 127.0.0.1 of {head}, which is its endpoint in llama_external_workers then.",
+        "https://github.com/ggml-org/llama.cpp/blob/master/tools/rpc/README.md",
     ),
     Advisory(
         "open-server",
@@ -580,8 +598,8 @@ ADVISORIES = (
         "accelerator-unused",
         "warning",
         _unused_accelerators,
-        "{host} has {devices}, but builds llama.cpp for the CPU: it has no toolchain for these devices.",
-        "Install ROCm with hipBLAS, CUDA with cuBLAS, or glslc and the Vulkan headers, or set llama_backend to cpu to accept this.",
+        "{host} has {devices}, but no build of llama.cpp uses them: it has no toolchain for these devices.",
+        "Install ROCm with hipBLAS, CUDA with cuBLAS, or glslc and the Vulkan headers, or name the backends to build for in llama_backend to accept this.",
         "docs/variables.md",
     ),
     Advisory(
