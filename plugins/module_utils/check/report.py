@@ -215,6 +215,33 @@ def _advisories(plan: dict) -> list[str]:
     return lines or ["  none"]
 
 
+RATES = {
+    "measured": "measured on their hosts",
+    "table": "taken from a table by name and architecture",
+    "assumed": "assumed, of at least one of them",
+}
+
+
+def _speed(plan: dict) -> list[str]:
+    estimate, best = plan["estimate"], plan["estimate"]["best_single_host"]
+    if estimate["generation_tokens_per_s"] is None:
+        return []
+    rows = [
+        ["generation", f"{estimate['generation_tokens_per_s']:g} tokens per second", estimate["limited_by"]],
+        ["prompts", f"{estimate['prompt_tokens_per_s']:g} tokens per second", estimate["prompt_limited_by"]],
+        ["loading", f"{estimate['load_s']:g} seconds", estimate["load_limited_by"]],
+    ]
+    rows = [[name, figure, f"limited by: {limit}"] for name, figure, limit in rows]
+    alone = "does not hold the model"
+    if best["fits"]:
+        alone = f"{best['generation_tokens_per_s']:g} tokens per second in generation, {best['prompt_tokens_per_s']:g} in prompts"
+    known = (
+        f"Rates of devices are {RATES.get(estimate['rates'], estimate['rates'])}. A prompt has 512 tokens, the context is empty, and no "
+        "worker has a cache of the model."
+    )
+    return [*table(rows).splitlines(), *_wrapped("  ", f"{best['host']} alone: {alone}"), *_wrapped("  ", known)]
+
+
 def _network(plan: dict) -> list[str]:
     estimate = plan["estimate"]
     if not estimate["links"]:
@@ -223,8 +250,8 @@ def _network(plan: dict) -> list[str]:
     ways = ", ".join(f"{time:g} ms by {kind} ({'measured' if known else 'assumed'})" for kind, time, known in kinds)
     return _wrapped(
         "  ",
-        f"{estimate['bound']} {estimate['network_ms_per_token']:g} ms for each token: it crosses the network {estimate['crossings']} times, one way "
-        f"{ways}. The time that drivers and devices need is not included.",
+        f"{estimate['bound']} {estimate['network_ms_per_token']:g} ms for each token, with what workers need beside computing: it crosses the "
+        f"network {estimate['crossings']} times, one way {ways}.",
     )
 
 
@@ -272,6 +299,7 @@ def plan_parts(plan: dict, changed: list[str] | None = None) -> dict[str, list[s
         "Commands": _commands(plan),
         "Open ports": _ports(plan),
         "Advisories": _advisories(plan),
+        "Predicted speed": _speed(plan),
         "What the network adds": _network(plan),
         "What site.yml would change": changed or [],
         **refused,

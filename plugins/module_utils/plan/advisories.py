@@ -27,6 +27,8 @@ THREE_ENDPOINTS_HANG = (10620, 10819)
 RDNA35_GARBAGE = (10040, 11062)
 """From the build that lets integrated devices read the host's buffers (#24233) to the last before a tree that does not (11063)."""
 RDNA35 = ("gfx1150", "gfx1151")
+FASTER_ALONE = 1.05
+"""So many times as fast has one host to be predicted before it is said: predictions are not surer than that."""
 CHUNKED_SENDS = 6141
 """First build that sends a tensor in pieces (#15188)."""
 LARGEST_SEND = 1 << 31
@@ -159,6 +161,27 @@ def _unused_accelerators(seen: Seen) -> Cases:
         for name, host in seen.plan["hosts"].items()
         if host["unused_accelerators"]
     ]
+
+
+def _slower_than_one_host(seen: Seen) -> Cases:
+    """The known-answer model is there to try workers, however fast."""
+    estimate, server = seen.plan["estimate"], seen.server
+    together, best = estimate["generation_tokens_per_s"], estimate["best_single_host"]
+    if seen.plan["model"]["known_answer"] or not estimate["links"] or not together or not best["fits"]:
+        return []
+    alone, host, head = best["generation_tokens_per_s"], best["host"], seen.cluster.head
+    if alone < FASTER_ALONE * together:
+        return []
+    steps = [f"put {host} into llama_head in place of {head}, with the model's files"] if host != head else []
+    steps.append("leave llama_workers empty")
+    given = [f"llama_server_{key}" for key in ("tensor_split", "override_tensor") if getattr(server, key)]
+    if best["gpu_layers"] is not None:
+        steps.append(f"set llama_server_gpu_layers to {best['gpu_layers']}")
+    elif server.gpu_layers is not None:
+        given.append("llama_server_gpu_layers")
+    steps += [f"remove {name}" for name in given]
+    remedy = ", ".join(steps)
+    return [(host, {"together": f"{together:g}", "alone": f"{alone:g}", "steps": remedy[0].upper() + remedy[1:]})]
 
 
 def _unknown_variables(seen: Seen) -> Cases:
@@ -611,6 +634,15 @@ ADVISORIES = (
         "Give these options in llama_server_extra_args, and remove them from {files}.",
         "docs/architecture.md",
         (("files", "/etc/llama.cpp/config.ini"),),
+    ),
+    Advisory(
+        "slower-than-one-host",
+        "warning",
+        _slower_than_one_host,
+        "The cluster is predicted to generate {together} tokens per second, and {host} alone {alone}.",
+        "{steps}.",
+        "docs/plan.md",
+        (("steps", "Leave llama_workers empty"),),
     ),
     Advisory(
         "variable-unknown",

@@ -229,11 +229,29 @@ def _plan(prepared: Prepared, runtime_id: str, staged: bool) -> dict[str, Any]:
             if entry.host.links and name != cluster.head and not all(worker.tunnel for worker in entry.workers)
         ],
         "fallbacks": [],
-        "estimate": estimate.network(release, holders, cluster.places, bool(cluster.server.override_tensor)),
+        "estimate": _estimate(prepared),
     }
     hosts = {name: {**host, "services": services.of_host(plan, name)} for name, host in plan["hosts"].items()}
     seen = advisories.Seen(plan, cluster, release, model.summary, holders)
     return {**plan, "hosts": hosts, "advisories": advisories.evaluate(seen)}
+
+
+def _estimate(prepared: Prepared) -> dict[str, Any]:
+    cluster, placed = prepared.cluster, prepared.placed
+    known = {backend for entry in prepared.equipped.values() for backend in entry.backends}
+    case = estimate.Case(
+        release=prepared.release,
+        placed=placed,
+        summary=prepared.model.summary,
+        head=cluster.head,
+        hosts=cluster.hosts,
+        places=cluster.places,
+        fits=not placed.reasons,
+        serves_of={
+            name: heads.backend_of(cluster.server, entry.backends, known) for name, entry in prepared.equipped.items()
+        },
+    )
+    return estimate.of_plan(case, bool(cluster.server.override_tensor))
 
 
 def _backends(cluster: Cluster, catalogue: Catalogue) -> dict[str, tuple[str, ...]]:

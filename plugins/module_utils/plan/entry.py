@@ -93,6 +93,7 @@ WORD = Text("[A-Za-z0-9_.:+~-]*")
 EXTERNAL = "llama_external_workers"
 PROTOCOL = r"\d{1,3}(\.\d{1,3}){1,2}"
 MEMORY_MIB = Number(0, MOST_MIB)
+LINK_FIGURES = ("round_trip_ms", "mbit_per_second")
 KNOWN: dict[str, Any] = {
     "system": Text(),
     "architecture": WORD,
@@ -148,7 +149,7 @@ KNOWN: dict[str, Any] = {
         [{"device": Text(), "lanes": Number(0, 1024), "gbit_per_lane": Number(0, 1 << 20, real=True)}]
     ),
     "reached_at": Maybe(Text(r"[0-9.]+", 15)),
-    "measured": Maybe(Each(Maybe({"round_trip_ms": Maybe(Number(0, 1 << 20, real=True))}))),
+    "measured": Maybe(Each(Maybe({key: Maybe(Number(0, 1 << 30, real=True)) for key in LINK_FIGURES}))),
 }
 """Facts that planning reads, as facts/host.py returns them. What an older version of the collection did not ask for may be missing."""
 
@@ -476,6 +477,11 @@ def _without_null(given: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in given.items() if value is not None}
 
 
+def _measured(given: Mapping[str, Any], figure: str) -> dict[str, float | None]:
+    """Host → one of LINK_FIGURES of its link."""
+    return {host: (link or {}).get(figure) for host, link in (given.get("measured") or {}).items()}
+
+
 def facts_of(given: Mapping[str, Any]) -> Facts:
     """Facts as values. What an older version did not ask for is empty.
 
@@ -505,7 +511,8 @@ def facts_of(given: Mapping[str, Any]) -> Facts:
         thunderbolt=tuple(
             Thunderbolt(*(link[field] for field in Thunderbolt._fields)) for link in given.get("thunderbolt") or ()
         ),
-        round_trips={host: (link or {}).get("round_trip_ms") for host, link in (given.get("measured") or {}).items()},
+        round_trips=_measured(given, "round_trip_ms"),
+        link_mbit=_measured(given, "mbit_per_second"),
     )
 
 

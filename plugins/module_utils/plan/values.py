@@ -78,6 +78,8 @@ class Facts(NamedTuple):
     thunderbolt: tuple[Thunderbolt, ...]
     round_trips: Mapping[str, float | None]
     """Of a head: host → milliseconds that were measured of its link."""
+    link_mbit: Mapping[str, float | None] = {}
+    """The same: host → Mbit/s."""
 
     def of_backend(self, backend: str) -> list[Accelerator]:
         """The accelerators that this backend drives, in the order in which it numbers them."""
