@@ -1,4 +1,6 @@
 import copy
+import itertools
+import random
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, known_answer
@@ -15,68 +17,16 @@ def load(big_model):
 
 def test_units_are_the_layers_and_the_output(load):
     assert load.units == 81
-    weights, kv = load.of(79, 2)
-    assert weights == GIB + load.weights[-1]
-    assert kv == load.kv[79]
+    sizes = load.sizes("cpu")
+    assert sizes.of(79, 81) == GIB + load.weights[-1] + load.kv[79]
+    assert sizes.of(80, 81) == load.weights[-1]
 
 
-@pytest.mark.parametrize("sizes", [(50, 50), (90, 30, 10), (20, 20, 20, 20, 20), (82, 1, 1, 1), (1, 1, 82)])
-def test_everything_is_placed_and_nothing_is_over_its_capacity(load, sizes):
-    capacities = [size * GIB for size in sizes]
-    shares = placement.distribute(load, capacities)
-    assert sum(shares) == load.units
-    start = 0
-    for share, capacity in zip(shares, capacities):
-        assert sum(load.of(start, share)) <= capacity
-        start += share
-
-
-def test_layers_follow_the_capacities(load):
-    shares = placement.distribute(load, [120 * GIB, 40 * GIB])
-    assert shares[0] in (60, 61)
-
-
-def test_every_device_gets_a_unit_of_a_small_model():
-    small = placement.Load(known_answer.summary(4, 64, "f16"), caches.Settings(256), caches.NEW)
-    assert placement.distribute(small, [100 * GIB, GIB, GIB]) == [3, 1, 1]
-
-
-def test_fewer_units_than_devices():
-    small = placement.Load(known_answer.summary(1, 64, "f16"), caches.Settings(256), caches.NEW)
-    shares = placement.distribute(small, [GIB, GIB, GIB])
-    assert sorted(shares) == [0, 1, 1]
-
-
-def test_a_model_that_does_not_fit(load):
-    capacities = [30 * GIB, 30 * GIB]
-    assert placement.distribute(load, capacities) == [40, 41]
-    assert placement.distribute(load, [0, 0, 30 * GIB]) == [1, 1, 79]
-    assert not placement.fits(load, 0, capacities)
-
-
-def test_a_model_that_fits(load):
-    assert placement.fits(load, 0, [50 * GIB, 50 * GIB])
-
-
-@pytest.mark.parametrize(
-    "sizes, chosen", [((100, 100, 100), [0]), ((50, 20, 40), [0, 2]), ((30, 30, 30), [0, 1, 2]), ((10, 10), [0, 1])]
-)
-def test_fewest_takes_the_largest_and_keeps_their_order(load, sizes, chosen):
-    assert placement.fewest(load, [size * GIB for size in sizes]) == (chosen, [])
-
-
-@pytest.mark.parametrize(
-    "own, chosen",
-    [
-        ((90,), ([], [0])),
-        ((50, 90), ([], [1])),
-        ((50, 50), ([], [0, 1])),
-        ((10, 20), ([1], [0, 1])),
-        ((10, 10), ([0, 1], [0, 1])),
-    ],
-)
-def test_fewest_takes_the_heads_own_devices_first(load, own, chosen):
-    assert placement.fewest(load, [30 * GIB, 55 * GIB], [size * GIB for size in own]) == chosen
+def test_shares_of_a_model_that_does_not_fit_are_those_of_the_capacities():
+    assert placement.proportional(81, [30 * GIB, 30 * GIB]) == [40, 41]
+    assert placement.proportional(81, [0, 0, 30 * GIB]) == [1, 1, 79]
+    assert placement.proportional(2, [GIB, GIB, GIB]) == [0, 1, 1]
+    assert placement.proportional(81, [0, 0]) == [1, 80]
 
 
 @pytest.mark.parametrize(
@@ -103,6 +53,21 @@ def test_units_go_where_llama_cpp_puts_them(gpu_layers, split, expected):
 def test_shares_are_compared_as_32_bit_floats():
     """In 64 bits 0.1 + 0.2 is more than 3/10, and unit 3 of 10 would still be on the second device. In 32 bits they are the same."""
     assert placement.assign(9, 10, [0.1, 0.2, 0.7]) == [0, 1, 1, 2, 2, 2, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("layers, gpu_layers", [(1, 2), (3, 4), (61, 62), (130, 131), (130, 100), (512, 513)])
+def test_whole_numbers_as_shares_give_each_device_so_many_units(load, layers, gpu_layers):
+    load.layers = layers
+    chosen = random.Random(layers)
+    for devices in range(1, 17):
+        cuts = sorted(chosen.choices(range(gpu_layers + 1), k=devices - 1))
+        units = [end - start for start, end in itertools.pairwise([0, *cuts, gpu_layers])]
+        placement.check(load, gpu_layers, units)
+
+
+def test_shares_that_llama_cpp_divides_otherwise_are_noticed(load):
+    with pytest.raises(ValueError, match="divides 81 units by 40,40 in another way"):
+        placement.check(load, 81, [40, 40])
 
 
 def row(name, layers=None, kind="F32", shape=(256,), size=1024):
@@ -142,8 +107,9 @@ def test_each_device_with_layers_gets_the_factors_of_the_rotation(small):
     load = loaded(small)
     assert of_units(load)[0] == [1024 + 64] * 3 + [1024 + 8192]
     assert load.share([0, 1, 2, 3], "cpu").weights == 4 * 1024 + 64 + 8192
-    assert load.of(0, 3)[0] == 3 * 1024 + 64
-    assert load.of(3, 1)[0] == 1024 + 8192
+    sizes, kv = load.sizes("cpu"), load.kv[0]
+    assert sizes.of(0, 3) == 3 * 1024 + 64 + 3 * kv
+    assert sizes.of(3, 4) == 1024 + 8192
 
 
 def test_only_layers_without_a_window_need_them_in_gemma4(small):
@@ -223,13 +189,13 @@ def test_overrides_move_tensors_whatever_their_layer(small):
     placed = placement.Placed(devices, [3, 1], load, 4)
     assert [share.weights for share in placed.shares()] == [3 * 1024, 1024 + 8192 + 2 * 2048]
     assert placed.on_head().weights == 8192 + 2048
-    assert load.fixed("two") == 2 * 2048
+    assert load.fixed("two", "cpu") == 2 * 2048
 
 
 @pytest.mark.parametrize("device, moved", [("CPU", (8192, 0)), ("one", (0, 8192))])
 def test_a_tied_output_on_the_device_of_the_embedding_is_no_copy(small, device, moved):
     load = placement.Load(small, caches.Settings(256), caches.NEW, [("token_embd", device)])
-    assert (load.on_head(), load.fixed("one")) == moved
+    assert (load.on_head(), load.fixed("one", "cpu")) == moved
     assert load.weights[3] == 1024
     alone = placement.Placed((), (), loaded(small), 0)
     assert alone.on_head().weights == 4 * 1024 + 8192
@@ -280,15 +246,3 @@ def operations_of_a_plan(cluster, layers):
 def test_the_work_of_a_plan_grows_with_the_layers_and_not_with_their_square(pair):
     few, many = (operations_of_a_plan(copy.deepcopy(pair), layers) for layers in (64, 512))
     assert many < 10 * few
-
-
-@pytest.mark.parametrize("layers", [500, 2000])
-def test_the_work_of_a_split_is_some_steps_for_each_layer(layers):
-    summary = known_answer.summary(layers, 64, "f32")
-    for row in summary["tensors"]:
-        row["bytes"] = Counted(row["bytes"])
-    Counted.operations = 0
-    load = placement.Load(summary, caches.Settings(256), caches.NEW)
-    room = [sum(load.of(0, load.units)) // 3] * 5
-    assert sum(placement.distribute(load, room)) == load.units
-    assert Counted.operations < 50 * layers

@@ -151,8 +151,8 @@ def test_mac_loopback():
     }
     assert line(planned) == (
         f"/Users/me/.local/share/llamacpp/releases/{planned['hosts']['mac']['builds'][0]['id']}/bin/llama-server "
-        "--rpc 127.0.0.1:50052,127.0.0.1:50053 --device RPC0,RPC1 --model /Users/me/.models/GLM-4.7-Flash-Q4_K_M.gguf "
-        "--host 127.0.0.1 --port 8080 --n-gpu-layers 48 --tensor-split 21,27 --ctx-size 8192 --parallel 1"
+        "--rpc 127.0.0.1:50053,127.0.0.1:50052 --device RPC0,RPC1 --model /Users/me/.models/GLM-4.7-Flash-Q4_K_M.gguf "
+        "--host 127.0.0.1 --port 8080 --n-gpu-layers 48 --tensor-split 1,47 --ctx-size 8192 --parallel 1"
     )
     mac = planned["hosts"]["mac"]
     assert (mac["service_manager"], mac["units"]) == ("launchd", "/Users/me/Library/LaunchAgents")
@@ -174,7 +174,18 @@ def test_mac_loopback_with_five_nodes():
         *[f"-H 127.0.0.1 -p {port} -d CPU -t 4" for port in range(50053, 50057)],
     ]
     assert [entry["layers"] > 0 for entry in planned["placement"]] == [True] * 5
-    assert f"--rpc {','.join(workers_of(planned))}" in line(planned)
+    graphics, *processors = workers_of(planned)
+    assert f"--rpc {','.join([*processors, graphics])}" in line(planned)
+    assert "--tensor-split 7,7,7,7,20" in line(planned)
+
+
+def test_a_processor_gets_layers_only_where_graphics_have_no_room():
+    planned = plan("mac_loopback", llama_placement="fewest")
+    assert [(entry["device"], entry["layers"]) for entry in planned["placement"]] == [("RPC0[127.0.0.1:50052]", 47)]
+    planned = plan("mac_loopback", llama_placement="fewest", llama_server_context=202752)
+    processor, graphics = planned["placement"]
+    assert processor["device"] == "RPC0[127.0.0.1:50053]"
+    assert graphics["total_mib"] + graphics["total_mib"] / graphics["layers"] > graphics["capacity_mib"]
 
 
 def test_mac_loopback_with_another_model():
@@ -186,7 +197,7 @@ def test_mac_loopback_with_another_model():
 @pytest.mark.parametrize(
     "generation, program, devices",
     [
-        ("0.3.16", "rpc-server", "RPC[127.0.0.1:50052],RPC[127.0.0.1:50053]"),
+        ("0.3.16", "rpc-server", "RPC[127.0.0.1:50053],RPC[127.0.0.1:50052]"),
         ("0.3.20", "rpc-server", "RPC0,RPC1"),
         ("0.3.36", "ggml-rpc-server", "RPC0,RPC1"),
     ],
@@ -226,7 +237,7 @@ def test_strix_halo_quad():
     assert line(planned).split("bin/", 1)[1] == (
         f"llama-server --rpc {endpoints(12, 13, port=50054)} --device RPC[192.168.128.12:50054],RPC[192.168.128.13:50054],ROCm0 "
         "--model /models/gguf/DeepSeek-R1-UD-Q2_K_XL/DeepSeek-R1-UD-Q2_K_XL-00001-of-00005.gguf --host 127.0.0.1 --port 8080 "
-        "--n-gpu-layers 62 --tensor-split 21,20,21 --ctx-size 8192 --parallel 1 --no-mmap"
+        "--n-gpu-layers 62 --tensor-split 22,19,21 --ctx-size 8192 --parallel 1 --no-mmap"
     )
     assert accepted(planned) == ["rpc-remote-code-execution"] * 2
 
@@ -246,9 +257,9 @@ def test_a_large_model_is_on_all_four_hosts_by_hip_without_mmap():
     planned = plan("strix_halo_quad", **of_file("models/deepseek_r1_q4_k_m.yml"))
     assert not planned["refused"]
     assert f"--rpc {endpoints(12, 13, 14, port=50054)}" in line(planned)
-    assert "--tensor-split 15,16,15,16" in line(planned)
+    assert "--tensor-split 17,15,15,15" in line(planned)
+    assert max(entry["weights_mib"] for entry in planned["placement"]) == pytest.approx(97323.9, abs=0.1)
     assert "--no-mmap" in planned["head"]["argv"]
-    assert all(layers >= 15 for layers in layers_of(planned).values())
 
 
 def test_a_large_model_does_not_fit_with_a_long_context():
@@ -323,7 +334,7 @@ def test_strix_halo_pair():
     assert workers_of(planned) == {"10.99.0.2:50052": "-H 10.99.0.2 -p 50052 -d ROCm0"}
     assert line(planned).split("bin/", 1)[1] == (
         "llama-server --rpc 10.99.0.2:50052 --device RPC0,ROCm0 --model /models/MiniMax-M2.5-REAP-139B-A10B-Q8_0.gguf "
-        "--host 127.0.0.1 --port 8081 --n-gpu-layers 63 --tensor-split 32,31 --ctx-size 4096 --parallel 1 --flash-attn on -dio --no-warmup"
+        "--host 127.0.0.1 --port 8081 --n-gpu-layers 63 --tensor-split 31,32 --ctx-size 4096 --parallel 1 --flash-attn on -dio --no-warmup"
     )
     assert planned["head"]["environment"]["ROCBLAS_USE_HIPBLASLT"] == "1"
     for host in planned["hosts"].values():
@@ -335,11 +346,12 @@ def test_strix_halo_pair():
     assert accepted(planned) == ["unprotected-worker"]
 
 
-def test_strix_halo_pair_splits_the_model_as_it_was_seen():
-    """«local (~68 GB) and remote (~72 GB)» of the guide."""
+def test_strix_halo_pair_splits_the_model_more_evenly_than_it_was_seen():
+    """«local (~68 GB) and remote (~72 GB)» of the guide, by ``-ts 1/1``, which divides layers and not bytes."""
     shares = {entry["host"]: entry["weights_mib"] for entry in plan("strix_halo_pair")["placement"]}
-    assert shares["halo2"] == pytest.approx(72000, abs=500)
-    assert shares["halo1"] == pytest.approx(68000, abs=500)
+    assert shares == {"halo1": pytest.approx(70540, abs=100), "halo2": pytest.approx(69920, abs=100)}
+    by_hand = plan("strix_halo_pair", llama_server_tensor_split=[1, 1])["placement"]
+    assert [entry["weights_mib"] for entry in by_hand] == [pytest.approx(72000, abs=500), pytest.approx(68000, abs=500)]
 
 
 @pytest.mark.parametrize("model", ["qwen3_5_397b", "qwen3_coder_next"])
@@ -420,7 +432,10 @@ def test_cuda_triple():
     assert overrides[0] == r"blk\.(1|2|3|4|5|6)\.ffn_.*=CUDA0"
     assert overrides[4] == r"blk\.(19|20|21|22)\.ffn_.*=RPC[10.0.0.28:50052]"
     assert overrides[-2:] == [r"blk\.(47|48|49|50)\.ffn_.*=RPC[10.0.0.40:50055]", "exps=CPU"]
-    assert all(14000 < entry["weights_mib"] < 17000 for entry in planned["placement"])
+    assert all(15000 < entry["weights_mib"] < 18000 for entry in planned["placement"])
+    beside = [entry["device"] for entry in planned["placement"] for _layer in range(entry["layers"])]
+    for layers, device in re.findall(r"blk\\\.\(([0-9|]+)\)\\\.ffn_\.\*=(.*)", "\n".join(overrides)):
+        assert {beside[int(layer)] for layer in layers.split("|")} == {device}
     assert list(layers_of(planned)) == [f"CUDA{index}" for index in range(4)] + [f"RPC[{card}]" for card in cards]
     options = planned["hosts"]["gpu1"]["builds"][0]["cmake_options"]
     assert {key: options[key] for key in ("GGML_CUDA", "GGML_BLAS", "GGML_RPC", "GGML_SCHED_MAX_COPIES")} == {

@@ -24,7 +24,9 @@ class Family(NamedTuple):
 
 
 FAMILIES = {
-    "apple": Family(0.89, 4.6, "ggml-org/llama.cpp#4167: 7B in F16, Q8_0 and Q4_0 on M1 Max, M2 Ultra, M3 Max and M4 Max"),
+    "apple": Family(
+        0.89, 4.6, "ggml-org/llama.cpp#4167: 7B in F16, Q8_0 and Q4_0 on M1 Max, M2 Ultra, M3 Max and M4 Max"
+    ),
     "nvidia": Family(0.85, 1.5, "ggml-org/llama.cpp#15013, and the H200 of docs/hardware.md"),
     "pascal": Family(0.75, 2.9, "ggml-org/llama.cpp#4766: 7B on the P40"),
     "amd": Family(0.83, 2.5, "ggml-org/llama.cpp#15021 and #10879"),

@@ -141,7 +141,7 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
             "llama_server_backend to their backend, or llama_release to the same release for both"
         )
     lent = devices.of_workers(serving, cluster.hosts, release, bounded)
-    placed = layout.lay_out(cluster.server, cluster.placement, model, release, [*lent, *own], head.name, head.facts)
+    placed = layout.lay_out(cluster.server, cluster.placement, model, release, [*lent, *own], head.name, cluster.hosts)
     return Prepared(cluster, equipped, wanted, builds, serves, model, placed)
 
 
