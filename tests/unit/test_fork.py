@@ -176,6 +176,18 @@ def test_devices_of_the_head_come_first_where_they_cannot_be_named():
     assert "--device RPC0[192.0.2.11:50052],CUDA0,CUDA1" in line_of(gpu_head(RELEASE))
 
 
+def test_a_device_that_cannot_be_left_out_has_a_share_of_nothing():
+    cluster = gpu_head(SUMMER)
+    cluster.hosts["head"]["variables"]["llama_placement"] = "fastest"
+    planned = cluster.plan()
+    assert [(entry["device"], entry["layers"]) for entry in planned["placement"]] == [("CUDA0", 16), ("CUDA1", 0)]
+    assert planned["placement"][1]["reason"].endswith(": nothing")
+    assert "--tensor-split 17,0" in " ".join(planned["head"]["argv"])
+    cluster = gpu_head(RELEASE)
+    cluster.hosts["head"]["variables"]["llama_placement"] = "fastest"
+    assert [entry["device"] for entry in cluster.plan()["placement"]] == ["CUDA0"]
+
+
 def test_a_split_is_in_the_order_of_devices_that_cannot_be_named():
     cluster = gpu_head(SUMMER)
     cluster.hosts["head"]["variables"]["llama_server_tensor_split"] = [3, 0, 1]

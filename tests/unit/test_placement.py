@@ -246,3 +246,143 @@ def operations_of_a_plan(cluster, layers):
 def test_the_work_of_a_plan_grows_with_the_layers_and_not_with_their_square(pair):
     few, many = (operations_of_a_plan(copy.deepcopy(pair), layers) for layers in (64, 512))
     assert many < 10 * few
+
+
+GPU = {
+    "backend": "cuda",
+    "name": "NVIDIA GeForce RTX 4090",
+    "architecture": "8.9",
+    "memory_mib": 24564,
+    "unified": False,
+}
+SLOW = {**GPU, "name": "Tesla P40", "architecture": "6.1"}
+CUDA = {"toolchain": {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", "venv": "1.0", "nvcc": "12.8"}}
+
+
+def with_cards(cluster, **cards):
+    """The cluster whose hosts have these accelerators."""
+    for host, accelerators in cards.items():
+        cluster.hosts[host]["facts"].update({**copy.deepcopy(CUDA), "accelerators": accelerators})
+    return cluster
+
+
+def serve(cluster, layers, **variables):
+    """The plan for a model of so many layers of 1 GiB."""
+    summary = known_answer.summary(layers, 128, "f32")
+    summary["tensors"].append(row("blk.*.all.weight", list(range(layers)), "F32", (1 << 14, 1 << 14), GIB))
+    summary["layer_bytes"] = [GIB] * layers
+    cluster.hosts["head"]["variables"].update(
+        llama_model_known_answer=None, llama_model_path="/models/big.gguf", **variables
+    )
+    cluster.model = {"summary": summary}
+    return cluster.plan()
+
+
+def layers_of(plan):
+    return {entry["device"]: entry["layers"] for entry in plan["placement"]}
+
+
+def reasons_of(plan):
+    return [entry["reason"].split(": ", 1)[1] for entry in plan["placement"]]
+
+
+ONE, TWO = "RPC0[192.0.2.11:50052]", "RPC0[192.0.2.12:50052]"
+
+
+def test_the_fastest_memory_is_last_and_full(pair):
+    plan = serve(with_cards(pair, head=[SLOW], worker1=[GPU]), 60)
+    assert layers_of(plan) == {TWO: 16, ONE: 22, "CUDA0": 22}
+    assert reasons_of(plan) == [
+        "what has no room in faster memory",
+        "as much as it has room for, since the rest is slower",
+        "what has no room in faster memory",
+    ]
+    assert plan["placement"][1]["reason"].startswith("856.8 GB/s (table): ")
+    assert plan["placement"][-1]["output"]
+    for entry in plan["placement"][1:]:
+        assert entry["total_mib"] <= entry["capacity_mib"] < entry["total_mib"] + 1024 + entry["kv_mib"]
+
+
+def test_alike_devices_share_by_bytes_wherever_they_are(pair):
+    plan = serve(with_cards(pair, head=[GPU], worker1=[GPU]), 40)
+    assert layers_of(plan) == {ONE: 20, "CUDA0": 20}
+    assert reasons_of(plan) == ["the fastest memory, evenly with 1 alike"] * 2
+
+
+def test_a_device_of_the_head_comes_before_a_worker_that_is_not_faster(pair):
+    plan = serve(with_cards(pair, head=[GPU], worker1=[GPU]), 20)
+    assert layers_of(plan) == {"CUDA0": 20}
+    assert plan["hosts"]["worker1"]["workers"][0]["used"] is False
+
+
+def test_a_faster_worker_is_used_where_it_saves_more_than_it_costs(pair):
+    cluster = with_cards(pair, head=[SLOW], worker1=[GPU])
+    assert layers_of(serve(cluster, 10)) == {ONE: 10}
+    pair.model["summary"]["tensors"][-1]["bytes"] = 1 << 20
+    plan = pair.plan()
+    assert layers_of(plan) == {"CUDA0": 10}
+    assert reasons_of(plan) == ["faster devices would cost more than they save"]
+
+
+@pytest.mark.parametrize("name", ["fewest", "fastest", None])
+def test_the_default_uses_one_device_where_all_uses_every_one(pair, name):
+    cluster = with_cards(pair, worker1=[GPU])
+    plan = serve(cluster, 10, llama_placement=name)
+    assert layers_of(plan) == {ONE: 10}
+    assert reasons_of(plan) == ["the fastest memory"]
+    plan = serve(cluster, 10, llama_placement="all")
+    assert layers_of(plan) == {TWO: 1, ONE: 9}
+    assert reasons_of(plan) == ["one layer, since every device is used", "the most, since the rest is slower"]
+
+
+def test_the_only_device_says_so(local):
+    local.hosts["here"]["variables"]["llama_worker_endpoints"] = [{"port": 50052}]
+    assert reasons_of(local.plan()) == ["the only device"]
+
+
+def test_what_does_not_fit_says_so(pair):
+    plan = serve(pair, 200)
+    assert plan["refused"]
+    assert [entry["reason"] for entry in plan["placement"]] == ["the model does not fit"] * 2
+
+
+def test_a_split_of_the_operators_is_its_own_reason(pair):
+    plan = serve(pair, 20, llama_server_tensor_split=[1, 3])
+    assert {entry["reason"] for entry in plan["placement"]} == {"llama_server_tensor_split"}
+    assert list(layers_of(plan)) == [ONE, TWO]
+
+
+def test_devices_have_the_order_of_the_layers_that_overrides_put_there(pair):
+    overrides = [rf"blk\.[0-4]\.all={TWO}", rf"blk\.[5-9]\.all={ONE}"]
+    plan = serve(pair, 10, llama_server_override_tensor=overrides)
+    assert list(layers_of(plan).items()) == [(TWO, 5), (ONE, 5)]
+    argv = plan["head"]["argv"]
+    assert argv[argv.index("--rpc") + 1] == "192.0.2.12:50052,192.0.2.11:50052"
+
+
+def test_a_device_with_nothing_but_what_overrides_put_there(pair):
+    overrides = [rf"blk\.0\.all={TWO}", rf"blk\.[1-9]\.all={ONE}"]
+    pair.hosts["worker2"]["variables"]["llama_worker_endpoints"] = [{"memory_mib": 1024}]
+    plan = serve(pair, 10, llama_server_override_tensor=overrides)
+    assert layers_of(plan) == {TWO: 0, ONE: 10}
+    assert plan["head"]["argv"][plan["head"]["argv"].index("--tensor-split") + 1] == "0,11"
+    assert reasons_of(plan)[0] == "what llama_server_override_tensor puts there"
+
+
+def test_overrides_count_when_cards_are_filled(pair):
+    """Ten of 40 layers have their tensors on the first card, whatever its other layers are."""
+    cluster = with_cards(pair, head=[GPU, GPU])
+    plan = serve(cluster, 38, llama_server_override_tensor=[r"blk\.\d\.all=CUDA0"])
+    first, second = plan["placement"]
+    assert abs(first["weights_mib"] - second["weights_mib"]) < 1100
+    assert first["layers"] >= 10
+
+
+@pytest.mark.parametrize("known, expected", [(True, 1000), (False, 2500)])
+def test_bounds_of_compute_buffers_are_kept_free_as_far_as_there_is_room(pair, monkeypatch, known, expected):
+    """What is kept free where it can be, and less where the model would not fit."""
+    monkeypatch.setattr(placement, "compute_bound", lambda *_arguments: (1000 if known else 9000) * placement.MIB)
+    plan = serve(with_cards(pair, head=[GPU], worker1=[SLOW], worker2=[SLOW]), 60)
+    assert not plan["refused"]
+    for entry in plan["placement"]:
+        assert entry["capacity_mib"] - entry["weights_mib"] - entry["kv_mib"] >= expected

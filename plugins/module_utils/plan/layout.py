@@ -220,26 +220,33 @@ def _fastest(
 
 def _why(runners: Sequence[Runner], units: Sequence[int], every: bool) -> list[str]:
     """Why each device gets what it gets, in some words."""
-    used = [runner.place.group for runner, count in zip(runners, units) if count]
+    groups = [runner.place.group for runner in runners]
+    used = [group for group, count in zip(groups, units) if count]
     sentences = []
     for runner, count in zip(runners, units):
-        group = runner.place.group
-        alike, faster, slower = used.count(group), sum(g < group for g in used), sum(g > group for g in used)
-        if not count:
-            words = "what llama_server_override_tensor puts there" if runner.place.fixed else "nothing"
-        elif every and count == 1 and faster:
-            words = "one layer, since every device is used"
-        elif slower and not every:
-            words = "as much as it has room for, since the rest is slower"
-        elif faster:
-            words = "what has no room in faster memory"
-        elif slower:
-            words = "the most, since the rest is slower"
-        else:
-            words = "the fastest memory that has room" if len(runners) > 1 else "the only device"
-        even = f", evenly with {alike - 1} alike" if count and alike > 1 else ""
-        sentences.append(f"{runner.pace.rate.gb_per_s:g} GB/s ({runner.pace.rate.source}): {words}{even}")
+        rate, others = runner.pace.rate, used.count(runner.place.group) - 1
+        even = f", evenly with {others} alike" if count and others else ""
+        words = _words(runner, count, used, groups, every)
+        sentences.append(f"{rate.gb_per_s:g} GB/s ({rate.source}): {words}{even}")
     return sentences
+
+
+def _words(runner: Runner, count: int, used: Sequence[int], groups: Sequence[int], every: bool) -> str:
+    """:param used: groups of the devices with units.
+    :param groups: of all devices.
+    """
+    group = runner.place.group
+    if not count:
+        return "what llama_server_override_tensor puts there" if runner.place.fixed else "nothing"
+    if every and min(used) < group and count == 1:
+        return "one layer, since every device is used"
+    if min(used) < group:
+        return "what has no room in faster memory"
+    if max(used) > group:
+        return "the most, since the rest is slower" if every else "as much as it has room for, since the rest is slower"
+    if min(groups) < group:
+        return "faster devices would cost more than they save"
+    return "the fastest memory" if len(groups) > 1 else "the only device"
 
 
 def _over_without_devices(name: str, facts: Facts, load: placement.Load) -> tuple[str, ...]:
