@@ -105,9 +105,9 @@ def clusters(draw):
                 st.integers(0, 2),
                 st.integers(0, 4),
                 st.integers(0, 4),
-                st.sampled_from([0, 0, 1]),
                 st.sampled_from([solver.DEVICE, solver.DEVICE + solver.WORKER + solver.ATTOSECOND, 0]),
                 st.sets(st.integers(0, 6), max_size=2),
+                st.integers(0, 2),
             ),
             min_size=1,
             max_size=4,
@@ -115,7 +115,7 @@ def clusters(draw):
     )
     places = [
         place(sizes, capacity, group + 1, base - must, group, min(fixed, capacity), compute, copies, moved)
-        for capacity, group, fixed, compute, copies, base, moved in drawn
+        for capacity, group, fixed, compute, base, moved, copies in drawn
     ]
     return places, draw(st.integers(0, len(sizes) - 1))
 

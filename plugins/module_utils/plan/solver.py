@@ -102,18 +102,19 @@ def prefix_sums(numbers: Sequence[int]) -> list[int]:
     return [0, *itertools.accumulate(numbers)]
 
 
-def cheapest(places: Sequence[Place], limits: Sequence[Limits], first: int, whole: bool) -> Placing | None:
+def cheapest(
+    places: Sequence[Place], limits: Sequence[Limits], reach: Sequence[Sequence[int]], last: int
+) -> Placing | None:
     """The cheapest placement, or None where the units do not fit.
 
-    :param first: the first unit that is on a device.
-    :param whole: whether each device that gets the last unit, the output, has to get a layer too.
+    :param reach: before the first device and after each one, how many units may be placed by then.
+    :param last: the first unit of each device is before this one.
     """
-    units = len(places[0].cost) - 1
-    best = [ENDLESS] * (units + 1)
-    best[first] = 0
+    units = reach[-1][-1]
+    best = _nothing_placed(places, reach[0][0])
     starts = []
-    for place, limit in zip(places, limits):
-        best, chosen = _with(place, limit, best, first, units - 1 if whole else units)
+    for index, (place, limit) in enumerate(zip(places, limits)):
+        best, chosen = _with(place, limit, best, reach[index], reach[index + 1], last)
         starts.append(chosen)
     if best[units] >= ENDLESS // 2:
         return None
@@ -125,31 +126,45 @@ def cheapest(places: Sequence[Place], limits: Sequence[Limits], first: int, whol
     return Placing(best[units], counts[::-1])
 
 
-def _with(place: Place, limit: Limits, best: list[int], first: int, last: int) -> tuple[list[int], list[int]]:
+def _nothing_placed(places: Sequence[Place], first: int) -> list[int]:
+    best = [ENDLESS] * len(places[0].cost)
+    best[first] = 0
+    return best
+
+
+def _anywhere(places: Sequence[Place], first: int) -> list[list[int]]:
+    units = len(places[0].cost) - 1
+    return [[first], *([list(range(first, units + 1))] * len(places))]
+
+
+def _with(
+    place: Place, limit: Limits, best: Sequence[int], starts: Sequence[int], ends: Sequence[int], last: int
+) -> tuple[list[int], list[int]]:
     """The least costs of all units before each one with one device more, and the first of its units, -1 where it gets none.
 
-    :param best: the costs without the device.
-    :param last: the first unit of a device is before this one.
+    :param best: the costs without the device, of which those of ``starts`` count.
+    :param ends: of which the costs are wanted.
     """
     (before, copied, copies), cost, base = place.sizes, place.cost, place.base
-    result, chosen = best[:], [-1] * len(best)
+    result, chosen = [ENDLESS] * len(best), [-1] * len(best)
     queue: deque[tuple[int, int]] = deque()
-    low = entering = first
-    for end in range(first + 1, len(best)):
-        held, with_copy = before[end], copied[end]
-        while entering < min(end, last):
-            size = held - before[entering] + (copies if with_copy > copied[entering] else 0)
-            if size < limit.least:
+    entering = leaving = 0
+    for end in ends:
+        held, with_copy, result[end] = before[end], copied[end], best[end]
+        while entering < len(starts) and (start := starts[entering]) < min(end, last):
+            if held - before[start] + (copies if with_copy > copied[start] else 0) < limit.least:
                 break
-            value = best[entering] - cost[entering]
+            value = best[start] - cost[start]
             while queue and queue[-1][0] > value:
                 queue.pop()
-            queue.append((value, entering))
+            queue.append((value, start))
             entering += 1
-        while low < end and held - before[low] + (copies if with_copy > copied[low] else 0) > limit.most:
-            low += 1
-        while queue and queue[0][1] < low:
-            queue.popleft()
+        while leaving < len(starts) and (start := starts[leaving]) < end:
+            if held - before[start] + (copies if with_copy > copied[start] else 0) <= limit.most:
+                break
+            leaving += 1
+            if queue and queue[0][1] == start:
+                queue.popleft()
         if queue and (value := queue[0][0] + cost[end] + base) < result[end]:
             result[end], chosen[end] = value, queue[0][1]
     return result, chosen
@@ -160,26 +175,28 @@ def solve(places: Sequence[Place], first: int) -> list[int] | None:
 
     :param first: the first unit that is on a device.
     """
-    for whole in (True, False):
-        limits = _beside_compute(places, first, whole)
+    units = len(places[0].cost) - 1
+    for last in (units - 1, units):  # a device has a layer, not the output alone, unless nothing else fits
+        limits = _beside_compute(places, first, last)
         if limits:
-            return _even(places, limits, first, whole)
+            return _even(places, limits, first, last)
     return None
 
 
-def _beside_compute(places: Sequence[Place], first: int, whole: bool) -> list[Limits] | None:
+def _beside_compute(places: Sequence[Place], first: int, last: int) -> list[Limits] | None:
     """Limits that leave the most room for compute buffers, whose bounds are no reason not to fit."""
 
     def limits_of(steps: int) -> list[Limits]:
         return [Limits(max(0, place.capacity - place.fixed - place.compute * steps // STEPS)) for place in places]
 
-    needed = cheapest(places, limits_of(0), first, whole)
+    reach = _anywhere(places, first)
+    needed = cheapest(places, limits_of(0), reach, last)
     if not needed:
         return None
     low, high = 0, STEPS
     while low < high:
         steps = (low + high + 1) // 2
-        found = cheapest(places, limits_of(steps), first, whole)
+        found = cheapest(places, limits_of(steps), reach, last)
         if found and found.cost // MUST <= needed.cost // MUST:
             low = steps
         else:
@@ -187,15 +204,44 @@ def _beside_compute(places: Sequence[Place], first: int, whole: bool) -> list[Li
     return limits_of(low)
 
 
-def _even(places: Sequence[Place], limits: list[Limits], first: int, whole: bool) -> list[int]:
+def _on_a_cheapest_way(
+    places: Sequence[Place], limits: Sequence[Limits], first: int, last: int, cost: int
+) -> list[list[int]]:
+    """Before the first device and after each one, how many units may be placed by then if all are to cost so much."""
+    anywhere, units = _anywhere(places, first), len(places[0].cost) - 1
+    before = [_nothing_placed(places, first)]
+    for place, limit, starts, ends in zip(places, limits, anywhere, anywhere[1:]):
+        before.append(_with(place, limit, before[-1], starts, ends, last)[0])
+    after = [_nothing_placed(places, 0)]
+    whole = list(range(units + 1))
+    for place, limit in zip(reversed(places), reversed(limits)):
+        after.append(_with(_mirrored(place), limit, after[-1], whole, whole, units)[0])
+    return [
+        [end for end in ends if costs[end] + rest[units - end] <= cost]
+        for ends, costs, rest in zip(anywhere, before, reversed(after))
+    ]
+
+
+def _mirrored(place: Place) -> Place:
+    """The device for units in the opposite order."""
+
+    def sums(before: Sequence[int]) -> list[int]:
+        return [before[-1] - number for number in reversed(before)]
+
+    before, copied_before, copies = place.sizes
+    return place._replace(sizes=Sizes(sums(before), sums(copied_before), copies), cost=sums(place.cost))
+
+
+def _even(places: Sequence[Place], limits: list[Limits], first: int, last: int) -> list[int]:
     """Units for each device: of all placements of the least cost, in each group that where the fullest device is least full, and of these
     that where the emptiest one with units is fullest."""
-    cheapest_one = cheapest(places, limits, first, whole)
+    cheapest_one = cheapest(places, limits, _anywhere(places, first), last)
     assert cheapest_one
     cost, units = cheapest_one
+    reach = _on_a_cheapest_way(places, limits, first, last, cost)
 
     def alike(tried: list[Limits]) -> list[int] | None:
-        placing = cheapest(places, tried, first, whole)
+        placing = cheapest(places, tried, reach, last)
         return placing.units if placing and placing.cost == cost else None
 
     for group in sorted({place.group for place in places}):
