@@ -525,6 +525,7 @@ def big(layers=40):
             "keys": {},
             "layers": layers,
             "layer_bytes": [GIB] * layers,
+            "expert_bytes": [0] * layers,
         },
     }
 

@@ -123,8 +123,9 @@ CACHE_KEYS = (
     *(f"ssm.{name}" for name in ("conv_kernel", "inner_size", "state_size", "group_count")),
     *("full_attention_interval", "kda.head_dim", "wkv.head_size", "token_shift_count", "shortconv.l_cache"),
     "nextn_predict_layers",
+    *("expert_count", "expert_used_count"),
 )
-"""Keys of an architecture that tell the size of its cache."""
+"""Keys of an architecture that tell the size of its cache, and how many of its experts a token uses."""
 
 
 BY_LAYER = ("uint32", "array of uint32", "array of int32")
@@ -679,6 +680,11 @@ def _numbers(values: Any, least: int, most: int) -> bool:
     return isinstance(values, list) and all(_number(value, least, most) for value in values)
 
 
+def _within(parts: Sequence[int], sizes: Sequence[int]) -> bool:
+    """Whether each is a part of the one beside it."""
+    return len(parts) == len(sizes) and all(part <= size for part, size in zip(parts, sizes))
+
+
 def _row(row: dict[str, Any], layers: int) -> bool:
     """Whether this can be one row of group."""
     within, shape = row.get("layers"), row.get("shape")
@@ -708,6 +714,11 @@ def problem(summary: Mapping[str, Any]) -> str | None:
     sizes = summary["layer_bytes"]
     if not _numbers(sizes, 0, MAX_ELEMENTS) or len(sizes) != summary["layers"]:
         return f"has {short(sizes)} as layer_bytes, which are not the sizes of {summary['layers']} layers"
+    experts = summary.get("expert_bytes", sizes)
+    if not _numbers(experts, 0, MAX_ELEMENTS) or not _within(experts, sizes):
+        return f"has {short(experts)} as expert_bytes, which are not the sizes of the experts in {summary['layers']} layers"
+    if not _number(summary.get("parameters", 1), 1, MAX_ELEMENTS):
+        return f"has {short(summary['parameters'])} as parameters"
     keys, rows = summary.get("keys", {}), summary.get("tensors", [])
     if not isinstance(keys, dict) or not all(
         key in CACHE_KEYS and (_number(value, 0, MAX_COUNT) or _numbers(value, 0, MAX_COUNT))
