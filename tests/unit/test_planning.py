@@ -444,7 +444,7 @@ def test_a_head_that_lends_its_devices_uses_them_through_its_workers(own):
     own.hosts["head"]["groups"].append("worker")
     plan = own.plan()
     devices = [entry["device"] for entry in plan["placement"]]
-    assert devices[2:] == ["RPC0[127.0.0.1:50052]", "RPC0[127.0.0.1:50053]"]
+    assert {"RPC0[127.0.0.1:50052]", "RPC0[127.0.0.1:50053]"} < set(devices)
     assert not any("CUDA" in device for device in devices)
     assert plan["hosts"]["head"]["services"][-1]["devices"] == []
     assert plan["head"]["environment"] == {"CUDA_VISIBLE_DEVICES": "-1"}

@@ -27,26 +27,34 @@ ALL = "all"
 
 
 class Pace(NamedTuple):
-    """What a device's part of a token costs."""
+    """What a device's part of a token costs, in milliseconds; the last three are 0 of the head's own devices."""
 
     rate: speed.Rate
-    worker_ms: float
-    """Milliseconds for the worker that lends it; 0 of the head's own."""
+    worker: float = 0.0
+    """For using the worker that lends it."""
+    visit: float = 0.0
+    """For each further time that a token comes to it."""
+    layer: float = 0.0
+    """For each layer, besides what the device takes for it."""
 
 
 def paces_of(
     devices: Sequence[Device], hosts: Mapping[str, Host], release: Release, summary: Mapping[str, Any]
 ) -> dict[str, Pace]:
     """Device, as the log names it → its pace."""
-    nodes = summary["layers"] * speed.nodes_per_layer(summary)
+    nodes = speed.nodes_per_layer(summary)
     measured = next((host.facts.round_trips for host in hosts.values() if host.is_head), {})
     paces = {}
     for device in devices:
-        cost = 0.0
+        pace = Pace(speed.rate_of(device, hosts[device.host].facts))
         if device.endpoint:
             kind = estimate.kind_of(device.endpoint, hosts[device.host].links)
-            cost = speed.worker_ms(release, nodes, kind, None if kind == "loopback" else measured.get(device.host))
-        paces[device.buffer] = Pace(speed.rate_of(device, hosts[device.host].facts), cost)
+            round_trip = None if kind == "loopback" else measured.get(device.host)
+            idle = speed.worker_ms(release, 0, kind, round_trip)
+            pace = pace._replace(
+                worker=idle, visit=idle, layer=speed.worker_ms(release, nodes, kind, round_trip) - idle
+            )
+        paces[device.buffer] = pace
     return paces
 
 
@@ -129,43 +137,52 @@ class Runner(NamedTuple):
 def _runners(
     load: placement.Load, devices: Sequence[Device], paces: Mapping[str, Pace], summary: Mapping[str, Any]
 ) -> list[Runner]:
-    """The devices as the solver needs them. Those that are alike cost the same."""
+    """The devices as the solver needs them. Those that are alike cost the same, also where one is the head's and one a worker's: which
+    layers it gets then follows from the room, and whether it gets any from what its worker costs."""
     read, nodes = speed.units_read(load, summary), speed.nodes_per_layer(summary)
-    nodes_of = [nodes] * load.layers + [0]
-    whole = [speed.generation_ms(paces[device.buffer].rate, sum(read), nodes * load.layers) for device in devices]
+    each = [paces[device.buffer] for device in devices]
+    whole = [speed.generation_ms(pace.rate, sum(read), nodes * load.layers) for pace in each]
     groups = solver.groups_of([1 / ms for ms in whole])
     costs: dict[int, list[int]] = {}
-    for _ms, group, device in sorted(zip(whole, groups, devices), key=lambda entry: entry[:2]):
-        rate = paces[device.buffer].rate
-        each = (solver.milliseconds(speed.generation_ms(rate, *unit)) for unit in zip(read, nodes_of))
-        costs.setdefault(group, list(each))
-    visits = {device.buffer: solver.milliseconds(paces[device.buffer].worker_ms) for device in devices}
+    for group in set(groups):
+        members = [index for index, other in enumerate(groups) if other == group]
+        rate = each[min(members, key=lambda index: whole[index])].rate
+        layer = sum(each[index].layer for index in members) / len(members)
+        ms = [speed.generation_ms(rate, size, nodes) + layer for size in read[: load.layers]]
+        ms += [speed.generation_ms(rate, size, 0) for size in read[load.layers :]]
+        costs[group] = [solver.cost_of(time) for time in ms]
+    visits = {buffer: solver.cost_of(pace.visit) for buffer, pace in paces.items()}
     return [
-        Runner(device, paces[device.buffer], _place(load, device, costs[group], visits, group))
-        for device, group in zip(devices, groups)
+        Runner(device, pace, _place(load, device, pace, costs[group], visits, group))
+        for device, pace, group in zip(devices, each, groups)
     ]
 
 
 def _place(
-    load: placement.Load, device: Device, costs: Sequence[int], visits: Mapping[str, int], group: int
+    load: placement.Load,
+    device: Device,
+    pace: Pace,
+    costs: Sequence[int],
+    visits: Mapping[str, int],
+    group: int,
 ) -> solver.Place:
     """:param costs: of each unit on this device, for itself.
-    :param visits: device → what it costs to go there and back.
+    :param visits: device → what it costs to go there and back once more.
     """
     fixed, here = load.fixed(device.buffer, device.backend), device.buffer
     own = list(costs)
     for unit, others in load.moved.items():
         for other in others - {here}:
             own[unit] += visits[here] + visits.get(other, 0) + (solver.MOVE if other != placement.CPU else 0)
-    base = visits[here] + solver.DEVICE + (solver.WORKER if device.worker else 0)
+    base = solver.cost_of(pace.worker) + solver.DEVICE + (solver.WORKER if device.worker else 0)
     return solver.Place(
-        device.capacity_mib * MIB,
-        fixed,
-        load.compute,
-        load.sizes(device.backend),
-        solver.prefix_sums(own),
-        0 if fixed else base,
-        group,
+        capacity=device.capacity_mib * MIB,
+        fixed=fixed,
+        compute=load.compute,
+        sizes=load.sizes(device.backend),
+        cost=solver.prefix_sums(own),
+        base=0 if fixed else base,
+        group=group,
     )
 
 

@@ -89,13 +89,8 @@ def groups_of(rates: Sequence[float]) -> list[int]:
     return [next(index for index, leader in enumerate(leaders) if rate >= ALIKE * leader) for rate in rates]
 
 
-def attoseconds_per_byte(gb_per_s: float) -> int:
-    return round(1e9 / gb_per_s)
-
-
-def milliseconds(number: float) -> int:
-    """A time as a cost."""
-    return round(number * 1e15) * ATTOSECOND
+def cost_of(milliseconds: float) -> int:
+    return round(milliseconds * 1e15) * ATTOSECOND
 
 
 def prefix_sums(numbers: Sequence[int]) -> list[int]:
