@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from ansible.vars.hostvars import HostVars
 from ansible.vars.manager import VariableManager
 from ansible_collections.llamacpp.cluster.plugins.action import plan as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import tensor_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import advisories, entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import make, refused
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
@@ -52,6 +54,18 @@ def plan(source, **extra):
         return make(read, {}, CATALOGUE, "runtime-id")
     except Refusal as refusal:
         return refused(cluster, refusal)
+
+
+FORK = {"source": "git", "fork": "ik_llama.cpp", "ref": "8337e4cd3861406fc04e0854b1409cd1b027fbc9", "build": 4840}
+PLAIN = {"llama_server_extra_args": [], "llama_server_load_mode": "none", "llama_backend": "cpu"}
+
+
+def with_a_type(kind):
+    """The model of strix_halo_pair, with one tensor of this type."""
+    extra = of_file("strix_halo_pair/group_vars/llama_cluster/model.yml")
+    row = {"name": "output.weight", "type": kind, "shape": [64], "bytes": 36, "layers": None}
+    extra["llama_model_gguf_summary"]["tensors"] = [row]
+    return extra
 
 
 def line(planned):
@@ -102,6 +116,20 @@ def test_a_constructed_model_has_the_size_of_the_real_one(name, gib):
     summary = of_file(name)["llama_model_gguf_summary"]
     size = sum(summary["layer_bytes"]) + summary["input_bytes"] + summary["output_bytes"]
     assert size / GIB == pytest.approx(gib, abs=0.006)
+
+
+TYPES = {kind.name: kind for kind in tensor_types.ALL.values()}
+
+
+def test_sizes_of_a_constructed_model_are_those_of_its_types():
+    summary = of_file("cuda_triple/group_vars/llama_cluster/model.yml")["llama_model_gguf_summary"]
+    layers = [0] * summary["layers"]
+    for row in summary["tensors"]:
+        width, *others = row["shape"]
+        assert row["bytes"] == TYPES[row["type"]].size(width, math.prod(others)), row["name"]
+        for layer in row["layers"] or ():
+            layers[layer] += row["bytes"]
+    assert summary["layer_bytes"] == layers
 
 
 @pytest.mark.parametrize(
@@ -452,6 +480,37 @@ def test_cuda_triple_with_llama_cpp_names_the_options_of_the_fork(release):
         assert "but ubuntu has no package of it" in said
     else:
         assert "llama_server_extra_args has -mla, -amb, -fmoe, which only ik_llama.cpp knows" in said
+
+
+@pytest.mark.parametrize("release", ["b8600", GENERATIONS["0.3.16"], GENERATIONS["0.3.36"]])
+def test_llama_cpp_does_not_get_a_file_with_types_of_the_fork(release):
+    said = reason(plan("cuda_triple", llama_release=release, llama_server_extra_args=[]))
+    assert "types that only ik_llama.cpp has (IQ2_K_R4, IQ3_K_R4, IQ5_K, IQ5_KS)" in said
+    assert "set llama_release to a release of ik_llama.cpp" in said
+
+
+def test_the_variable_of_the_release_that_serves_is_named():
+    said = reason(plan("cuda_triple", llama_release_cuda="b8600", llama_server_extra_args=[]))
+    assert "set llama_release_cuda to a release of ik_llama.cpp" in said
+    said = reason(plan("strix_halo_pair", llama_release=FORK, **with_a_type("NVFP4"), **PLAIN))
+    assert "types that only llama.cpp has (NVFP4)" in said
+
+
+@pytest.mark.parametrize(
+    "release, kind, first",
+    [("b6170", "NVFP4", 6171), ("b8643", "Q1_0", 8644)],
+)
+def test_a_type_that_is_newer_than_the_release_is_refused(release, kind, first):
+    said = reason(plan("strix_halo_pair", llama_release=release, **with_a_type(kind), **PLAIN))
+    assert f"types that {release} does not have ({kind})" in said
+    assert f"set llama_release to build {first} of llama.cpp or a newer one" in said
+
+
+def test_a_type_that_is_newer_than_the_commit_of_the_fork_is_refused():
+    extra = of_file("cuda_triple/group_vars/llama_cluster/model.yml")
+    extra["llama_model_gguf_summary"]["tensors"][0]["type"] = "IQ2_KL"
+    said = reason(plan("cuda_triple", **extra))
+    assert "(IQ2_KL): set llama_release to build 3800 of ik_llama.cpp or a newer one" in said
 
 
 # What every system has in common

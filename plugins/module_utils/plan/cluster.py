@@ -135,6 +135,7 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     builds = releases.builds(equipped, wanted, cluster.server, catalogue)
     model = heads.model_of(cluster.model, model_found, head.facts)
     heads.check(head.name, cluster.server, equipped[head.name].workers, release)
+    heads.check_types(model.path, model.summary, release, releases.variable_of(serves, cluster.releases))
     if declared and not serving:
         raise Refusal(
             f"the head serves with {serves}, and no worker has a build of the same release: set "

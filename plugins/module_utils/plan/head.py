@@ -12,7 +12,13 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, gguf, known_answer, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
+    caches,
+    gguf,
+    known_answer,
+    options,
+    tensor_types,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.entry import MOST_THREADS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
@@ -369,6 +375,27 @@ def load_mode_of(wanted: str | None, release: Release, used: Sequence[devices.Ho
 def context_of(server: Server, summary: Mapping[str, Any]) -> int:
     trained: int = summary["context"]
     return min(server.context, trained)
+
+
+def check_types(path: str, summary: Mapping[str, Any], release: Release, variable: str) -> None:
+    """Refuses a model with types of tensors that llama-server of this release does not have: it would not load it.
+
+    :param variable: that sets the release.
+    """
+    kinds = {row["type"] for row in summary.get("tensors", ())}
+    strange = tensor_types.of_others(kinds, release.fork)
+    if strange:
+        other = options.IK_LLAMA if release.mainline else options.MAINLINE
+        raise Refusal(
+            f"llama_model_path is {path!r}, whose tensors have types that only {other} has ({', '.join(strange)}), but {release.ref} is a "
+            f"release of {release.fork}: set {variable} to a release of {other}, or use a file of the model without these types"
+        )
+    later = tensor_types.of_later_builds(kinds, release.fork, release.generation)
+    if later:
+        raise Refusal(
+            f"llama_model_path is {path!r}, whose tensors have types that {release.ref} does not have ({', '.join(sorted(later))}): set "
+            f"{variable} to build {max(later.values())} of {release.fork} or a newer one, or use a file of the model without these types"
+        )
 
 
 def _check_whole(variable: str, path: str) -> None:
