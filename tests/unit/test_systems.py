@@ -513,6 +513,17 @@ def test_a_type_that_is_newer_than_the_commit_of_the_fork_is_refused():
     assert "(IQ2_KL): set llama_release to build 3800 of ik_llama.cpp or a newer one" in said
 
 
+@pytest.mark.parametrize(
+    "name, mib, exact",
+    [("mac_loopback", 423, True), ("cuda_triple", 583, False)],
+)
+def test_latent_attention_caches_no_values(name, mib, exact):
+    """GLM-4.7-Flash with b7991 (#19067), and DeepSeek R1 with -mla 3 and flash attention of ik_llama.cpp; exact means printed without ≤."""
+    planned = plan(name)
+    assert round(sum(entry["kv_mib"] for entry in planned["placement"]) + planned["head"]["cpu"]["kv_mib"]) == mib
+    assert all(("kv_mib" in entry["exact"]) is exact for entry in planned["placement"])
+
+
 # What every system has in common
 
 

@@ -85,7 +85,7 @@ CACHE_KEYS = (
     ),
     *(f"ssm.{name}" for name in ("conv_kernel", "inner_size", "state_size", "group_count")),
     *("full_attention_interval", "kda.head_dim", "wkv.head_size", "token_shift_count", "shortconv.l_cache"),
-    "nextn_predict_layers",
+    *("nextn_predict_layers", "attention.kv_lora_rank", "rope.dimension_count"),
 )
 """Keys of an architecture that tell the size of its cache."""
 

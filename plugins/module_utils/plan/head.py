@@ -51,25 +51,33 @@ LIMITS = {
 """Field of Server → its smallest and its largest value."""
 
 
-def settings_of(server: Server, summary: Mapping[str, Any]) -> caches.Settings:
-    """The settings of llama-server's cache."""
+def settings_of(server: Server, summary: Mapping[str, Any], fork: str = options.MAINLINE) -> caches.Settings:
+    """The settings of llama-server's cache and compute buffers."""
     given = _memory_arguments(server.extra_args)
-    tokens = caches.MICRO_BATCH
-    if "micro_batch" in given:
-        word, number = given["micro_batch"]
-        if not (number.isascii() and number.isdigit() and int(number)):
-            raise Refusal(f"llama_server_extra_args has {word} {number!r}: use a number of tokens, 1 or more")
-        tokens = int(number)
     return caches.Settings(
-        context_of(server, summary),
-        server.parallel,
-        server.cache_type_k,
-        server.cache_type_v,
-        server.flash_attention,
-        "unified" in given and options.meaning(given["unified"][0]) != "off",
-        "full_window" in given,
-        tokens,
+        context=context_of(server, summary),
+        parallel=server.parallel,
+        type_k=server.cache_type_k,
+        type_v=server.cache_type_v,
+        flash_attention=server.flash_attention,
+        unified="unified" in given and options.meaning(given["unified"][0]) != "off",
+        full_window="full_window" in given,
+        micro_batch=_whole_number(given, "micro_batch", 1) or caches.MICRO_BATCH,
+        batch=_whole_number(given, "batch", 1) or caches.BATCH,
+        fork=fork,
+        latent_attention=_whole_number(given, "latent_attention", 0),
+        attention_batch=_whole_number(given, "attention_batch", 0),
     )
+
+
+def _whole_number(given: Mapping[str, tuple[str, str]], field: str, least: int) -> int | None:
+    """The value of a further argument; None where it is not given."""
+    if field not in given:
+        return None
+    word, number = given[field]
+    if not (number.isascii() and number.isdigit() and least <= int(number) < 1 << 31):
+        raise Refusal(f"llama_server_extra_args has {word} {number!r}: use a whole number, {least} or more")
+    return int(number)
 
 
 def _memory_arguments(arguments: Sequence[str]) -> dict[str, tuple[str, str]]:

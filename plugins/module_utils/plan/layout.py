@@ -37,7 +37,7 @@ def lay_out(
         raise Refusal(
             "llama_server_override_tensor is set, but the summary of the model has no tensor names: create it again with gguf_info"
         )
-    settings = heads.settings_of(server, model.summary)
+    settings = heads.settings_of(server, model.summary, release.fork)
     load = placement.Load(model.summary, settings, release.generation, overrides)
     gpu_layers = load.units if server.gpu_layers is None else min(server.gpu_layers, load.units)
     if not devices or not gpu_layers:
