@@ -235,15 +235,6 @@ def test_a_tied_output_on_the_device_of_the_embedding_is_no_copy(small, device, 
     assert alone.on_head().weights == 4 * 1024 + 8192
 
 
-def test_the_bound_of_a_compute_buffer_follows_the_settings():
-    summary = known_answer.summary(4, 256, "f16")
-    plain = loaded(summary, context=16384).compute
-    assert loaded(summary, context=16384, micro_batch=1024).compute == 2 * plain
-    assert loaded(summary, context=32768).compute > 1.9 * plain
-    assert loaded({**summary, "keys": {"ssm.inner_size": 512}}, context=16384).compute > plain
-    assert loaded(summary, context=256, micro_batch=4096).compute == loaded(summary, context=256).compute
-
-
 def counted(name):
     """The operation of whole numbers of that name, which counts how often it is done."""
 

@@ -62,21 +62,24 @@ def settings_of(server: Server, summary: Mapping[str, Any], fork: str = options.
         flash_attention=server.flash_attention,
         unified="unified" in given and options.meaning(given["unified"][0]) != "off",
         full_window="full_window" in given,
-        micro_batch=_whole_number(given, "micro_batch", 1) or caches.MICRO_BATCH,
-        batch=_whole_number(given, "batch", 1) or caches.BATCH,
+        micro_batch=_whole_number(given, "micro_batch", 1, "a number of tokens") or caches.MICRO_BATCH,
+        batch=_whole_number(given, "batch", 1, "a number of tokens") or caches.BATCH,
         fork=fork,
-        latent_attention=_whole_number(given, "latent_attention", 0),
-        attention_batch=_whole_number(given, "attention_batch", 0),
+        latent_attention=_whole_number(given, "latent_attention", 0, "a number"),
+        attention_batch=_whole_number(given, "attention_batch", 0, "a number of MiB"),
     )
 
 
-def _whole_number(given: Mapping[str, tuple[str, str]], field: str, least: int) -> int | None:
-    """The value of a further argument; None where it is not given."""
+def _whole_number(given: Mapping[str, tuple[str, str]], field: str, least: int, what: str) -> int | None:
+    """The value of a further argument; None where it is not given.
+
+    :param what: it is, for the message.
+    """
     if field not in given:
         return None
     word, number = given[field]
     if not (number.isascii() and number.isdigit() and least <= int(number) < 1 << 31):
-        raise Refusal(f"llama_server_extra_args has {word} {number!r}: use a whole number, {least} or more")
+        raise Refusal(f"llama_server_extra_args has {word} {number!r}: use {what}, {least} or more")
     return int(number)
 
 
@@ -292,6 +295,7 @@ def plan_of(name: str, serving: Serving, environment: Mapping[str, str]) -> dict
         "api_key_file": server.api_key_file,
         "start_timeout": server.start_timeout,
         "context": context_of(server, serving.model.summary),
+        "context_per_request": context_per_request(server, serving.model.summary),
         "load_mode": server.load_mode,
         "cpu": {
             "layers": kept.layers,
@@ -404,6 +408,12 @@ def check_types(path: str, summary: Mapping[str, Any], release: Release, variabl
             f"llama_model_path is {path!r}, whose tensors have types that {release.ref} does not have ({', '.join(sorted(later))}): set "
             f"{variable} to build {max(later.values())} of {release.fork} or a newer one, or use a file of the model without these types"
         )
+
+
+def context_per_request(server: Server, summary: Mapping[str, Any]) -> int:
+    """Tokens that each of the requests at the same time may have: they divide the context, unless they share one cache."""
+    settings = settings_of(server, summary)
+    return settings.context if settings.unified else max(1, settings.context // settings.parallel)
 
 
 def _check_whole(variable: str, path: str) -> None:
