@@ -111,7 +111,7 @@ def _unmaintained_backends(seen: Seen) -> Cases:
 def _unprotected_workers(seen: Seen) -> Cases:
     cases = []
     for name, host in seen.plan["hosts"].items():
-        exposed = [worker["endpoint"] for worker in host["workers"] if not worker["endpoint"].startswith(LOOPBACK)]
+        exposed = [worker["listens"] for worker in host["workers"] if not worker["listens"].startswith(LOOPBACK)]
         if exposed and not host["unit_closes"] and not host["firewall_manager"]:
             reason = f"{_why_no_unit_closes(seen, name)}, and the run sets up no firewall there"
             cases.append((name, {"endpoints": ", ".join(exposed), "reason": reason}))
@@ -592,8 +592,8 @@ ADVISORIES = (
         "accelerator-unused",
         "warning",
         _unused_accelerators,
-        "{host} has {devices}, but builds llama.cpp for the CPU: it has no toolchain for these devices.",
-        "Install ROCm with hipBLAS, CUDA with cuBLAS, or glslc and the Vulkan headers, or set llama_backend to cpu to accept this.",
+        "{host} has {devices}, but no build of llama.cpp uses them: it has no toolchain for these devices.",
+        "Install ROCm with hipBLAS, CUDA with cuBLAS, or glslc and the Vulkan headers, or name the backends to build for in llama_backend to accept this.",
         "docs/variables.md",
     ),
     Advisory(
