@@ -3,7 +3,7 @@ import itertools
 import random
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, compute, known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Device
 
@@ -201,15 +201,6 @@ def test_a_tied_output_on_the_device_of_the_embedding_is_no_copy(small, device, 
     assert alone.on_head().weights == 4 * 1024 + 8192
 
 
-def test_the_bound_of_a_compute_buffer_follows_the_settings():
-    summary = known_answer.summary(4, 256, "f16")
-    plain = loaded(summary, context=16384).compute
-    assert loaded(summary, context=16384, micro_batch=1024).compute == 2 * plain
-    assert loaded(summary, context=32768).compute > 1.9 * plain
-    assert loaded({**summary, "keys": {"ssm.inner_size": 512}}, context=16384).compute > plain
-    assert loaded(summary, context=256, micro_batch=4096).compute == loaded(summary, context=256).compute
-
-
 def counted(name):
     """The operation of whole numbers of that name, which counts how often it is done."""
 
@@ -381,7 +372,7 @@ def test_overrides_count_when_cards_are_filled(pair):
 @pytest.mark.parametrize("known, expected", [(True, 1000), (False, 2500)])
 def test_bounds_of_compute_buffers_are_kept_free_as_far_as_there_is_room(pair, monkeypatch, known, expected):
     """What is kept free where it can be, and less where the model would not fit."""
-    monkeypatch.setattr(placement, "compute_bound", lambda *_arguments: (1000 if known else 9000) * placement.MIB)
+    monkeypatch.setattr(compute, "bound", lambda *_arguments: (1000 if known else 9000) * placement.MIB)
     plan = serve(with_cards(pair, head=[GPU], worker1=[SLOW], worker2=[SLOW]), 60)
     assert not plan["refused"]
     for entry in plan["placement"]:

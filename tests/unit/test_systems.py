@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from ansible.vars.hostvars import HostVars
 from ansible.vars.manager import VariableManager
 from ansible_collections.llamacpp.cluster.plugins.action import plan as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import tensor_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import advisories, entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import make, refused
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
@@ -52,6 +54,18 @@ def plan(source, **extra):
         return make(read, {}, CATALOGUE, "runtime-id")
     except Refusal as refusal:
         return refused(cluster, refusal)
+
+
+FORK = {"source": "git", "fork": "ik_llama.cpp", "ref": "8337e4cd3861406fc04e0854b1409cd1b027fbc9", "build": 4840}
+PLAIN = {"llama_server_extra_args": [], "llama_server_load_mode": "none", "llama_backend": "cpu"}
+
+
+def with_a_type(kind):
+    """The model of strix_halo_pair, with one tensor of this type."""
+    extra = of_file("strix_halo_pair/group_vars/llama_cluster/model.yml")
+    row = {"name": "output.weight", "type": kind, "shape": [64], "bytes": 36, "layers": None}
+    extra["llama_model_gguf_summary"]["tensors"] = [row]
+    return extra
 
 
 def line(planned):
@@ -102,6 +116,20 @@ def test_a_constructed_model_has_the_size_of_the_real_one(name, gib):
     summary = of_file(name)["llama_model_gguf_summary"]
     size = sum(summary["layer_bytes"]) + summary["input_bytes"] + summary["output_bytes"]
     assert size / GIB == pytest.approx(gib, abs=0.006)
+
+
+TYPES = {kind.name: kind for kind in tensor_types.ALL.values()}
+
+
+def test_sizes_of_a_constructed_model_are_those_of_its_types():
+    summary = of_file("cuda_triple/group_vars/llama_cluster/model.yml")["llama_model_gguf_summary"]
+    layers = [0] * summary["layers"]
+    for row in summary["tensors"]:
+        width, *others = row["shape"]
+        assert row["bytes"] == TYPES[row["type"]].size(width, math.prod(others)), row["name"]
+        for layer in row["layers"] or ():
+            layers[layer] += row["bytes"]
+    assert summary["layer_bytes"] == layers
 
 
 @pytest.mark.parametrize(
@@ -176,16 +204,27 @@ def test_mac_loopback_with_five_nodes():
     assert [entry["layers"] > 0 for entry in planned["placement"]] == [True] * 5
     graphics, *processors = workers_of(planned)
     assert f"--rpc {','.join([*processors, graphics])}" in line(planned)
-    assert "--tensor-split 7,7,7,7,20" in line(planned)
+    assert "--tensor-split 1,1,1,1,44" in line(planned)
 
 
 def test_a_processor_gets_layers_only_where_graphics_have_no_room():
     planned = plan("mac_loopback", llama_placement="fewest")
     assert [(entry["device"], entry["layers"]) for entry in planned["placement"]] == [("RPC0[127.0.0.1:50052]", 47)]
-    planned = plan("mac_loopback", llama_placement="fewest", llama_server_context=202752)
+    endpoints = [{"device": "MTL0", "port": 50052, "memory_mib": 12000}, {"device": "CPU", "port": 50053}]
+    planned = plan("mac_loopback", llama_placement="fewest", llama_worker_endpoints=endpoints)
     processor, graphics = planned["placement"]
     assert processor["device"] == "RPC0[127.0.0.1:50053]"
     assert graphics["total_mib"] + graphics["total_mib"] / graphics["layers"] > graphics["capacity_mib"]
+
+
+def test_mac_loopback_with_graphics_that_the_head_drives_itself():
+    planned = plan("mac_loopback", **of_file("variants/mac_local_metal.yml"))
+    assert not planned["refused"]
+    assert workers_of(planned) == {"127.0.0.1:50052": "-H 127.0.0.1 -p 50052 -d CPU -t 16"}
+    assert "--rpc 127.0.0.1:50052 --device RPC0,MTL0 " in line(planned)
+    processor, graphics = planned["placement"]
+    assert processor["layers"] < graphics["layers"]
+    assert processor["capacity_mib"] + graphics["capacity_mib"] == 65536 - 6553
 
 
 def test_mac_loopback_with_another_model():
@@ -469,6 +508,48 @@ def test_cuda_triple_with_llama_cpp_names_the_options_of_the_fork(release):
         assert "llama_server_extra_args has -mla, -amb, -fmoe, which only ik_llama.cpp knows" in said
 
 
+@pytest.mark.parametrize("release", ["b8600", GENERATIONS["0.3.16"], GENERATIONS["0.3.36"]])
+def test_llama_cpp_does_not_get_a_file_with_types_of_the_fork(release):
+    said = reason(plan("cuda_triple", llama_release=release, llama_server_extra_args=[]))
+    assert "types that only ik_llama.cpp has (IQ2_K_R4, IQ3_K_R4, IQ5_K, IQ5_KS)" in said
+    assert "set llama_release to a release of ik_llama.cpp" in said
+
+
+def test_the_variable_of_the_release_that_serves_is_named():
+    said = reason(plan("cuda_triple", llama_release_cuda="b8600", llama_server_extra_args=[]))
+    assert "set llama_release_cuda to a release of ik_llama.cpp" in said
+    said = reason(plan("strix_halo_pair", llama_release=FORK, **with_a_type("NVFP4"), **PLAIN))
+    assert "types that only llama.cpp has (NVFP4)" in said
+
+
+@pytest.mark.parametrize(
+    "release, kind, first",
+    [("b6170", "NVFP4", 6171), ("b8643", "Q1_0", 8644)],
+)
+def test_a_type_that_is_newer_than_the_release_is_refused(release, kind, first):
+    said = reason(plan("strix_halo_pair", llama_release=release, **with_a_type(kind), **PLAIN))
+    assert f"types that {release} does not have ({kind})" in said
+    assert f"set llama_release to build {first} of llama.cpp or a newer one" in said
+
+
+def test_a_type_that_is_newer_than_the_commit_of_the_fork_is_refused():
+    extra = of_file("cuda_triple/group_vars/llama_cluster/model.yml")
+    extra["llama_model_gguf_summary"]["tensors"][0]["type"] = "IQ2_KL"
+    said = reason(plan("cuda_triple", **extra))
+    assert "(IQ2_KL): set llama_release to build 3800 of ik_llama.cpp or a newer one" in said
+
+
+@pytest.mark.parametrize(
+    "name, mib, exact",
+    [("mac_loopback", 423, True), ("cuda_triple", 583, False)],
+)
+def test_latent_attention_caches_no_values(name, mib, exact):
+    """GLM-4.7-Flash with b7991 (#19067), and DeepSeek R1 with -mla 3 and flash attention of ik_llama.cpp; exact means printed without ≤."""
+    planned = plan(name)
+    assert round(sum(entry["kv_mib"] for entry in planned["placement"]) + planned["head"]["cpu"]["kv_mib"]) == mib
+    assert all(("kv_mib" in entry["exact"]) is exact for entry in planned["placement"])
+
+
 # What every system has in common
 
 
@@ -555,13 +636,31 @@ def test_a_head_without_an_accelerator(written):
     assert sorted(workers_of(planned)) == ["192.0.2.2:50052", "192.0.2.3:50052"]
 
 
-def test_seventeen_endpoints(written):
-    found = {f"host{number}": {"ansible_host": f"192.0.2.{number + 1}"} for number in range(18)}
+@pytest.mark.parametrize(
+    "workers, own, refused", [(15, 0, False), (16, 0, True), (11, 4, False), (12, 4, True), (16, 4, True)]
+)
+def test_as_many_devices_as_llama_cpp_uses(written, workers, own, refused):
+    """The head's own are counted, and so is its processor: 15 beside it."""
+    found = {f"host{number}": {"ansible_host": f"192.0.2.{number + 1}"} for number in range(workers + 1)}
+    found["host0"]["llama_hardware"] = {**CPU_HOST, "accelerators": [GPU] * own}
     data = cluster_of(False, found, llama_model_known_answer={**KNOWN_ANSWER, "layers": 40})
+    if not refused:
+        assert len(written(data)["placement"]) == workers + own
+        return
     said = reason(written(data))
-    assert "needs 17 workers" in said
-    assert "connects to 16 at most" in said
+    assert f"needs {workers + own} devices ({workers} of workers, {own} of the head)" in said
+    assert "llama.cpp uses 15 at most beside the head's processor: set llama_placement to fastest" in said
     assert not written(data, llama_placement="fewest")["refused"]
+
+
+def test_more_devices_than_llama_cpp_uses_cannot_be_had(written):
+    found = {f"host{number}": {"ansible_host": f"192.0.2.{number + 1}"} for number in range(17)}
+    data = cluster_of(False, found, **big(200), llama_hardware={"memory_mib": 16384})
+    assert "needs 16 devices" in reason(written(data))
+    assert "use fewer, larger ones" in reason(written(data))
+    split = [1] * 16
+    assert "give 0 in llama_server_tensor_split" in reason(written(data, **big(20), llama_server_tensor_split=split))
+    assert not written(data, **big(20), llama_server_tensor_split=[*split[1:], 0])["refused"]
 
 
 def test_two_clusters_in_one_inventory(written):

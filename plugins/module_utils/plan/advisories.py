@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, memory
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Cluster, Facts, Release, Server
 
 LOOPBACK = "127."
@@ -111,7 +111,7 @@ def _unmaintained_backends(seen: Seen) -> Cases:
 def _unprotected_workers(seen: Seen) -> Cases:
     cases = []
     for name, host in seen.plan["hosts"].items():
-        exposed = [worker["endpoint"] for worker in host["workers"] if not worker["endpoint"].startswith(LOOPBACK)]
+        exposed = [worker["listens"] for worker in host["workers"] if not worker["listens"].startswith(LOOPBACK)]
         if exposed and not host["unit_closes"] and not host["firewall_manager"]:
             reason = f"{_why_no_unit_closes(seen, name)}, and the run sets up no firewall there"
             cases.append((name, {"endpoints": ", ".join(exposed), "reason": reason}))
@@ -150,6 +150,18 @@ def _unused_accelerators(seen: Seen) -> Cases:
         for name, host in seen.plan["hosts"].items()
         if host["unused_accelerators"]
     ]
+
+
+def _compute_over_capacity(seen: Seen) -> Cases:
+    return memory.over_capacity(seen.plan, seen.server, seen.summary, seen.release)
+
+
+def _cut_context(seen: Seen) -> Cases:
+    return memory.cut_context(seen.plan, seen.server, seen.summary)
+
+
+def _shared_context(seen: Seen) -> Cases:
+    return memory.shared_context(seen.plan, seen.server)
 
 
 def _unknown_variables(seen: Seen) -> Cases:
@@ -580,8 +592,8 @@ ADVISORIES = (
         "accelerator-unused",
         "warning",
         _unused_accelerators,
-        "{host} has {devices}, but builds llama.cpp for the CPU: it has no toolchain for these devices.",
-        "Install ROCm with hipBLAS, CUDA with cuBLAS, or glslc and the Vulkan headers, or set llama_backend to cpu to accept this.",
+        "{host} has {devices}, but no build of llama.cpp uses them: it has no toolchain for these devices.",
+        "Install ROCm with hipBLAS, CUDA with cuBLAS, or glslc and the Vulkan headers, or name the backends to build for in llama_backend to accept this.",
         "docs/variables.md",
     ),
     Advisory(
@@ -593,6 +605,36 @@ ADVISORIES = (
         "Give these options in llama_server_extra_args, and remove them from {files}.",
         "docs/architecture.md",
         (("files", "/etc/llama.cpp/config.ini"),),
+    ),
+    Advisory(
+        "compute-over-capacity",
+        "warning",
+        _compute_over_capacity,
+        "Weights, KV cache and compute buffers may be more than devices hold: {devices}. Compute buffers are planned with an upper bound, {compute} "
+        "MiB; if they come near it, llama-server runs out of memory when it starts.",
+        "{smaller}.",
+        "docs/plan.md",
+        (
+            ("devices", "CUDA0 of gpu1 (≤ 31020 of 23336 MiB)"),
+            ("smaller", "Set llama_server_flash_attention to 'on'"),
+        ),
+    ),
+    Advisory(
+        "context-cut",
+        "warning",
+        _cut_context,
+        "llama_server_context is {wanted}, but {model} was trained for {context} tokens: llama-server gets {context}.",
+        "Set llama_server_context to {context} or less.",
+        "docs/plan.md",
+    ),
+    Advisory(
+        "context-shared",
+        "warning",
+        _shared_context,
+        "llama_server_parallel is {parallel}, so each request gets {each} of the {context} tokens of llama_server_context.",
+        "Set llama_server_context to {whole} if each request needs {context} tokens, add --kv-unified to llama_server_extra_args if requests share "
+        "them as they need, or accept this.",
+        "docs/plan.md",
     ),
     Advisory(
         "variable-unknown",

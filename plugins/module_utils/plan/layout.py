@@ -79,24 +79,20 @@ def lay_out(
         raise Refusal(
             "llama_server_override_tensor is set, but the summary of the model has no tensor names: create it again with gguf_info"
         )
-    settings = heads.settings_of(server, model.summary)
+    settings = heads.settings_of(server, model.summary, release.fork)
     load = placement.Load(model.summary, settings, release.generation, overrides)
     gpu_layers = load.units if server.gpu_layers is None else min(server.gpu_layers, load.units)
     if not devices or not gpu_layers:
         return placement.Placed((), (), load, 0, _over_without_devices(name, facts, load))
     first = load.units - gpu_layers
     told = release.capabilities["device_name"] is not None
+    every = mode == ALL or (mode is None and model.known_answer is not None)
     if server.tensor_split:
         placed, fits = _as_asked(server.tensor_split, devices, load, gpu_layers, told), True
     else:
-        every = mode == ALL or (mode is None and model.known_answer is not None)
         runners = _runners(load, devices, paces_of(devices, hosts, release, model.summary), model.summary)
         placed, fits = _fastest(_ordered(runners, load, told), load, first, every, told)
-    connections = len(placed.lent())
-    if connections > capabilities.MAX_ENDPOINTS:
-        raise Refusal(
-            f"the plan needs {connections} workers, but llama.cpp connects to {capabilities.MAX_ENDPOINTS} at most: use fewer, larger ones"
-        )
+    _check_number(placed.devices, bool(server.tensor_split), every)
     on_head = _over_on_head(name, facts, load, first) if first or overrides else ()
     return placed._replace(reasons=(*on_head, *_over_on_devices(placed, fits)))
 
@@ -264,6 +260,26 @@ def _words(runner: Runner, count: int, used: Sequence[int], groups: Sequence[int
     if min(groups) < group:
         return "faster devices would cost more than they save"
     return "the fastest memory" if len(groups) > 1 else "the only device"
+
+
+def _check_number(used: Sequence[Device], asked: bool, every: bool) -> None:
+    """Refuses more devices than llama.cpp schedules over; it would end with an assertion.
+
+    :param asked: whether the operator gives each device its share.
+    :param every: whether every device is used.
+    """
+    if len(used) <= capabilities.MAX_DEVICES:
+        return
+    lent = sum(device.worker is not None for device in used)
+    remedy = "use fewer, larger ones"
+    if asked:
+        remedy = "give 0 in llama_server_tensor_split to those that can be left out"
+    elif every:
+        remedy = "set llama_placement to fastest, which uses no more than the model needs"
+    raise Refusal(
+        f"the plan needs {len(used)} devices ({lent} of workers, {len(used) - lent} of the head), but llama.cpp uses {capabilities.MAX_DEVICES} at most "
+        f"beside the head's processor: {remedy}"
+    )
 
 
 def _over_without_devices(name: str, facts: Facts, load: placement.Load) -> tuple[str, ...]:

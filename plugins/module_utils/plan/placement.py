@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, caches
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, caches, compute
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import solver
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Device, Worker
 
@@ -39,12 +39,6 @@ CPU = "CPU"
 FLOATS = frozenset(("F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64"))
 
 
-MASKS = 12
-"""So many times as much as the scores of one head are for masks; 4 were seen, and 8.5 with a window of the whole context."""
-STATES, RECURRENT_STATES = 16, 32
-"""So many values of the width, and of a recurrent layer's inner width, are kept for each token; 33 of twice the width were seen of mamba."""
-
-
 class Part(NamedTuple):
     """Tensors of one name and shape."""
 
@@ -56,16 +50,6 @@ class Part(NamedTuple):
     """Bytes by which a row of it is short of backends.MATRIX_ROW_PADDING."""
     device: str | None = None
     """The device it is on whatever its unit is; None where it goes with its unit."""
-
-
-def compute_bound(summary: Mapping[str, Any], settings: caches.Settings) -> int:
-    """Upper bound of a device's compute buffer in bytes: attention scores and masks without flash attention, states, and the logits."""
-    tokens = min(settings.micro_batch, caches.BATCH, settings.context)
-    scores: int = (summary["heads"] + MASKS) * caches.pad(settings.context, 256)
-    inner: int = summary.get("keys", {}).get("ssm.inner_size") or 0
-    states: int = STATES * summary["width"] + RECURRENT_STATES * inner
-    vocabulary: int = summary["vocabulary"]
-    return 4 * tokens * (scores + vocabulary + states)
 
 
 def _short_of(row: Mapping[str, Any]) -> int:
@@ -148,7 +132,7 @@ class Load:
         """
         self.layers: int = summary["layers"]
         self.units: int = self.layers + 1
-        self.compute = compute_bound(summary, settings)
+        self.compute = compute.bound(summary, settings, generation)
         self.kv, self.kv_exact = caches.sizes(summary, settings, generation)
         builds = caches.readings(generation)
         if "tensors" in summary:
