@@ -152,7 +152,15 @@ def _memory(plan: dict) -> list[str]:
             ]
         )
     legend = ", ".join(f"{sign} {part.replace('kv', 'KV cache')}" for part, sign in PARTS.items())
-    return [*table(rows).splitlines(), f"  in MiB, ≤ an upper bound; {legend}, {FREE} free"]
+    return [*table(rows).splitlines(), f"  in MiB, ≤ an upper bound; {legend}, {FREE} free", *reasons(plan)]
+
+
+def reasons(plan: dict) -> list[str]:
+    """Why each device gets what it gets, those with the same reason in one line."""
+    alike: dict[str, list[str]] = {}
+    for entry in plan["placement"]:
+        alike.setdefault(entry["reason"], []).append(entry["device"])
+    return [line for reason, names in alike.items() for line in _wrapped("  ", f"{reason}: {', '.join(names)}")]
 
 
 def command_lines(argv: list[str], environment: dict[str, str], start: str = "      ") -> list[str]:

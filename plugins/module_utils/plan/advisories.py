@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, memory
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Cluster, Facts, Release, Server
 
 LOOPBACK = "127."
@@ -182,6 +182,18 @@ def _slower_than_one_host(seen: Seen) -> Cases:
     steps += [f"remove {name}" for name in given]
     remedy = ", ".join(steps)
     return [(host, {"together": f"{together:g}", "alone": f"{alone:g}", "steps": remedy[0].upper() + remedy[1:]})]
+
+
+def _compute_over_capacity(seen: Seen) -> Cases:
+    return memory.over_capacity(seen.plan, seen.server, seen.summary, seen.release)
+
+
+def _cut_context(seen: Seen) -> Cases:
+    return memory.cut_context(seen.plan, seen.server, seen.summary)
+
+
+def _shared_context(seen: Seen) -> Cases:
+    return memory.shared_context(seen.plan, seen.server)
 
 
 def _unknown_variables(seen: Seen) -> Cases:
@@ -643,6 +655,36 @@ ADVISORIES = (
         "{steps}.",
         "docs/plan.md",
         (("steps", "Leave llama_workers empty"),),
+    ),
+    Advisory(
+        "compute-over-capacity",
+        "warning",
+        _compute_over_capacity,
+        "Weights, KV cache and compute buffers may be more than devices hold: {devices}. Compute buffers are planned with an upper bound, {compute} "
+        "MiB; if they come near it, llama-server runs out of memory when it starts.",
+        "{smaller}.",
+        "docs/plan.md",
+        (
+            ("devices", "CUDA0 of gpu1 (≤ 31020 of 23336 MiB)"),
+            ("smaller", "Set llama_server_flash_attention to 'on'"),
+        ),
+    ),
+    Advisory(
+        "context-cut",
+        "warning",
+        _cut_context,
+        "llama_server_context is {wanted}, but {model} was trained for {context} tokens: llama-server gets {context}.",
+        "Set llama_server_context to {context} or less.",
+        "docs/plan.md",
+    ),
+    Advisory(
+        "context-shared",
+        "warning",
+        _shared_context,
+        "llama_server_parallel is {parallel}, so each request gets {each} of the {context} tokens of llama_server_context.",
+        "Set llama_server_context to {whole} if each request needs {context} tokens, add --kv-unified to llama_server_extra_args if requests share "
+        "them as they need, or accept this.",
+        "docs/plan.md",
     ),
     Advisory(
         "variable-unknown",

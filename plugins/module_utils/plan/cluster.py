@@ -182,13 +182,14 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     builds = releases.builds(equipped, wanted, cluster.server, catalogue)
     model = heads.model_of(cluster.model, model_found, head.facts)
     heads.check(head.name, cluster.server, equipped[head.name].workers, release)
+    heads.check_types(model.path, model.summary, release, releases.variable_of(serves, cluster.releases))
     if running and not serving:
         raise Refusal(
             f"the head serves with {serves}, and no worker has a build of the same release: set "
             "llama_server_backend to their backend, or llama_release to the same release for both"
         )
     lent = devices.of_workers([*serving, *others], cluster.places, release, bounded)
-    placed = layout.lay_out(cluster.server, cluster.placement, model, release, [*lent, *own], head.name, head.facts)
+    placed = layout.lay_out(cluster.server, cluster.placement, model, release, [*lent, *own], head.name, cluster.places)
     if placed.reasons:
         placed = placed._replace(reasons=(*placed.reasons, *idle.sentence(equipped, [*lent, *own], placed)))
     return Prepared(cluster, equipped, wanted, builds, serves, model, placed)
