@@ -18,6 +18,7 @@ TOOLS = {
     "hipconfig": "7.2",
     "nvcc": "12.9",
 }
+MI50 = {"backend": "hip", "name": "MI50", "architecture": "gfx906", "memory_mib": 32752, "unified": False}
 NVIDIA = {"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}
 
 
@@ -263,7 +264,7 @@ SENDS = {"path": "/srv/send.patch", "sha256": "c" * 64, "files": [advisories.SEN
 ADD_PATCH = "add pull request 15188 to patches of {variables}"
 BACKEND = "set llama_backend of {hosts} to {backend}"
 SERVER_BACKEND = "set llama_server_backend to {backend}"
-ACCEPT_CPU = "set llama_backend of {hosts} to cpu to accept this"
+ACCEPT_IDLE = "set llama_backend of {hosts} to {built} to accept this"
 HEAD_ALONE = "let nobody but the head reach the workers, and accept this advisory"
 OWN_FIREWALL = "close the port with a firewall of your own, and accept this advisory"
 NO_MODE = "leave llama_server_load_mode out"
@@ -396,18 +397,12 @@ CASES = [
     ),
     (
         "vulkan-shared-memory",
-        lambda: strix_halos(1, 90, ["vulkan", "hip"]),
+        lambda: strix_halos(1, 90, ["vulkan", "hip"], llama_server_backend="vulkan"),
         {
             SERVER_BACKEND: setting("strix0", llama_server_backend="hip"),
-            HEAP: setting(
-                "strix0",
-                llama_worker_endpoints=[
-                    {"backend": "vulkan", "environment": {"radv_enable_unified_heap_on_apu": "true"}},
-                    {"backend": "hip"},
-                ],
-            ),
+            HEAP: setting("strix0", llama_server_environment={"radv_enable_unified_heap_on_apu": "true"}),
         },
-        ["llama_server_backend to hip"],
+        ["Vulkan0 of strix0 has", "llama_server_backend to hip", "in llama_server_environment"],
     ),
     (
         "wide-tensor-send",
@@ -571,7 +566,7 @@ CASES = [
         {
             BACKEND: graphics_of_workers("cuda"),
             TOOLKIT: lambda cluster: [being(name, toolchain=TOOLS)(cluster) for name in ("worker1", "worker2")],
-            ACCEPT_CPU: graphics_of_workers("cpu"),
+            ACCEPT_IDLE: graphics_of_workers("cpu"),
         },
         ["GPU on worker1, GPU on worker2", "llama_backend of worker1 and worker2 to cuda", "CUDA and cublas"],
     ),
@@ -580,8 +575,18 @@ CASES = [
         lambda: cluster_of(
             1, {"accelerators": [NVIDIA], "distribution": {"id": "void", "version": "", "family": "unknown"}}
         ),
-        {TOOLKIT: being("worker1", toolchain=TOOLS), ACCEPT_CPU: graphics_of_workers("cpu")},
+        {TOOLKIT: being("worker1", toolchain=TOOLS), ACCEPT_IDLE: graphics_of_workers("cpu")},
         ["Install CUDA and cublas on worker1"],
+    ),
+    (
+        "accelerator-unused",
+        lambda: cluster_of(1, {"accelerators": [NVIDIA, MI50], "toolchain": {**TOOLS, "hipconfig": None}}),
+        {
+            BACKEND: graphics_of_workers(["cuda", "hip"]),
+            TOOLKIT: being("worker1", toolchain=TOOLS),
+            ACCEPT_IDLE: graphics_of_workers("cuda"),
+        },
+        ["MI50 on worker1", "llama_backend of worker1 to [cuda, hip]", "ROCm", "to cuda to accept this"],
     ),
     (
         "options-elsewhere",

@@ -474,12 +474,14 @@ def test_a_head_that_lends_some_by_another_backend_keeps_none_of_its_own(own):
     assert own.plan()["head"]["devices"] == []
 
 
-def test_a_head_keeps_no_device_that_shares_the_memory_that_it_lends(own):
+def test_a_head_drives_graphics_that_share_the_memory_of_which_its_worker_has_the_rest(own):
     head = own.hosts["head"]
     head["groups"].append("worker")
     head["facts"]["accelerators"] = [{**GPU, "unified": True}]
     head["variables"]["llama_worker_endpoints"] = [{"device": "CPU"}]
-    assert own.plan()["head"]["devices"] == []
+    plan = own.plan()
+    capacities = {entry["device"]: entry["capacity_mib"] for entry in plan["placement"] if entry["host"] == "head"}
+    assert capacities == {"RPC0[127.0.0.1:50052]": 65536 - 6553 - (24576 - 2457), "CUDA0": 24576 - 2457}
 
 
 def test_devices_that_the_head_does_not_use_are_hidden_from_it_unless_the_operator_sets_that(own, big_model):
@@ -836,11 +838,11 @@ def test_a_model_that_does_not_fit_on_a_head_alone(big_model):
     assert "MiB are missing" in cluster.reason()
 
 
-def test_seventeen_workers_are_too_many():
+def test_sixteen_workers_are_too_many():
     cluster = Cluster().add("head", "head", address="192.0.2.1", llama_model_known_answer=known_answer_of(layers=40))
-    for number in range(17):
+    for number in range(16):
         cluster.add(f"worker{number}", "worker", address=f"192.0.2.{100 + number}")
-    assert "17 workers" in cluster.reason()
+    assert "16 devices (16 of workers" in cluster.reason()
     cluster.hosts["head"]["variables"]["llama_placement"] = "fewest"
     assert not cluster.plan()["refused"]
 
@@ -1599,7 +1601,7 @@ def test_a_worker_of_each_backend_by_default(both):
     both.hosts["head"]["variables"].update(llama_release_vulkan=None, llama_backend="cpu")
     plan = both.plan()
     assert [(entry["device"], entry["used"]) for entry in plan["hosts"]["worker1"]["workers"]] == [
-        ("Vulkan0", False),
+        ("Vulkan0", True),
         ("CPU", True),
     ]
 

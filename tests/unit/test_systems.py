@@ -154,7 +154,7 @@ def test_mac_loopback():
     assert line(planned) == (
         f"/Users/me/.local/share/llamacpp/releases/{planned['hosts']['mac']['builds'][0]['id']}/bin/llama-server "
         "--rpc 127.0.0.1:50052,127.0.0.1:50053 --device RPC0,RPC1 --model /Users/me/.models/GLM-4.7-Flash-Q4_K_M.gguf "
-        "--host 127.0.0.1 --port 8080 --n-gpu-layers 48 --tensor-split 21,27 --ctx-size 8192 --parallel 1"
+        "--host 127.0.0.1 --port 8080 --n-gpu-layers 48 --tensor-split 36,12 --ctx-size 8192 --parallel 1"
     )
     mac = planned["hosts"]["mac"]
     assert (mac["service_manager"], mac["units"]) == ("launchd", "/Users/me/Library/LaunchAgents")
@@ -177,6 +177,16 @@ def test_mac_loopback_with_five_nodes():
     ]
     assert [entry["layers"] > 0 for entry in planned["placement"]] == [True] * 5
     assert f"--rpc {','.join(workers_of(planned))}" in line(planned)
+
+
+def test_mac_loopback_with_graphics_that_the_head_drives_itself():
+    planned = plan("mac_loopback", **of_file("variants/mac_local_metal.yml"))
+    assert not planned["refused"]
+    assert workers_of(planned) == {"127.0.0.1:50052": "-H 127.0.0.1 -p 50052 -d CPU -t 16"}
+    assert "--rpc 127.0.0.1:50052 --device RPC0,MTL0 " in line(planned)
+    processor, graphics = planned["placement"]
+    assert processor["layers"] < graphics["layers"]
+    assert processor["capacity_mib"] + graphics["capacity_mib"] == 65536 - 6553
 
 
 def test_mac_loopback_with_another_model():
@@ -541,13 +551,31 @@ def test_a_head_without_an_accelerator(written):
     assert sorted(workers_of(planned)) == ["192.0.2.2:50052", "192.0.2.3:50052"]
 
 
-def test_seventeen_endpoints(written):
-    found = {f"host{number}": {"ansible_host": f"192.0.2.{number + 1}"} for number in range(18)}
+@pytest.mark.parametrize(
+    "workers, own, refused", [(15, 0, False), (16, 0, True), (11, 4, False), (12, 4, True), (16, 4, True)]
+)
+def test_as_many_devices_as_llama_cpp_uses(written, workers, own, refused):
+    """The head's own are counted, and so is its processor: 15 beside it."""
+    found = {f"host{number}": {"ansible_host": f"192.0.2.{number + 1}"} for number in range(workers + 1)}
+    found["host0"]["llama_hardware"] = {**CPU_HOST, "accelerators": [GPU] * own}
     data = cluster_of(False, found, llama_model_known_answer={**KNOWN_ANSWER, "layers": 40})
+    if not refused:
+        assert len(written(data)["placement"]) == workers + own
+        return
     said = reason(written(data))
-    assert "needs 17 workers" in said
-    assert "connects to 16 at most" in said
+    assert f"needs {workers + own} devices ({workers} of workers, {own} of the head)" in said
+    assert "llama.cpp uses 15 at most beside the head's processor: set llama_placement to fewest" in said
     assert not written(data, llama_placement="fewest")["refused"]
+
+
+def test_more_devices_than_llama_cpp_uses_cannot_be_had(written):
+    found = {f"host{number}": {"ansible_host": f"192.0.2.{number + 1}"} for number in range(17)}
+    data = cluster_of(False, found, **big(200), llama_hardware={"memory_mib": 16384})
+    assert "needs 16 devices" in reason(written(data))
+    assert "use fewer, larger ones" in reason(written(data))
+    split = [1] * 16
+    assert "give 0 in llama_server_tensor_split" in reason(written(data, **big(20), llama_server_tensor_split=split))
+    assert not written(data, **big(20), llama_server_tensor_split=[*split[1:], 0])["refused"]
 
 
 def test_two_clusters_in_one_inventory(written):
@@ -691,11 +719,12 @@ def test_a_mac_leads_linux_workers_of_other_backends():
 
 
 def test_processors_hold_nothing_where_accelerators_have_room():
-    planned = plan(CLUSTERS / "mac_and_linux.yml", **dense(39.59))
-    check_placement(planned)
-    assert not planned["head"]["cpu"]["layers"]
-    used = {worker["device"] for host in planned["hosts"].values() for worker in host["workers"] if worker["used"]}
-    assert "CPU" not in used
+    for name, model in (("mac_and_linux", dense(39.59)), ("mixed_box", of_file("models/gpt_oss_20b.yml"))):
+        planned = plan(CLUSTERS / f"{name}.yml", **model)
+        check_placement(planned)
+        assert not planned["head"]["cpu"]["layers"]
+        used = {worker["device"] for host in planned["hosts"].values() for worker in host["workers"] if worker["used"]}
+        assert "CPU" not in used
 
 
 def test_raspberry_pis_build_for_their_processors_and_share_one_build():

@@ -391,7 +391,7 @@ def _closed(plan: dict, drifts: dict, knocks: dict[str, str | None], changed: Co
     tries = _tries(drifts, knocks, counts)
     for name, planned in plan["hosts"].items():
         for worker in planned["workers"]:
-            address = worker["endpoint"].rsplit(":", 1)[0]
+            address = worker["listens"].rsplit(":", 1)[0]
             service = (drifts.get(name) or {"services": {}})["services"].get(f"llamacpp-worker-{worker['name']}", {})
             listening = service.get("addresses", [])
             if any(other != address for other in listening):

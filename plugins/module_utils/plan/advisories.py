@@ -89,7 +89,7 @@ def _unmaintained_backends(seen: Seen) -> Cases:
 def _unprotected_workers(seen: Seen) -> Cases:
     cases = []
     for name, host in seen.plan["hosts"].items():
-        exposed = [worker["endpoint"] for worker in host["workers"] if not worker["endpoint"].startswith(LOOPBACK)]
+        exposed = [worker["listens"] for worker in host["workers"] if not worker["listens"].startswith(LOOPBACK)]
         if exposed and not host["unit_closes"] and not host["firewall_manager"]:
             reason = f"{_why_no_unit_closes(seen, name)}, and the run sets up no firewall there"
             cases.append((name, {"where": f"{remedies.listed(exposed)} of {name}", "reason": reason}))
@@ -123,12 +123,15 @@ def _unlimited_server(seen: Seen) -> Cases:
 
 
 def _unused_accelerators(seen: Seen) -> Cases:
-    """Hosts with devices for the same backends share their remedies."""
+    """Hosts with the same builds, and devices for the same backends, share their remedies."""
     cases: Cases = []
     for name, host in seen.plan["hosts"].items():
-        if host["unused_accelerators"]:
-            kinds = sorted({accelerator.backend for accelerator in seen.cluster.hosts[name].facts.accelerators})
-            cases.append((name, {"where": f"{', '.join(host['unused_accelerators'])} on {name}", "kinds": kinds}))
+        unused = host["unused_accelerators"]
+        if unused:
+            devices_of = seen.cluster.hosts[name].facts.accelerators
+            kinds = sorted({accelerator.backend for accelerator in devices_of if accelerator.name in unused})
+            values = {"kinds": kinds, "built": remedies.as_list(seen.backends_of(name))}
+            cases.append((name, {"where": f"{', '.join(unused)} on {name}", **values}))
     return cases
 
 
@@ -215,15 +218,11 @@ def _vulkan_memory(seen: Seen) -> Cases:
             if share > device.visible_mib
         ]
     cases: Cases = []
-    for name, host in seen.plan["hosts"].items():
-        for worker in host["workers"]:
-            accelerator = devices.accelerator_of(seen.cluster.hosts[name].facts, worker["device"])
-            if not worker["used"] or not accelerator:
-                continue
-            visible = devices.visible_mib(worker["backend"], accelerator, worker["environment"])
-            if visible < accelerator.memory_mib:
-                where = f"{worker['device']} of {name} has {accelerator.memory_mib} MiB, and {visible} MiB are shown"
-                cases.append((name, {"where": f"{where}, and the model does not fit"}))
+    for device in seen.used:
+        accelerator = devices.accelerator_of(seen.cluster.hosts[device.host].facts, device.name)
+        if accelerator and device.visible_mib < accelerator.memory_mib:
+            where = f"{device.name} of {device.host} has {accelerator.memory_mib} MiB, and {device.visible_mib} MiB are shown"
+            cases.append((device.host, {"where": f"{where}, and the model does not fit"}))
     return cases
 
 
@@ -690,14 +689,11 @@ ADVISORIES = (
         "accelerator-unused",
         "warning",
         _unused_accelerators,
-        "llama.cpp is built for the CPU on hosts with accelerators, which lack a toolchain for them: {where}.",
+        "No build of llama.cpp uses these accelerators, since their hosts have no toolchain for them: {where}.",
         (
-            Remedy("set llama_backend of {hosts} to {backend}", offers.idle_backends),
+            Remedy("set llama_backend of {hosts} to {backend}", offers.further_backends),
             Remedy("install {toolkit} on {hosts}", offers.toolkits),
-            offers.always(
-                "set llama_backend of {hosts} to cpu to accept this",
-                lambda _seen, hosts: remedies.building(hosts, backends.CPU.name),
-            ),
+            Remedy("set llama_backend of {hosts} to {built} to accept this", offers.built_backends),
         ),
         "docs/variables.md",
         (("where", "*devices* on *host*"),),
@@ -780,7 +776,7 @@ def meet(seen: Seen) -> list[Met]:
         for cases in alike.values():
             hosts = tuple(dict.fromkeys(host for host, _values in cases if host is not None))
             where = ", ".join(dict.fromkeys(values.get("where", host) or "" for host, values in cases))
-            shown = {"host": cases[0][0], "hosts": remedies.listed(hosts) if hosts else ""}
+            shown = {"host": cases[0][0], "hosts": remedies.listed(hosts)}
             met.append(Met(advisory, remedies.Subject(advisory.id, hosts), {**shown, **cases[0][1], "where": where}))
     return met
 

@@ -72,7 +72,16 @@ HOST_NAME = r"\w[\w.:@+-]*"
 SECRET_NAME = r"(?i).*(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|_KEY|ACCESS_KEY_ID|SECRET_KEY_BASE|CREDENTIALS?|(^|_)(PASS|PWD|AUTH|PAT))"
 """Of a variable of a process whose value is a secret."""
 
-PLANNED_FROM = {*DECLARED, "device_groups", "firewall", "kernel", "firmware", "option_files", "thunderbolt"}
+PLANNED_FROM = {
+    *DECLARED,
+    "device_groups",
+    "firewall",
+    "kernel",
+    "firmware",
+    "option_files",
+    "thunderbolt",
+    "reached_at",
+}
 """Facts that a plan depends on."""
 
 PATH = Text(r"""[/~][^%$\\'"`;#]*""", 4096)
@@ -133,6 +142,7 @@ KNOWN: dict[str, Any] = {
     "thunderbolt": Maybe(
         [{"device": Text(), "lanes": Number(0, 1024), "gbit_per_lane": Number(0, 1 << 20, real=True)}]
     ),
+    "reached_at": Maybe(Text(r"[0-9.]+", 15)),
     "measured": Maybe(Each(Maybe({"round_trip_ms": Maybe(Number(0, 1 << 20, real=True))}))),
 }
 """Facts that planning reads, as facts/host.py returns them. What an older version of the collection did not ask for may be missing."""
@@ -207,6 +217,9 @@ def _host(name: str, given: Mapping[str, Any], hosts: Collection[str]) -> Host:
         raise Refusal(
             f"{name} could not be reached or --limit leaves it out, and llama_hardware does not declare it: bring the host up, or declare it"
         )
+    given_address = str(given["ansible_host"])
+    if is_numeric(given_address):
+        facts.pop("reached_at", None)
     declared = untrusted.mismatch("llama_hardware", facts, KNOWN)
     if declared:
         raise Refusal(f"{declared.where} of {name} {declared.why}: correct it, or leave it out")
@@ -214,7 +227,7 @@ def _host(name: str, given: Mapping[str, Any], hosts: Collection[str]) -> Host:
         name=name,
         is_head="head" in given["groups"],
         is_worker="worker" in given["groups"],
-        address=str(given["ansible_host"]),
+        address=facts.get("reached_at") or given_address,
         facts=facts_of(facts),
         kept_facts=facts_for_plan(facts),
         backends=_backends(name, variables["llama_backend"]),
@@ -239,6 +252,11 @@ def _host(name: str, given: Mapping[str, Any], hosts: Collection[str]) -> Host:
         releases=_releases(variables),
         unknown_variables=dict(given["unknown_variables"]),
     )
+
+
+def is_numeric(address: str) -> bool:
+    """Whether this is an IPv4 address, and not the name of a host."""
+    return bool(re.fullmatch(r"\d+(\.\d+){3}", address, re.ASCII))
 
 
 def _releases(variables: Mapping[str, Any]) -> dict[str, Any]:
@@ -298,6 +316,7 @@ def _endpoint(where: str, given: Mapping[str, Any]) -> Endpoint:
         cache_mib=given.get("cache_mib") or 0,
         memory_mib=given.get("memory_mib"),
         environment=environment(f"environment in {where}", given.get("environment")),
+        tunnel=given.get("tunnel"),
     )
 
 

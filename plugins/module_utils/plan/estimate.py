@@ -11,8 +11,16 @@ from typing import Any
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Host, Link, Release
 
-ASSUMED_MS = {"loopback": 0.02, "infiniband": 0.03, "thunderbolt": 0.1, "ethernet": 0.15, "wireless": 2.0}
-"""Kind of a link → one way in milliseconds through both systems' TCP, where nothing was measured."""
+ASSUMED_MS = {
+    "loopback": 0.02,
+    "infiniband": 0.03,
+    "thunderbolt": 0.1,
+    "ethernet": 0.15,
+    "wireless": 2.0,
+    "tunnel": 0.15,
+}
+"""Kind of a link → one way in milliseconds through both systems' TCP, where nothing was measured. A tunnel takes what is beneath it, Ethernet as
+far as anybody knows."""
 KINDS = {"thunderbolt": "thunderbolt", "ib": "infiniband", "wl": "wireless"}
 """How the name of an interface begins → kind of its link; all others are Ethernet."""
 ASYNCHRONOUS_SINCE = 6
@@ -53,6 +61,8 @@ def network(release: Release, used: Sequence[devices.Holder], hosts: Mapping[str
     for device in used:
         if device.endpoint:
             kind = kind_of(device.endpoint, hosts[device.host].links)
+            if kind == "loopback" and not hosts[device.host].is_head:
+                kind = "tunnel"
             round_trip = None if kind == "loopback" else measured.get(device.host)
             links.append(
                 {

@@ -43,19 +43,36 @@ def lay_out(
     if not devices or not gpu_layers:
         return placement.Placed((), (), load, 0, _over_without_devices(name, facts, load))
     first = load.units - gpu_layers
-    used, split = _choose(server, mode or ("all" if model.known_answer else "fewest"), devices, load, first)
+    mode = mode or ("all" if model.known_answer else "fewest")
+    used, split = _choose(server, mode, devices, load, first)
     if release.capabilities["device_name"] is None:
         used, split = _own_first(used, split, devices)
-    connections = sum(device.worker is not None for device in used)
-    if connections > capabilities.MAX_ENDPOINTS:
-        raise Refusal(
-            f"the plan needs {connections} workers, but llama.cpp connects to {capabilities.MAX_ENDPOINTS} at most: use fewer, larger ones"
-        )
+    _check_number(used, bool(server.tensor_split), mode)
     room = [_left(load, device) for device in used]
     placed = placement.Placed(tuple(used), split or placement.distribute(load, room, first), load, gpu_layers)
     asked = bool(split) or placement.fits(load, first, room)
     on_head = _over_on_head(name, facts, load, first) if first or overrides else ()
     return placed._replace(reasons=(*on_head, *_over_on_devices(placed, asked)))
+
+
+def _check_number(used: Sequence[Device], asked: bool, mode: str) -> None:
+    """Refuses more devices than llama.cpp schedules over; it would end with an assertion.
+
+    :param asked: whether the operator gives each device its share.
+    :param mode: ``llama_placement``.
+    """
+    if len(used) <= capabilities.MAX_DEVICES:
+        return
+    lent = sum(device.worker is not None for device in used)
+    remedy = "use fewer, larger ones"
+    if asked:
+        remedy = "give 0 in llama_server_tensor_split to those that can be left out"
+    elif mode == "all":
+        remedy = "set llama_placement to fewest, which uses no more than the model needs"
+    raise Refusal(
+        f"the plan needs {len(used)} devices ({lent} of workers, {len(used) - lent} of the head), but llama.cpp uses {capabilities.MAX_DEVICES} at most "
+        f"beside the head's processor: {remedy}"
+    )
 
 
 def _over_without_devices(name: str, facts: Facts, load: placement.Load) -> tuple[str, ...]:

@@ -97,14 +97,13 @@ def modes_without_mmap(seen: Seen, _hosts: Sequence[str], _values: Mapping[str, 
 def unified_heap(seen: Seen, hosts: Sequence[str], _values: Mapping[str, Any]) -> list[Way]:
     """Of workers in their endpoints, of the head's own devices in the environment of llama-server."""
     option = {devices.UNIFIED_HEAP: "true"}
-    counts = {name: len(seen.plan["hosts"][name]["workers"]) for name in hosts}
-    lending = [name for name in hosts if counts[name]]
-    own = len(lending) < len(hosts)
+    lending = [name for name in hosts if any(device.host == name and device.endpoint for device in seen.used)]
+    own = any(device.host in hosts and not device.endpoint for device in seen.used)
     places = [f"environment in llama_worker_endpoints of {remedies.listed(lending)}"] * bool(lending)
     places += ["llama_server_environment"] * own
 
     def lend(host: Host) -> Host:
-        return remedies.with_environment(host, counts[host.name], option)
+        return remedies.with_environment(host, len(seen.plan["hosts"][host.name]["workers"]), option)
 
     def change(cluster: Cluster) -> Cluster:
         cluster = remedies.on_hosts(lending, lend)(cluster)
@@ -214,16 +213,25 @@ def of_llama_cpp(seen: Seen, _hosts: Sequence[str], _values: Mapping[str, Any]) 
     return [Way({"variables": remedies.listed(variables)}, (newest,))]
 
 
-def idle_backends(seen: Seen, hosts: Sequence[str], _values: Mapping[str, Any]) -> list[Way]:
-    return remedies.other_backends(seen.cluster, hosts)
+def further_backends(seen: Seen, hosts: Sequence[str], values: Mapping[str, Any]) -> list[Way]:
+    """Of the idle devices, beside those that are built for already."""
+    kept = tuple(name for name in seen.backends_of(hosts[0]) if name != backends.CPU.name)
+    wanted = [name for name in backends.PREFERRED if name in values["kinds"]]
+    return [
+        Way({"backend": remedies.as_list((*kept, name))}, (remedies.building(hosts, (*kept, name)),)) for name in wanted
+    ]
 
 
-def toolkits(seen: Seen, hosts: Sequence[str], _values: Mapping[str, Any]) -> list[Way]:
-    """What compiles for the best backend of these devices that the hosts have in common."""
+def built_backends(seen: Seen, hosts: Sequence[str], _values: Mapping[str, Any]) -> list[Way]:
+    return [Way({}, (remedies.building(hosts, seen.backends_of(hosts[0])),))]
+
+
+def toolkits(_seen: Seen, hosts: Sequence[str], values: Mapping[str, Any]) -> list[Way]:
+    """What compiles for the best backend of the idle devices."""
     ways = []
     for backend in backends.PREFERRED:
         toolkit = backends.RECORDS[backend].toolkit
-        if not toolkit or not all(seen.cluster.hosts[name].facts.of_backend(backend) for name in hosts):
+        if not toolkit or backend not in values["kinds"]:
             continue
         wanted = dict.fromkeys([*backends.tools(backend), *backends.libraries(backend)], "1")
         wanted[toolkit.command] = toolkit.declared

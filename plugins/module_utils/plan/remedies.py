@@ -55,8 +55,13 @@ class Subject(NamedTuple):
 
 def listed(words: Iterable[str], last: str = "and") -> str:
     """``a, b and c``."""
-    *before, end = list(words)
+    *before, end = [*words] or [""]
     return f"{', '.join(before)} {last} {end}" if before else end
+
+
+def as_list(words: Sequence[str]) -> str:
+    """As an inventory has it: one word, or a list."""
+    return words[0] if len(words) == 1 else f"[{', '.join(words)}]"
 
 
 def sentence(clauses: Sequence[str]) -> str:
@@ -113,7 +118,7 @@ def chosen(
         for remedy, possible in ways:
             way = next((way for way in possible if judge(way, subject)), None)
             if way is not None:
-                clauses.append(remedy.text.format(**{**values, "hosts": listed(subject.hosts or ("",)), **way.values}))
+                clauses.append(remedy.text.format(**{**values, "hosts": listed(subject.hosts), **way.values}))
         if clauses:
             return clauses
     return []
@@ -164,9 +169,9 @@ def with_facts(hosts: Collection[str], change: Callable[[Facts], Facts]) -> Chan
     return on_hosts(hosts, lambda host: host._replace(facts=change(host.facts)))
 
 
-def building(hosts: Collection[str], backend: str) -> Change:
+def building(hosts: Collection[str], wanted: Sequence[str]) -> Change:
     """Another ``llama_backend``."""
-    return on_hosts(hosts, lambda host: host._replace(backends=(backend,)))
+    return on_hosts(hosts, lambda host: host._replace(backends=tuple(wanted)))
 
 
 def releasing(variables: Iterable[str], request: Any) -> Change:
@@ -248,7 +253,7 @@ def releases_outside(cluster: Cluster, variables: Sequence[str], first: int, las
 def other_backends(cluster: Cluster, hosts: Sequence[str], wanted: Sequence[str] = backends.PREFERRED) -> list[Way]:
     """Ways to another ``llama_backend`` that has devices on each of these hosts; of cpu, every host has one."""
     return [
-        Way({"backend": backend}, (building(hosts, backend),))
+        Way({"backend": backend}, (building(hosts, [backend]),))
         for backend in wanted
         if all(backend == backends.CPU.name or cluster.hosts[name].facts.of_backend(backend) for name in hosts)
     ]

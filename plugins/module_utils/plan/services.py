@@ -47,7 +47,7 @@ def of_host(plan: dict[str, Any], host: str) -> list[dict[str, Any]]:
             "argv": [*_cache_keeper(plan, host, worker), *worker["argv"]],
             "process": worker["argv"],
             "environment": worker["environment"],
-            "listens": worker["endpoint"],
+            "listens": worker["listens"],
             "protocol": worker["protocol"],
             "reads": [],
             "after": [],
@@ -56,7 +56,7 @@ def of_host(plan: dict[str, Any], host: str) -> list[dict[str, Any]]:
             "allow": sorted(
                 {
                     "localhost",
-                    worker["endpoint"].rsplit(":", 1)[0],
+                    worker["listens"].rsplit(":", 1)[0],
                     *(source for rule in plan["hosts"][host]["firewall"] for source in rule["sources"]),
                 }
             ),

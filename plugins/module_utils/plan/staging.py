@@ -11,7 +11,7 @@ from typing import Any
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Cluster, KnownAnswer, ModelRequest
 
-MODEL = KnownAnswer(2 * capabilities.MAX_ENDPOINTS, 128, "f32")
+MODEL = KnownAnswer(2 * capabilities.MAX_BACKENDS, 128, "f32")
 ROOM_MIB = 1024
 """What has to be free on a device beyond the known-answer model, for what a backend takes for itself."""
 

@@ -112,6 +112,7 @@ class Endpoint(NamedTuple):
     cache_mib: int = 0
     memory_mib: int | None = None
     environment: Mapping[str, str] = {}
+    tunnel: str | None = None
 
 
 class Tuning(NamedTuple):
@@ -293,6 +294,14 @@ class Build(NamedTuple):
         return {**self._asdict(), "targets": list(self.targets)}
 
 
+class Tunnel(NamedTuple):
+    """Where a tunnel to a worker's two ports ends on the head."""
+
+    address: str
+    port: int
+    staging_port: int
+
+
 class Worker(NamedTuple):
     """A worker of a host: one RPC server process that lends one device."""
 
@@ -314,9 +323,16 @@ class Worker(NamedTuple):
     """Whether the device's memory is the host's own."""
     capacity_mib: int
     environment: Mapping[str, str]
+    tunnel: Tunnel | None = None
+    """None where the head reaches it at its own address."""
 
     @property
     def endpoint(self) -> str:
+        """Where the head reaches it."""
+        return f"{self.tunnel.address}:{self.tunnel.port}" if self.tunnel else self.listens
+
+    @property
+    def listens(self) -> str:
         return f"{self.address}:{self.port}"
 
 
