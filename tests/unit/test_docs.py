@@ -1,6 +1,5 @@
 """The generated page is what the specifications say, and links lead somewhere."""
 
-import importlib.util
 import re
 from pathlib import Path
 
@@ -10,14 +9,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import advis
 from conftest import SCHEMA
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def generate():
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_page_of_variables_is_current(generate):

@@ -787,3 +787,63 @@ def test_a_model_that_no_context_saves_is_refused_without_that_remedy():
     said = reason(plan(CLUSTERS / "bc250_pair.yml", **dense(39.59)))
     assert "MiB are missing" in said
     assert "llama_server_context" not in said
+
+
+# The tables of inventories/*/README.md
+
+READMES = sorted(path.parent.name for path in FOLDER.glob("*/README.md"))
+
+
+def table_of(name):
+    """Rows of the table: by hand, planned, why."""
+    rows = [line.split("|") for line in (FOLDER / name / "README.md").read_text().splitlines()]
+    table = [[cell.strip() for cell in row[1:-1]] for row in rows if len(row) == 5]
+    assert table[0] == ["by hand", "planned", "why"]
+    return table[2:]
+
+
+def said_of(name, planned):
+    """Everything that an inventory and its plan say, as one text."""
+    hosts = planned["hosts"].values()
+    programs = [*(worker["argv"] for host in hosts for worker in host["workers"]), planned["head"]["argv"]]
+    options = [
+        f"-D{option}={value}"
+        for host in hosts
+        for build in host["builds"]
+        for option, value in build["cmake_options"].items()
+    ]
+    services = [f"{service['name']}.service" for host in hosts for service in host["services"]]
+    given = [path.read_text() for path in sorted((FOLDER / name).rglob("*.yml"))]
+    variants = [path.name for path in (FOLDER / "variants").iterdir()]
+    return "\n".join(
+        [
+            *map(" ".join, programs),
+            *options,
+            *services,
+            *given,
+            *variants,
+            *inventory.specification(),
+            json.dumps(planned),
+        ]
+    )
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_a_readme_says_what_is_planned(name, generate):
+    """Every word in its column is part of the plan or of the inventory, but those after «no»."""
+    planned = plan(name)
+    path = FOLDER / name / "README.md"
+    assert path.read_text() == generate.inventory_page(path.read_text(), planned), "run make docs"
+    said = said_of(name, planned)
+    for _by_hand, cell, _why in table_of(name):
+        for no, span in re.findall(r"(no )?`([^`]+)`", cell):
+            assert (f" {span} " in said) is False if no else span in said, f"{name}: {span}"
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_what_a_readme_calls_the_same_is_the_same(name):
+    said = said_of(name, plan(name))
+    for by_hand, cell, _why in table_of(name):
+        if cell.startswith("the same"):
+            for word in re.findall(r"(-\w[\w=-]*[A-Z]|(?<=`)--[\w-]+ \w+)", by_hand):
+                assert word in said, f"{name}: {word}"
