@@ -28,7 +28,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     versions,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import firewall, hardware, toolchains
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import firewall, hardware, reached, toolchains
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 
 MINIMUM_PYTHON = (3, 9)
@@ -285,6 +285,7 @@ def facts(wanted_scope: str, catalogue: dict | None = None) -> dict:
         "thunderbolt": hardware.thunderbolt(),
         "measured": measured_links(place["prefix"]),
         "option_files": option_files(wanted_scope, place["prefix"], environment),
+        "reached_at": reached.address(),
         "kept": kept_facts(place["prefix"]),
         "defined": defined_services(manager, place["units"]),
         **place,

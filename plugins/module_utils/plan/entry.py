@@ -20,6 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
     Cluster,
     Distribution,
     Endpoint,
+    External,
     Facts,
     Host,
     KnownAnswer,
@@ -35,6 +36,8 @@ STAGING_DISTANCE = 100
 """A staging port is so far above the port that serves, where the inventory does not say."""
 
 MOST_MIB = 1 << 40
+UNNAMED = "declared"
+"""Name of a device in ``llama_hardware`` that has none; nothing follows from two devices that have it."""
 MOST_THREADS = 4096
 
 DECLARED: dict[str, Any] = {
@@ -72,13 +75,25 @@ HOST_NAME = r"\w[\w.:@+-]*"
 SECRET_NAME = r"(?i).*(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|_KEY|ACCESS_KEY_ID|SECRET_KEY_BASE|CREDENTIALS?|(^|_)(PASS|PWD|AUTH|PAT))_?\d*"
 """Of a variable of a process whose value is a secret."""
 
-PLANNED_FROM = {*DECLARED, "device_groups", "firewall", "kernel", "firmware", "option_files", "thunderbolt"}
+PLANNED_FROM = {
+    *DECLARED,
+    "device_groups",
+    "firewall",
+    "kernel",
+    "firmware",
+    "option_files",
+    "thunderbolt",
+    "reached_at",
+}
 """Facts that a plan depends on."""
 
 PATH = Text(r"""[/~][^%$\\'"`;#]*""", 4096)
 """Of a host's own folders, which stand in definitions where a service manager has no quotes."""
 WORD = Text("[A-Za-z0-9_.:+~-]*")
+EXTERNAL = "llama_external_workers"
+PROTOCOL = r"\d{1,3}(\.\d{1,3}){1,2}"
 MEMORY_MIB = Number(0, MOST_MIB)
+LINK_FIGURES = ("round_trip_ms", "mbit_per_second")
 KNOWN: dict[str, Any] = {
     "system": Text(),
     "architecture": WORD,
@@ -133,7 +148,8 @@ KNOWN: dict[str, Any] = {
     "thunderbolt": Maybe(
         [{"device": Text(), "lanes": Number(0, 1024), "gbit_per_lane": Number(0, 1 << 20, real=True)}]
     ),
-    "measured": Maybe(Each(Maybe({"round_trip_ms": Maybe(Number(0, 1 << 20, real=True))}))),
+    "reached_at": Maybe(Text(r"[0-9.]+", 15)),
+    "measured": Maybe(Each(Maybe({key: Maybe(Number(0, 1 << 30, real=True)) for key in LINK_FIGURES}))),
 }
 """Facts that planning reads, as facts/host.py returns them. What an older version of the collection did not ask for may be missing."""
 
@@ -171,6 +187,7 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]]) -> Cluster:
         placement=variables["llama_placement"],
         accepted=frozenset(variables["llama_accept_advisories"] or ()),
         releases=_releases(variables),
+        external=_external(variables["llama_external_workers"] or (), hosts),
     )
 
 
@@ -209,6 +226,9 @@ def _host(name: str, given: Mapping[str, Any], hosts: Collection[str]) -> Host:
         raise Refusal(
             f"{name} could not be reached or --limit leaves it out, and llama_hardware does not declare it: bring the host up, or declare it"
         )
+    given_address = str(given["ansible_host"])
+    if is_numeric(given_address):
+        facts.pop("reached_at", None)
     declared = untrusted.mismatch("llama_hardware", facts, KNOWN)
     if declared:
         raise Refusal(f"{declared.where} of {name} {declared.why}: correct it, or leave it out")
@@ -216,7 +236,7 @@ def _host(name: str, given: Mapping[str, Any], hosts: Collection[str]) -> Host:
         name=name,
         is_head="head" in given["groups"],
         is_worker="worker" in given["groups"],
-        address=str(given["ansible_host"]),
+        address=facts.get("reached_at") or given_address,
         facts=facts_of(facts),
         kept_facts=facts_for_plan(facts),
         backends=_backends(name, variables["llama_backend"]),
@@ -241,6 +261,11 @@ def _host(name: str, given: Mapping[str, Any], hosts: Collection[str]) -> Host:
         releases=_releases(variables),
         unknown_variables=dict(given["unknown_variables"]),
     )
+
+
+def is_numeric(address: str) -> bool:
+    """Whether this is an IPv4 address, and not the name of a host."""
+    return bool(re.fullmatch(r"\d+(\.\d+){3}", address, re.ASCII))
 
 
 def _releases(variables: Mapping[str, Any]) -> dict[str, Any]:
@@ -300,6 +325,7 @@ def _endpoint(where: str, given: Mapping[str, Any]) -> Endpoint:
         cache_mib=given.get("cache_mib") or 0,
         memory_mib=given.get("memory_mib"),
         environment=environment(f"environment in {where}", given.get("environment")),
+        tunnel=given.get("tunnel"),
     )
 
 
@@ -326,6 +352,69 @@ def _networks(where: str, values: Sequence[str] | None) -> tuple[str, ...]:
         raise Refusal(
             f"{where} has a value that is not an IPv4 network ({error}): use a form like 192.168.1.0/24"
         ) from None
+
+
+def _external(given: Sequence[Mapping[str, Any]], hosts: Collection[str]) -> tuple[External, ...]:
+    """``llama_external_workers`` of the head.
+
+    :param hosts: names of the cluster's hosts.
+    :raises Refusal: an entry is not possible.
+    """
+    workers: list[External] = []
+    for index, values in enumerate(given):
+        where = f"{EXTERNAL}[{index}]"
+        address, port = _place(where, values.get("endpoint"))
+        worker = External(
+            address=address,
+            port=port,
+            host=values.get("host") or address,
+            memory_mib=values["memory_mib"],
+            protocol=values.get("protocol"),
+            backend=values.get("backend") or backends.CPU.name,
+            architecture=values.get("architecture") or "",
+        )
+        _check_external(where, worker, hosts, workers)
+        workers.append(worker)
+    return tuple(workers)
+
+
+def _place(where: str, given: Any) -> tuple[str, int]:
+    address, _colon, port = str(given).rpartition(":")
+    try:
+        parsed = ipaddress.IPv4Address(address)
+    except ValueError:
+        parsed = ipaddress.IPv4Address("0.0.0.0")
+    number = int(port) if re.fullmatch(r"[0-9]{1,5}", port) else 0
+    if parsed.is_unspecified or not 0 < number < 65536:
+        raise Refusal(
+            f"{where} has the endpoint {given!r}: use the numeric IPv4 address and the port at which the head reaches the worker, like 192.0.2.7:50052"
+        )
+    return str(parsed), number
+
+
+def _check_external(where: str, worker: External, hosts: Collection[str], before: Sequence[External]) -> None:
+    limit = untrusted.limit(worker.memory_mib, 1, MOST_MIB)
+    if limit:
+        raise Refusal(f"{where} has the memory_mib {worker.memory_mib}: {limit}")
+    if worker.protocol is not None and not re.fullmatch(PROTOCOL, worker.protocol, re.ASCII):
+        raise Refusal(
+            f"{where} has the protocol {worker.protocol!r}: use the version that its rpc-server prints when it starts, like 7.0.0"
+        )
+    if worker.backend not in backends.BACKENDS:
+        raise Refusal(f"{where} has the backend {worker.backend!r}: use one of {', '.join(backends.BACKENDS)}")
+    if not untrusted.is_plain(worker.host) or not re.fullmatch(HOST_NAME, worker.host):
+        raise Refusal(
+            f"{where} has the host {untrusted.show(worker.host)}: use letters, digits, - and ., and no spaces"
+        )
+    if worker.host in hosts:
+        raise Refusal(
+            f"{where} has the host {worker.host}, which this cluster has itself: declare the worker in llama_worker_endpoints of {worker.host}, or "
+            "use another name"
+        )
+    if any((worker.address, worker.port) == (other.address, other.port) for other in before):
+        raise Refusal(
+            f"{where} has the endpoint {worker.address}:{worker.port} a second time: one worker serves one head"
+        )
 
 
 def _check_not_secret(where: str, name: str, value: str) -> None:
@@ -388,6 +477,11 @@ def _without_null(given: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in given.items() if value is not None}
 
 
+def _measured(given: Mapping[str, Any], figure: str) -> dict[str, float | None]:
+    """Host → one of LINK_FIGURES of its link."""
+    return {host: (link or {}).get(figure) for host, link in (given.get("measured") or {}).items()}
+
+
 def facts_of(given: Mapping[str, Any]) -> Facts:
     """Facts as values. What an older version did not ask for is empty.
 
@@ -417,7 +511,8 @@ def facts_of(given: Mapping[str, Any]) -> Facts:
         thunderbolt=tuple(
             Thunderbolt(*(link[field] for field in Thunderbolt._fields)) for link in given.get("thunderbolt") or ()
         ),
-        round_trips={host: (link or {}).get("round_trip_ms") for host, link in (given.get("measured") or {}).items()},
+        round_trips=_measured(given, "round_trip_ms"),
+        link_mbit=_measured(given, "mbit_per_second"),
     )
 
 
