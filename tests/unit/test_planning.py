@@ -1213,6 +1213,7 @@ def test_a_summary_that_cannot_be_right(local, big_model, change, said):
             {},
             ["the account llamacpp, which serves it, cannot read /home/u", "chmod o+rX /home/u"],
         ),
+        ("/home/u/m.gguf", {"closed": "/home/u v"}, {}, ["cannot read /home/u v", "chmod o+rX '/home/u v'"]),
         ("/tmp/m.gguf", {}, {}, ["services cannot see /tmp", "move the model to /srv"]),
         ("/home/u/m.gguf", {"closed": "/home/u"}, {"scope": "user", "service_manager": "systemd_user"}, None),
         ("/srv/m.gguf", {"closed": None}, {}, None),
