@@ -71,7 +71,7 @@ def works_of(figure: dict[str, Any], summary: dict[str, Any]) -> list[speed.Work
         via = speed.Link(link[0], speed.ROUND_TRIP_MS[link[0]], speed.GBIT[link[0]], False) if link else None
         rate = _rate(DATA["machines"][machine])
         size = sum(load.weights[start:end])
-        works.append(speed.Work(machine, machine, rate, layers, sum(read[start:end]), size, layers * nodes, via))
+        works.append(speed.Work(machine, machine, rate, layers, sum(read[start:end]), size, 0, layers * nodes, via))
         start += layers
     assert start == load.layers, figure
     return works
@@ -109,24 +109,36 @@ def figures() -> list[Figure]:
     return rows
 
 
-def main() -> None:
-    print("| source | model | devices | build | delay (ms) | measured (t/s) | predicted (t/s) | off by |")
-    print("|---|---|---|---|---|---|---|---|")
+def table() -> str:
+    """The table and what to know of it, in Markdown."""
     rows = figures()
-    for row in rows:
-        print(
-            f"| {row.source} | {row.model} | {row.devices} | {row.build} | {row.delay_ms or ''} | {row.measured:g} | "
-            f"{row.predicted:.3g} | {100 * row.error:+.0f} %{' (1)' if row.why else ''} |"
-        )
+    lines = [
+        "| source | model | devices | build | delay, ms | measured, t/s | predicted, t/s | off by |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row.source} | {row.model} | {row.devices} | {row.build} | {row.delay_ms or ''} | {row.measured:g} | {row.predicted:.3g} | "
+        f"{100 * row.error:+.0f} % |"
+        for row in rows
+    ]
     errors = [abs(row.error) for row in rows]
-    print(
-        f"\n{len(rows)} figures, median of the deviations {100 * statistics.median(errors):.0f} %, "
-        f"{sum(error <= WITHIN for error in errors)} of them within {100 * WITHIN:.0f} %."
-    )
-    for row in rows:
-        if row.why:
-            print(f"(1) {row.why}.")
+    lines += [
+        "",
+        f"{len(rows)} figures, {sum(error <= WITHIN for error in errors)} of them within {100 * WITHIN:.0f} %, the median of the deviations is "
+        f"{100 * statistics.median(errors):.0f} %.",
+        *(
+            f"Not within {100 * WITHIN:.0f} %: {row.model} ({row.measured:g} t/s), {row.why}."
+            for row in rows
+            if row.why
+        ),
+        "",
+        "Not predicted, since something that they follow from is not in the notes:",
+        "",
+    ]
+    for entry in DATA["unpredicted"]:
+        lines.append(f"- {entry['source']}, {', '.join(map(str, entry['measured']))} t/s: {entry['why']}")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
-    main()
+    print(table(), end="")

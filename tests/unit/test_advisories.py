@@ -81,8 +81,11 @@ def cluster_of(workers=2, facts=None, build=None, head_facts=None, **variables):
     return cluster
 
 
-def with_model(cluster, **summary):
-    cluster.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_path="/srv/m.gguf")
+def with_model(cluster, accepted=("slower-than-one-host",), **summary):
+    """Serves a small model, which one host alone would serve faster."""
+    cluster.hosts["head"]["variables"].update(
+        llama_model_known_answer=None, llama_model_path="/srv/m.gguf", llama_accept_advisories=list(accepted)
+    )
     cluster.model = {"summary": {**model(1, layers=16), **summary}}
     return cluster
 
@@ -151,8 +154,7 @@ def wire(lanes=2, gbit=20.0):
 
 def mac(cluster):
     cluster.hosts["worker1"]["facts"].update(system="Darwin", service_manager="launchd")
-    cluster.hosts["head"]["variables"]["llama_accept_advisories"] = ["unprotected-worker", "rpc-remote-code-execution"]
-    return cluster
+    return accepting(cluster, "unprotected-worker", "rpc-remote-code-execution")
 
 
 def few_mib(memory):
@@ -254,8 +256,8 @@ CASES = [
     ),
     (
         "wide-model-abort",
-        lambda: with_model(
-            accepting(cluster_of(build=6110), "rpc-remote-code-execution"), architecture="qwen3moe", width=6144
+        lambda: accepting(
+            with_model(cluster_of(build=6110), architecture="qwen3moe", width=6144), "rpc-remote-code-execution"
         ),
         released(
             **TREE, build=6110, patches=[{"path": "/srv/send.patch", "sha256": "c" * 64, "files": [advisories.SENDING]}]
@@ -323,6 +325,12 @@ CASES = [
         ["20251125-1", "linux-firmware"],
     ),
     (
+        "external-worker",
+        lambda: cluster_of(1, llama_external_workers=[{"endpoint": "192.0.2.77:50052", "memory_mib": 8192}]),
+        setting("head", llama_external_workers=[{"endpoint": "127.0.0.1:60077", "memory_mib": 8192}]),
+        ["192.0.2.77 runs 192.0.2.77:50052 by itself", "let only head reach the port", "127.0.0.1 of head"],
+    ),
+    (
         "backend-unmaintained",
         of_the_fork,
         released(**TREE, build=8600),
@@ -376,6 +384,12 @@ CASES = [
         everywhere(lambda host: host["variables"].update(llama_build_cmake_options={})),
         ["GGML_HIP_UMA is set for head", "up to 6169", "llama_build_cmake_options"],
     ),
+    (
+        "slower-than-one-host",
+        lambda: with_model(cluster_of(1), accepted=()),
+        lambda cluster: cluster.hosts.pop("worker1"),
+        ["The cluster is predicted to generate ", "and head alone ", "Leave llama_workers empty."],
+    ),
 ]
 IN_THE_TABLE = {advisory.id: advisory for advisory in advisories.ADVISORIES}
 
@@ -388,7 +402,10 @@ def ids(plan):
     "facts, said",
     [
         ({"units_filter": False}, "lacks BPF for control groups"),
-        ({"units_filter": None}, "systemd-run could not be run as root, or since its facts were kept"),
+        (
+            {"units_filter": None},
+            "the host is down and its facts are those of an older version of the collection (then start it",
+        ),
         ({"scope": "user", "service_manager": "systemd_user"}, "systemd_user does not filter addresses"),
     ],
 )
@@ -487,7 +504,8 @@ HEALTHY = {
 
 
 def accepting(cluster, *identifiers):
-    cluster.hosts["head"]["variables"]["llama_accept_advisories"] = list(identifiers)
+    given = cluster.hosts["head"]["variables"]
+    given["llama_accept_advisories"] = [*given["llama_accept_advisories"], *identifiers]
     return cluster
 
 

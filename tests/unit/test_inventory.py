@@ -46,7 +46,7 @@ def test_the_known_answer_model_has_a_default_size():
         ({"llama_placement": "some"}, "fastest, fewest, all"),
         (
             {"llama_worker_endpoints": [{"prot": 50052}]},
-            r"llama_worker_endpoints\.prot is not known, use one of backend, .*, threads\. docs/variables",
+            r"llama_worker_endpoints\.prot is not known, use one of backend, .*, tunnel\. docs/variables",
         ),
         ({"llama_model_known_answer": {"layers": "many"}}, "layers"),
         ({"llama_model_known_answer": True}, "llama_model_known_answer is True, but must be a mapping"),

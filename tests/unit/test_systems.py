@@ -702,3 +702,13 @@ def test_a_cache_that_a_release_does_not_know(written):
     said = reason(written(data, llama_accept_advisories=["rpc-remote-code-execution"]))
     assert "has cache: true, but rpc-server of b4900" in said
     assert "b4981 or newer" in said
+
+
+@pytest.mark.parametrize(
+    "name, measured",
+    [("strix_halo_pair", 15.85), ("strix_halo_quad", 7.87), ("cuda_triple", 5.49), ("mac_loopback", 60.2)],
+)
+def test_a_plan_predicts_the_speed_that_was_measured_there(name, measured):
+    """Tokens per second of the documents; on four Strix Halo all four hosts were used."""
+    estimate = plan(name)["estimate"]
+    assert estimate["generation_tokens_per_s"] == pytest.approx(measured, rel=0.2)

@@ -10,17 +10,16 @@ Format: ggml/docs/gguf.md of ggml-org/ggml, versions 2 and 3; what llama.cpp ref
 
 from __future__ import annotations
 
-import io
 import os
 import re
-import stat
 import struct
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import printable
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, tensor_types
 
 MIB = 1024 * 1024
@@ -100,10 +99,6 @@ class GGUFError(ValueError):
     """The file is not a GGUF file that can be served; the message says why and ends a sentence that names the file."""
 
 
-class TooSlow(Exception):
-    """Reading took too long; the message ends a sentence that names the file."""
-
-
 def is_whole(value: Any) -> bool:
     """Whether it is a number without fraction; true and false are none here."""
     return isinstance(value, int) and not isinstance(value, bool)
@@ -135,13 +130,11 @@ class File:
 
     def __init__(self, path: str | Path) -> None:
         """:raises OSError: it cannot be opened."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            os.close(descriptor)
-            raise GGUFError("is not a file")
-        self.stream = io.BufferedReader(io.FileIO(descriptor))
-        self.size = status.st_size
+        try:
+            self.stream = reading.open_file(path, follow=True)
+        except reading.NotAFileError:
+            raise GGUFError("is not a file") from None
+        self.size = os.fstat(self.stream.fileno()).st_size
 
     def read(self, offset: int, count: int) -> bytes:
         self.stream.seek(offset)
@@ -152,15 +145,6 @@ class File:
 
     def close(self) -> None:
         self.stream.close()
-
-
-def printable(text: str) -> str:
-    """Text for messages and results: characters that cannot be shown are escaped."""
-    if text.isprintable():
-        return text
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
-    )
 
 
 def short(value: Any) -> str:
@@ -237,7 +221,7 @@ class _Reader:
         if length > longest:
             raise GGUFError(f"is refused: the name of a {what} has {length} bytes, at most {longest} are read")
         data = self.keep(length)
-        text = printable(data.decode("utf-8", "backslashreplace"))
+        text = printable(data.decode("utf-8", "backslashreplace"), None)
         if b"\0" in data:
             raise GGUFError(
                 f"is refused: the name of the {what} {short(text)} has a zero byte, where it ends for llama.cpp"
@@ -453,30 +437,6 @@ def read_path(path: str) -> Model:
     """:func:`read` of the file at ``path`` on this host."""
     folder = Path(path).parent
     return read(Path(path).name, lambda name: File(folder / name))
-
-
-def within(seconds: float, work: Callable[[], Any]) -> Any:
-    """What ``work`` gives or raises. It is left behind in a thread of its own when it takes longer: looking up a name, a reply that
-    comes byte by byte, or a network mount whose server is gone, cannot be stopped otherwise.
-
-    :raises TooSlow: it takes longer.
-    """
-    result: dict[str, Any] = {}
-
-    def run() -> None:
-        try:
-            result["value"] = work()
-        except Exception as error:
-            result["error"] = error
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        raise TooSlow(f"could not be read within {seconds:g} s")
-    if "error" in result:
-        raise result["error"]
-    return result["value"]
 
 
 def group(tensors: dict[str, Tensor]) -> list[dict[str, Any]]:

@@ -37,7 +37,7 @@ FAMILIES = {
     "amd": Family(0.8, 2.7, 0.3, "assumed like those of graphics inside processors"),
     "strix": Family(0.85, 2.7, 0.08, "field notes: Vulkan and HIP on gfx1151"),
     "intel": Family(0.6, 4.0, 0.2, "assumed"),
-    "processor": Family(0.75, 2.0, 0.5, "assumed"),
+    "processor": Family(0.75, 2.0, 1.0, "assumed"),
     "apple-processor": Family(0.33, 1.0, 0.5, "field notes: processor of an M4 Max"),
     "board": Family(0.75, 10.0, 0.5, "assumed"),
 }
@@ -190,7 +190,7 @@ ACCELERATORS = (*AMD, *NVIDIA, *APPLE, *INTEL)
 """The first row that fits counts, so longer names stand before shorter ones."""
 
 PROCESSORS = (
-    *(row._replace(tflops=0.5, family="apple-processor") for row in APPLE),
+    *(row._replace(tflops=3.0, family="apple-processor") for row in APPLE),
     Known(r"RYZEN AI MAX|Strix Halo", 128, 2.0, "processor"),
     Known(r"Ryzen AI", 120, 1.0, "processor"),
     Known(r"Ryzen Threadripper PRO [35]9\d5WX", 205, 3.0, "processor"),
@@ -224,6 +224,9 @@ ASSUMED = {
     "board": Known("", 17, 0.1, "board"),
 }
 """Kind of a device that no table has → what is assumed of it."""
+
+PROCESSORS_PART = 0.5
+"""Of the bandwidth of memory that it shares with graphics, what a processor is taken to have: it was half on Strix Halo and Apple's."""
 
 BOARD_MIB = 17 * 1024
 """An ARM host with Linux and no more memory than this is taken for a small board."""

@@ -337,7 +337,8 @@ def as_json(placed: placement.Placed, as_planned: bool, load_mode: str | None) -
         sizes = {"weights": share.weights, "kv": share.kv, "compute": load.compute}
         sizes["total"] = sum(sizes.values())
         mapped = backends.RECORDS[device.backend].maps_weights and not device.worker and load_mode != "none"
-        exact = {"weights_mib": load.weights_exact and not mapped, "kv_mib": load.kv_exact}
+        unknown = device.worker is not None and device.worker.external
+        exact = {"weights_mib": load.weights_exact and not mapped and not unknown, "kv_mib": load.kv_exact}
         entries.append(
             {
                 "device": device.buffer,

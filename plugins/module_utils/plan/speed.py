@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -53,8 +54,18 @@ def rate_of(device: Device, facts: Facts) -> Rate:
 
 def processor_rate(facts: Facts) -> Rate:
     """The same of the host's processor."""
-    row = rates.of_processor(str(facts.cpu.get("model", "")))
-    return rate_of_row(row or rates.ASSUMED["board" if is_board(facts) else "processor"], TABLE if row else ASSUMED)
+    apple = (accelerator.name for accelerator in facts.accelerators if accelerator.backend == "metal")
+    known = filter(None, map(rates.of_processor, (str(facts.cpu.get("model", "")), *apple)))
+    row = next(known, None)
+    return rate_of_row(row, TABLE) if row else rate_of_row(_assumed_processor(facts), ASSUMED)
+
+
+def _assumed_processor(facts: Facts) -> rates.Known:
+    """Of a processor that shares its memory with a known device: that memory, of which it reaches less than that device."""
+    assumed = rates.ASSUMED["board" if is_board(facts) else "processor"]
+    shared = [device for device in facts.accelerators if device.unified]
+    rows = [row for row in (rates.of_accelerator(device.architecture, device.name) for device in shared) if row]
+    return assumed._replace(gb_per_s=rows[0].gb_per_s * rates.PROCESSORS_PART) if rows else assumed
 
 
 def is_board(facts: Facts) -> bool:
@@ -92,6 +103,24 @@ def units_read(load: placement.Load, summary: Mapping[str, Any]) -> list[float]:
     return read
 
 
+ASSUMED_BITS = 4.85
+"""Of a weight, where the summary does not say how many there are: those of Q4_K_M."""
+
+
+class Bits:
+    """How many bits a weight of each tensor has."""
+
+    def __init__(self, load: placement.Load, summary: Mapping[str, Any]) -> None:
+        rows = summary.get("tensors", ())
+        self._own = {(row["name"], row["bytes"]): 8 * row["bytes"] / math.prod(row["shape"]) for row in rows}
+        parameters, weights = summary.get("parameters"), sum(part.bytes for part in load.parts)
+        self._average = 8 * weights / parameters if parameters and weights else ASSUMED_BITS
+
+    def of(self, part: placement.Part) -> float:
+        """Of one tensor, or of all together where the summary has no names."""
+        return self._own.get((re.sub(r"^blk\.\d+\.", "blk.*.", part.name), part.bytes)) or self._average
+
+
 NODES = {"layer": 31, "experts": 31, "latent": 15, "recurrent": 35}
 """Nodes of the graph for each layer, as llama-server's log counts them (31 of llama, 62 of qwen3moe), and so many more where layers have
 experts, latent attention, or a state in place of attention."""
@@ -120,10 +149,10 @@ IK_RECOMPUTES_SINCE = 4033
 """The same as a commit of ik_llama.cpp."""
 RECOMPUTES_SINCE_BUILD = 7183
 
-LOOPBACK_MS = 0.6
-"""A worker on the head's own host: 0.73 ms on H200, 1.1 ms on an M4 Max, with what its nodes cost."""
-NETWORK_MS = 2.2
-"""A worker on another host, besides round trips: interrupts and devices that wake up. The same on USB4 and Ethernet."""
+VISIT_MS = 0.6
+"""Each visit to a worker, besides round trips: 0.73 ms on H200, 1.1 ms on an M4 Max, with what its nodes cost."""
+WAKE_MS = 1.6
+"""So much more for the first visit to a worker on another host: interrupts, and devices that wake up. The same on USB4 and Ethernet."""
 MAC_MS = 20.0
 """So much more where a worker on macOS is reached over a network: assumed, between 1 ms on loopback and 32 ms seen on one pair."""
 BOARD = 4
@@ -162,30 +191,43 @@ class Link(NamedTuple):
     mac: bool = False
 
 
-ROUND_TRIP_MS = {"loopback": 0.04, "infiniband": 0.06, "thunderbolt": 0.2, "ethernet": 0.3, "wireless": 4.0}
-"""Kind of a link → round trip through both systems' TCP, where nothing was measured."""
-GBIT = {"loopback": 100.0, "infiniband": 40.0, "thunderbolt": 9.4, "ethernet": 1.0, "wireless": 0.3}
+ROUND_TRIP_MS = {
+    "loopback": 0.04,
+    "infiniband": 0.06,
+    "thunderbolt": 0.2,
+    "ethernet": 0.3,
+    "wireless": 4.0,
+    "tunnel": 0.3,
+}
+"""Kind of a link → round trip through both systems' TCP, where nothing was measured. A tunnel takes what is beneath it, Ethernet as far as
+anybody knows."""
+GBIT = {"loopback": 100.0, "infiniband": 40.0, "thunderbolt": 9.4, "ethernet": 2.5, "wireless": 0.3, "tunnel": 2.5}
 """Kind of a link → Gbit/s that it is assumed to carry."""
 
 
 def worker_ms(
-    release: Release, nodes: float, kind: str, round_trip_ms: float | None = None, link: Link | None = None
+    release: Release,
+    nodes: float,
+    kind: str,
+    round_trip_ms: float | None = None,
+    link: Link | None = None,
+    visits: int = 1,
 ) -> float:
-    """Milliseconds that a token costs for each visit to a worker, besides what its device computes.
+    """Milliseconds that a token costs for a worker, besides what its device computes.
 
-    :param nodes: of the graph that it computes in this visit.
+    :param nodes: of the graph that it computes.
     :param kind: of the link, as estimate.kind_of returns it.
     :param round_trip_ms: of the link; what is assumed for its kind where it was not measured.
     :param link: all that is known of the link, in place of the two before.
+    :param visits: how often a token comes to it: once, but where tensors are on other devices than their layers.
     """
     known = link or Link(kind, ROUND_TRIP_MS[kind] if round_trip_ms is None else round_trip_ms, GBIT[kind], False)
     keeps = keeps_graph(release)
-    work = nodes * NODE_US[keeps] / 1e3
-    if known.kind == "loopback":
-        return (LOOPBACK_MS + work) * (BOARD if known.board else 1)
-    work += NETWORK_MS + WAITS[keeps] * known.round_trip_ms
-    wire = 8 * (TOKEN_BYTES + nodes * NODE_BYTES[keeps]) / known.gbit / 1e6
-    return work * (BOARD if known.board else 1) + wire + (MAC_MS if known.mac else 0)
+    work = visits * VISIT_MS + nodes * NODE_US[keeps] / 1e3
+    if known.kind != "loopback":
+        work += WAKE_MS + visits * WAITS[keeps] * known.round_trip_ms
+    wire = 8 * (visits * TOKEN_BYTES + nodes * NODE_BYTES[keeps]) / known.gbit / 1e6
+    return work * (BOARD if known.board else 1) + wire + (MAC_MS if known.mac and known.kind != "loopback" else 0)
 
 
 class Work(NamedTuple):
@@ -200,6 +242,8 @@ class Work(NamedTuple):
     """Bytes that a token reads of its weights."""
     weights: float
     """Bytes of all of them."""
+    multiplied: float
+    """Weights that each token is multiplied with."""
     nodes: float
     """Of the graph."""
     link: Link | None = None
@@ -217,7 +261,7 @@ def link_ms(release: Release, work: Work) -> float:
     """Milliseconds of a token for this worker; 0 where the device is llama-server's own."""
     if not work.link or not work.visits:
         return 0.0
-    return work.visits * worker_ms(release, work.nodes / work.visits, work.link.kind, link=work.link)
+    return worker_ms(release, work.nodes, work.link.kind, link=work.link, visits=work.visits)
 
 
 def token_ms(release: Release, works: Sequence[Work]) -> float:
@@ -229,19 +273,25 @@ PROMPT = 512
 """Tokens of a prompt: one batch, as llama-bench measures it."""
 
 
-def prompt_ms(release: Release, works: Sequence[Work], width: int, bits: float) -> float:
-    """Milliseconds for a prompt of PROMPT tokens. Every expert is read once, each token is multiplied with those that it uses.
+def prompt_costs(release: Release, work: Work, width: int) -> dict[str, float]:
+    """Milliseconds of a prompt of PROMPT tokens on one device, by what takes them. Every expert is read once, each token is multiplied with those
+    that it uses.
 
     :param width: of the model, of which each token crosses the network as 32-bit numbers.
-    :param bits: of a weight.
     """
-    total = 0.0
-    for work in works:
-        total += work.weights / work.rate.gb_per_s / 1e6
-        total += 2 * PROMPT * (8 * work.read / bits) / work.rate.prompt_gflops / 1e6
-        if work.link:
-            total += link_ms(release, work) + work.visits * 2 * 8 * PROMPT * 4 * width / work.link.gbit / 1e6
-    return total
+    costs = {
+        "memory of": work.weights / work.rate.gb_per_s / 1e6,
+        "computing on": 2 * PROMPT * work.multiplied / work.rate.prompt_gflops / 1e6,
+    }
+    if work.link:
+        wire = work.visits * 2 * 8 * PROMPT * 4 * width / work.link.gbit / 1e6
+        costs["link to"] = link_ms(release, work) + wire
+    return costs
+
+
+def prompt_ms(release: Release, works: Sequence[Work], width: int) -> float:
+    """Milliseconds for a prompt of PROMPT tokens; see prompt_costs."""
+    return sum(sum(prompt_costs(release, work, width).values()) for work in works)
 
 
 DISK_GB_PER_S = 0.8
