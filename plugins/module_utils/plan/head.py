@@ -352,12 +352,17 @@ def _crashes_with_amx(serving: Serving) -> bool:
 
 
 def _device_names(release: Release, placed: placement.Placed) -> list[str] | None:
-    """What --device names, workers first; None where llama-server has no such option."""
+    """What --device names, in the order of the plan; None where llama-server has no such option. Workers are numbered as --rpc lists them."""
     name: str | None = release.capabilities["device_name"]
     if name is None:
         return None
-    lent = [name.format(index=index, endpoint=worker.endpoint) for index, worker in enumerate(placed.lent())]
-    return [*lent, *(device.name for device in placed.own())]
+    endpoints = [worker.endpoint for worker in placed.lent()]
+    return [
+        name.format(index=endpoints.index(device.endpoint), endpoint=device.endpoint)
+        if device.endpoint
+        else device.name
+        for device in placed.devices
+    ]
 
 
 def _unknown(name: str, value: object, release: Release) -> str:
