@@ -188,7 +188,7 @@ def hosts(
         )
     kept = next((_entry(host["facts"], "kept") for host in members.values() if "head" in host["groups"]), None)
     for name, host in members.items():
-        host["facts"] = host["facts"] or _entry(kept, name)
+        host["facts"] = entry.with_kept_rates(host["facts"], _entry(kept, name))
     if not members:
         raise AnsibleActionFail(
             f"Group {cluster} has no host that is also in llama_head or llama_workers: put the head and the workers there."

@@ -24,6 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
     Host,
     KnownAnswer,
     Link,
+    Measured,
     ModelRequest,
     Packaged,
     Server,
@@ -72,7 +73,7 @@ HOST_NAME = r"\w[\w.:@+-]*"
 SECRET_NAME = r"(?i).*(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|_KEY|ACCESS_KEY_ID|SECRET_KEY_BASE|CREDENTIALS?|(^|_)(PASS|PWD|AUTH|PAT))"
 """Of a variable of a process whose value is a secret."""
 
-PLANNED_FROM = {*DECLARED, "device_groups", "firewall", "kernel", "firmware", "option_files", "thunderbolt"}
+PLANNED_FROM = {*DECLARED, "device_groups", "firewall", "kernel", "firmware", "option_files", "thunderbolt", "rates"}
 """Facts that a plan depends on."""
 
 PATH = Text(r"""[/~][^%$\\'"`;#]*""", 4096)
@@ -131,6 +132,7 @@ KNOWN: dict[str, Any] = {
     "option_files": Maybe([PATH]),
     "kernel": Maybe(Text()),
     "firmware": Maybe(Text()),
+    "rates": Maybe(Each({"name": Text(), "gb_per_s": Number(1, 1 << 20, real=True)})),
     "thunderbolt": Maybe(
         [{"device": Text(), "lanes": Number(0, 1024), "gbit_per_lane": Number(0, 1 << 20, real=True)}]
     ),
@@ -423,7 +425,18 @@ def facts_of(given: Mapping[str, Any]) -> Facts:
         ),
         round_trips=_measured(given, "round_trip_ms"),
         link_mbit=_measured(given, "mbit_per_second"),
+        rates={
+            device: Measured(rate["name"], float(f"{rate['gb_per_s']:.2g}"))
+            for device, rate in (given.get("rates") or {}).items()
+        },
     )
+
+
+def with_kept_rates(facts: Mapping[str, Any] | None, kept: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The facts of a host with rates that an earlier run measured, where this one did not. Of a host that did not answer, all that is kept."""
+    if not isinstance(facts, Mapping) or not isinstance(kept, Mapping) or facts.get("rates") or not kept.get("rates"):
+        return facts or kept
+    return {**facts, "rates": kept["rates"]}
 
 
 def facts_for_plan(facts: Mapping[str, Any]) -> dict[str, Any]:
