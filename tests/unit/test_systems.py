@@ -707,12 +707,17 @@ def test_a_cache_that_a_release_does_not_know(written):
 
 
 @pytest.mark.parametrize(
-    "name, measured",
-    [("strix_halo_pair", 15.85), ("strix_halo_quad", 7.87), ("cuda_triple", 5.49), ("mac_loopback", 60.2)],
+    "name, extra, measured",
+    [
+        ("strix_halo_pair", {}, 15.85),
+        ("strix_halo_quad", {}, 7.87),
+        ("cuda_triple", {"llama_server_tensor_split": [1] * 12}, 5.49),
+        ("mac_loopback", {}, 60.2),
+    ],
 )
-def test_a_plan_predicts_the_speed_that_was_measured_there(name, measured):
-    """Tokens per second of the documents; on four Strix Halo all four hosts were used."""
-    estimate = plan(name)["estimate"]
+def test_a_plan_predicts_the_speed_that_was_measured_there(name, extra, measured):
+    """Tokens per second of the documents. By hand the twelve cards had equal shares; the plan's own are faster."""
+    estimate = plan(name, **extra)["estimate"]
     assert estimate["generation_tokens_per_s"] == pytest.approx(measured, rel=0.2)
 
 
