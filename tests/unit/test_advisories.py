@@ -113,6 +113,13 @@ def graphics(backend):
     return everywhere(lambda host: host["variables"].update(llama_backend=backend))
 
 
+def spark(**variables):
+    """A DGX Spark on paper, which serves alone."""
+    gb10 = {"backend": "cuda", "name": "NVIDIA GB10", "architecture": "12.1", "memory_mib": 122570, "unified": True}
+    facts = {"accelerators": [gb10], "toolchain": TOOLS, "memory_mib": 122570}
+    return with_model(cluster_of(0, head_facts=facts, **variables))
+
+
 def quantised(source, build):
     return cluster_of(
         1,
@@ -263,7 +270,13 @@ CASES = [
         "hip-garbage",
         lambda: strix_halos(1, 20, build=10500),
         graphics("vulkan"),
-        ["ROCm0 of strix0 (gfx1151)", "llama_release", "0.3.36"],
+        ["ROCm0 of strix0 (gfx1151)", "llama_release", "build 10865 or newer"],
+    ),
+    (
+        "gb10-mmap-slow",
+        lambda: spark(llama_server_load_mode="mmap"),
+        setting("head", llama_server_load_mode=None),
+        ["CUDA0 of head", "224 s", "none"],
     ),
     (
         "cache-kernels",
@@ -510,6 +523,40 @@ def test_a_large_model_is_not_read_by_mmap_with_hip(build, backend, gib, wanted,
     head = accepting_head(cluster).plan()["head"]
     assert head["load_mode"] == mode
     assert [part for part in head["argv"] if part in ("-dio", "--load-mode", "dio", "--no-mmap")] == arguments
+
+
+@pytest.mark.parametrize(
+    "build, wanted, arguments",
+    [
+        (8600, None, ["--no-mmap"]),
+        (11063, None, ["--load-mode", "none"]),
+        (11063, "auto", ["--load-mode", "auto"]),
+        (11063, "mlock", ["--load-mode", "mlock"]),
+    ],
+)
+def test_a_gb10_does_not_read_a_model_by_mmap(build, wanted, arguments):
+    plan = spark(llama_server_load_mode=wanted, llama_release={**TREE, "build": build}).plan()
+    assert [part for part in plan["head"]["argv"] if part in ("--no-mmap", "--load-mode", *arguments)] == arguments
+    assert not plan["advisories"]
+
+
+@pytest.mark.parametrize("build, met", [(10039, False), (10040, True), (10864, True), (10865, False)])
+def test_builds_that_compute_garbage_on_rdna35(build, met):
+    assert ("hip-garbage" in ids(strix_halos(1, 20, build=build).plan())) is met
+
+
+@pytest.mark.parametrize("file, met", [(advisories.READING, False), (advisories.SENDING, True)])
+def test_a_patch_of_the_operator_ends_garbage_on_rdna35(file, met):
+    patch = {"path": "/srv/apu.patch", "sha256": "c" * 64, "files": [file]}
+    cluster = strix_halos(1, 20)
+    released(**TREE, build=10500, patches=[patch])(cluster)
+    assert ("hip-garbage" in ids(cluster.plan())) is met
+
+
+@pytest.mark.parametrize("build, met", [(8643, True), (10457, True), (10458, False)])
+def test_auto_maps_the_model_for_shared_memory_in_older_builds(build, met):
+    cluster = strix_halos(2, 138, "hip", build, llama_server_load_mode="auto")
+    assert ("hip-mmap-hang" in ids(cluster.plan())) is met
 
 
 def accepting_head(cluster):

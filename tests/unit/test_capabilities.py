@@ -8,12 +8,12 @@ from test_options import GENERATIONS, HELP, help_of
 @pytest.mark.parametrize(
     "version, binary, worker_flags, load_modes, protocol, buffer_name, device_name",
     [
-        ("0.3.16", "rpc-server", set("Hpmctd"), {"no-mmap"}, "2.0.0", "RPC[{endpoint}]", "RPC[{endpoint}]"),
+        ("0.3.16", "rpc-server", set("Hpmctd"), {"no-mmap", "mlock"}, "2.0.0", "RPC[{endpoint}]", "RPC[{endpoint}]"),
         (
             "0.3.20",
             "rpc-server",
             set("Hpctd"),
-            {"no-mmap", "mmap", "direct-io", "no-direct-io", "fit", "flash-attn"},
+            {"no-mmap", "mmap", "mlock", "direct-io", "no-direct-io", "fit", "flash-attn"},
             "3.6.1",
             "RPC0[{endpoint}]",
             "RPC{index}",

@@ -24,8 +24,10 @@ THREAD = "ggml-org/llama.cpp#{}"
 
 THREE_ENDPOINTS_HANG = (10620, 10819)
 """Builds that were seen to hang with three endpoints, up to the newest one that was tested (#28487)."""
-RDNA35_GARBAGE = (10040, 11062)
-"""From the build that lets integrated devices read the host's buffers (#24233) to the last before a tree that does not (11063)."""
+RDNA35_GARBAGE = (10040, 10864)
+"""From the build that lets integrated devices read the host's buffers (#24233) to the last before #28604 ended that."""
+READING = "ggml/src/ggml-cuda/ggml-cuda.cu"
+"""The file of llama.cpp that says whether they do: an operator's own patch of it is taken as the remedy, as those of #25863 and #28211 are."""
 RDNA35 = ("gfx1150", "gfx1151")
 CHUNKED_SENDS = 6141
 """First build that sends a tensor in pieces (#15188)."""
@@ -184,8 +186,19 @@ def _unknown_options(seen: Seen) -> Cases:
 
 
 def _reads_pages(seen: Seen) -> bool:
-    """Whether llama-server maps the model's file, which is its default too."""
-    return seen.plan["head"]["load_mode"] in (None, "mmap")
+    """Whether llama-server maps the model's file for devices that share memory with the processor. Its default, auto, does so in older
+    builds."""
+    mode = seen.plan["head"]["load_mode"]
+    chosen = mode in (None, "auto") and not (seen.release.mainline and seen.generation >= options.AUTO_SINCE)
+    return chosen or mode in ("mmap", "mmap+mlock")
+
+
+def _mmap_crawls(seen: Seen) -> Cases:
+    return [
+        (device.host, {"device": device.name, "mode": seen.plan["head"]["load_mode"]})
+        for device in seen.used
+        if device.crawls_on_mmap and _reads_pages(seen)
+    ]
 
 
 def _mmap_hangs(seen: Seen) -> Cases:
@@ -207,7 +220,7 @@ def _mmap_is_slow(seen: Seen) -> Cases:
 def _vulkan_without_mmap(seen: Seen) -> Cases:
     head, mode = seen.plan["head"]["host"], seen.plan["head"]["load_mode"]
     own = any(device.backend == "vulkan" and device.unified and device.host == head for device in seen.used)
-    return [(head, {"mode": mode})] if own and mode in ("none", "dio") else []
+    return [(head, {"mode": mode})] if own and mode in ("none", "dio", "mlock") else []
 
 
 def _vulkan_memory(seen: Seen) -> Cases:
@@ -271,10 +284,12 @@ def _three_endpoints(seen: Seen) -> Cases:
 
 def _garbage(seen: Seen) -> Cases:
     first, last = RDNA35_GARBAGE
-    if not seen.release.mainline or not first <= seen.generation <= last:
+    patched = any(READING in patch.files for patch in seen.release.patches)
+    if not seen.release.mainline or not first <= seen.generation <= last or patched:
         return []
+    builds = {"build": seen.generation, "first": first, "corrected": last + 1}
     return [
-        (device.host, {"device": device.name, "architecture": device.architecture, "build": seen.generation})
+        (device.host, {"device": device.name, "architecture": device.architecture, **builds})
         for device in seen.used
         if device.backend == "hip" and device.architecture in RDNA35
     ]
@@ -451,6 +466,15 @@ ADVISORIES = (
         "https://github.com/lhl/strix-halo-testing",
     ),
     Advisory(
+        "gb10-mmap-slow",
+        "warning",
+        _mmap_crawls,
+        "llama_server_load_mode is {mode}, and {device} of {host} is an NVIDIA GB10. A DGX Spark took 224 s to load a model with mmap, and 22 s "
+        "without.",
+        "Leave llama_server_load_mode out, or set it to none.",
+        THREAD.format(27742),
+    ),
+    Advisory(
         "vulkan-without-mmap",
         "warning",
         _vulkan_without_mmap,
@@ -498,7 +522,7 @@ ADVISORIES = (
         "error",
         _garbage,
         "Build {build} computes wrong results with HIP on {device} of {host} ({architecture}), without any error message.",
-        "Set llama_release to a build before 10040 or to version 0.3.36 with source: pypi, or set llama_backend of {host} to vulkan.",
+        "Set llama_release to build {corrected} or newer or to one before {first}, or set llama_backend of {host} to vulkan.",
         THREAD.format(28211),
     ),
     Advisory(

@@ -343,11 +343,10 @@ def _device_names(release: Release, placed: placement.Placed) -> list[str] | Non
 
 def _unknown(name: str, value: object, release: Release) -> str:
     """Why a setting cannot be said to this release."""
-    option = options.of_name(name)
-    spellings = option.spelled(release.generation, release.fork)
-    known = [*option.implied, *(spelling.means for spelling in spellings if spelling.means)]
-    newer = "" if not release.mainline else f", or a build from b{options.DIRECT_IO[0]} on"
-    return f"{option.variable} is {value}, which {release.ref} does not know: use {' or '.join(known)}{newer}"
+    known = list(dict.fromkeys(options.sayable(name, release.generation, release.fork)))
+    first = options.first_saying(name, str(value), release.generation, release.fork)
+    newer = f", or a build from b{first} on" if first and release.mainline else ""
+    return f"{options.of_name(name).variable} is {value}, which {release.ref} does not know: use {' or '.join(known)}{newer}"
 
 
 def key_path(facts: Facts, path: str) -> str:
@@ -357,10 +356,13 @@ def key_path(facts: Facts, path: str) -> str:
 
 
 def load_mode_of(wanted: str | None, release: Release, used: Sequence[devices.Holder]) -> str | None:
-    """How the model is read where nothing is said of it: not by mmap where HIP was seen to hang or crawl on it. None is llama-server's default.
+    """How the model is read where nothing is said of it: not by mmap where HIP or a GB10 was seen to hang or crawl on it. None is
+    llama-server's default.
 
     :param used: the devices that get layers.
     """
+    if not wanted and any(device.crawls_on_mmap for device in used):
+        return "none"
     if wanted or not any(device.hangs_on_mmap or device.slow_on_mmap for device in used):
         return wanted
     return "dio" if {"direct-io", "load-mode"} & set(release.capabilities["server_flags"]) else "none"

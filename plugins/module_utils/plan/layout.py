@@ -153,7 +153,9 @@ def as_json(placed: placement.Placed, as_planned: bool, load_mode: str | None) -
     for device, share in zip(placed.devices, placed.shares()):
         sizes = {"weights": share.weights, "kv": share.kv, "compute": load.compute}
         sizes["total"] = sum(sizes.values())
-        mapped = backends.RECORDS[device.backend].maps_weights and not device.worker and load_mode != "none"
+        mapped = (
+            backends.RECORDS[device.backend].maps_weights and not device.worker and load_mode not in ("none", "mlock")
+        )
         exact = {"weights_mib": load.weights_exact and not mapped, "kv_mib": load.kv_exact}
         entries.append(
             {
