@@ -113,6 +113,11 @@ def graphics(backend):
     return everywhere(lambda host: host["variables"].update(llama_backend=backend))
 
 
+def with_rdma(cluster, value="ON"):
+    cluster.hosts["worker1"]["variables"]["llama_build_cmake_options"] = {"GGML_RPC_RDMA": value}
+    return cluster
+
+
 def spark(**variables):
     """A DGX Spark on paper, which serves alone."""
     gb10 = {"backend": "cuda", "name": "NVIDIA GB10", "architecture": "12.1", "memory_mib": 122570, "unified": True}
@@ -295,6 +300,12 @@ CASES = [
         lambda: with_model(cluster_of(), architecture="glm4moelite"),
         lambda cluster: with_model(cluster, architecture="deepseek2"),
         ["/srv/m.gguf, with the architecture glm4moelite", "llama_model_path"],
+    ),
+    (
+        "rdma-not-planned",
+        lambda: with_rdma(cluster_of(1)),
+        lambda cluster: with_rdma(cluster, "OFF"),
+        ["worker1 compiles llama.cpp with GGML_RPC_RDMA", "/dev/infiniband", "llama_build_cmake_options of worker1"],
     ),
     (
         "thunderbolt-mtu",
@@ -557,6 +568,12 @@ def test_a_patch_of_the_operator_ends_garbage_on_rdna35(file, met):
 def test_auto_maps_the_model_for_shared_memory_in_older_builds(build, met):
     cluster = strix_halos(2, 138, "hip", build, llama_server_load_mode="auto")
     assert ("hip-mmap-hang" in ids(cluster.plan())) is met
+
+
+def test_rdma_of_a_service_manager_that_closes_no_devices():
+    cluster = with_rdma(accepting(cluster_of(1, {"service_manager": "supervisor"}), "unprotected-worker"))
+    (found,) = [entry for entry in cluster.plan()["advisories"] if entry["id"] == "rdma-not-planned"]
+    assert "firewalls do not see RDMA" in found["message"]
 
 
 def accepting_head(cluster):

@@ -141,6 +141,7 @@ def test_what_stands_for_it_in_the_environment_is_refused(local, name):
         (["--n_gpu_layers", "4"], "--n_gpu_layers", "set llama_server_gpu_layers instead"),
         (["--ctx_size=9"], "--ctx_size", "set llama_server_context instead"),
         (["-sm", "row"], "-sm", "remove it: the plan places whole layers"),
+        (["--split_mode=tensor"], "--split_mode", "remove it: the plan places whole layers"),
         (["-hf", "some/model"], "-hf", "set llama_model_path instead"),
         (["-mu", "https://host/x.gguf"], "-mu", "set llama_model_path instead"),
         (["-lv", "1"], "-lv", "remove it, because verify reads buffer sizes from the log"),
@@ -149,6 +150,15 @@ def test_what_stands_for_it_in_the_environment_is_refused(local, name):
 def test_other_words_for_what_the_plan_decides(local, arguments, word, instead):
     local.hosts["here"]["variables"]["llama_server_extra_args"] = arguments
     assert f"llama_server_extra_args has {word}, which the plan decides: {instead}" in local.reason()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"llama_server_extra_args": ["-sm", "tensor"]}, {"llama_server_environment": {"LLAMA_ARG_SPLIT_MODE": "tensor"}}],
+)
+def test_tensor_parallelism_over_rpc_is_refused_with_the_reason(local, given):
+    local.hosts["here"]["variables"].update(given)
+    assert "workers connect to each other at their port + 1000, which the firewall closes" in local.reason()
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,12 @@ def buffers(log: str) -> dict[str, dict[str, Logged]]:
     return devices
 
 
+def connections_by_rdma(log: str) -> int:
+    """How many connections to workers the log of one start reports as moved from TCP to RDMA (transport.cpp and transport-apple.cpp of
+    ggml-rpc, in the trees of 0.3.25, 0.3.35 and 0.3.36). A connection that stays on TCP is not reported."""
+    return len(re.findall(r"\bRDMA(?:\(Apple/UC\))? activated: ", log))
+
+
 def wait_for_health(url: str, seconds: float) -> dict:
     """``{"healthy", "said"}`` after at most so many seconds."""
     deadline = time.monotonic() + seconds
@@ -194,6 +200,7 @@ def collect(plan: dict, seconds: float) -> dict:
     if not plan["staging"]:
         evidence["drift"] = state.drift(own)
     evidence["buffers"] = buffers(log)
+    evidence["rdma"] = connections_by_rdma(log)
     for worker in (worker for planned in plan["hosts"].values() for worker in planned["workers"] if not worker["used"]):
         address, port = worker["endpoint"].rsplit(":", 1)
         answer = rpc.probe(address, int(port), protocol=worker["protocol"])
@@ -257,6 +264,7 @@ EVIDENCE = {
 }
 HEALTHY = {
     "buffers": Each(Each([Number(real=True)])),
+    "rdma": Number(),
     "completion": {"text": LINES[0], "tokens": Number(), "tokens_per_second": FIGURE},
 }
 """The form of what collect returns: always, and of a server that is healthy."""
@@ -433,10 +441,21 @@ def _links(evidence: dict) -> list[dict]:
     return checks
 
 
+def _transport(plan: dict, evidence: dict) -> str:
+    """How llama-server reaches the workers that it uses, as far as its log tells."""
+    used = sum(worker["used"] for planned in plan["hosts"].values() for worker in planned["workers"])
+    if not evidence["log_complete"]:
+        return "over TCP or RDMA: start.log on the head is incomplete"
+    if not evidence["rdma"]:
+        return "over TCP"
+    return "over RDMA" if evidence["rdma"] >= used else f"over TCP or RDMA: {evidence['rdma']} of {used} use RDMA"
+
+
 def _handshakes(plan: dict, evidence: dict) -> list[dict]:
     checks = []
     answers = evidence["handshakes"]["workers"]
     capacities = {entry["endpoint"]: entry["capacity_mib"] for entry in plan["placement"]}
+    transport = _transport(plan, evidence)
     for planned in plan["hosts"].values():
         for worker in planned["workers"]:
             endpoint = worker["endpoint"]
@@ -457,6 +476,7 @@ def _handshakes(plan: dict, evidence: dict) -> list[dict]:
                 total = sum(device["total_mib"] for device in answer["devices"])
                 needed = capacities.get(endpoint, 0)
                 answered = f"protocol {answer['protocol']}, {len(answer['devices'])} device, {total} MiB"
+                answered += f", {transport}" if worker["used"] else ""
                 right = len(answer["devices"]) == 1 and total >= needed
                 checks.append(
                     _check(
@@ -467,6 +487,15 @@ def _handshakes(plan: dict, evidence: dict) -> list[dict]:
                     )
                 )
     return checks
+
+
+def _why_no_buffers(evidence: dict) -> str:
+    """Why the log of the head says nothing of buffers that are missing in it; empty where it does."""
+    if not evidence["log_complete"]:
+        return "start.log on the head is incomplete, as where its disk is full"
+    if not evidence["buffers"]:
+        return "start.log on the head has no sizes of buffers: this llama-server does not log them, or logs them with a higher --log-verbosity only"
+    return ""
 
 
 def _buffers(plan: dict, evidence: dict) -> list[dict]:
@@ -484,9 +513,9 @@ def _buffers(plan: dict, evidence: dict) -> list[dict]:
             elif abs(size - entry[key]) > rounding + entry[key] / 1000:
                 wrong.append(f"{kind} {size} MiB, planned {entry[key]}")
         sizes = ", ".join(f"{kind} {entries.mib} MiB" for kind, entries in logged.items()) + bounds
-        if wrong and not evidence["log_complete"]:
-            wrong = ["start.log on the head is incomplete, as where its disk is full"]
-            checks.append(_check("buffers", entry["device"], None, wrong[0]))
+        unreadable = _why_no_buffers(evidence)
+        if wrong and unreadable:
+            checks.append(_check("buffers", entry["device"], None, unreadable))
         else:
             checks.append(_check("buffers", entry["device"], not wrong, "; ".join(wrong) or sizes))
     return checks

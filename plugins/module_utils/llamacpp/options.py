@@ -219,7 +219,8 @@ TABLE: tuple[Option, ...] = (
         tuple(spelling._replace(written=False) for spelling in _both("--split-mode -sm")),
         owned=True,
         environment=_split("LLAMA_ARG_SPLIT_MODE"),
-        remedy="remove it: the plan places whole layers, which is llama-server's default",
+        remedy="remove it: the plan places whole layers, which is llama-server's default. With tensor over RPC (#26610, b11450) two equal "
+        "workers connect to each other at their port + 1000, which the firewall closes, so that loading would hang",
     ),
     Option(
         "context",

@@ -45,6 +45,11 @@ THUNDERBOLT_LANES, THUNDERBOLT_GBIT = 2, 20
 """Lanes, and Gbit/s of each, of a connection between hosts with USB4 or Thunderbolt 3 and newer."""
 VULKAN_MEMORY = "vulkan-shared-memory"
 """Where it is accepted, devices lend more than their driver shows as their own."""
+RDMA = "GGML_RPC_RDMA"
+"""Option of cmake with which RPC moves from TCP to RDMA after the handshake (b8802, #20590)."""
+RDMA_UNTRIED = (
+    "Whether RPC moves to RDMA depends on the devices there, the plan counts with TCP, and firewalls do not see RDMA"
+)
 OLLAMA_ARCHITECTURES = ("deepseekocr", "glm4moelite", "glmocr", "gptoss", "mllama", "nemotron_h_omni", "qwen25vl")
 """Architectures in files of Ollama that upstream names otherwise or does not have."""
 READS_NO_OPTION_FILES = 8643
@@ -345,6 +350,19 @@ def _narrow_thunderbolt(seen: Seen) -> Cases:
     ]
 
 
+def _rdma(seen: Seen) -> Cases:
+    """Hosts whose programs are compiled with RDMA and that compute."""
+    computing = {seen.plan["head"]["host"], *(device.host for device in seen.used)}
+    cases = []
+    for name, host in seen.plan["hosts"].items():
+        compiled = any(backends.is_on(build["cmake_options"].get(RDMA, "OFF")) for build in host["builds"])
+        if compiled and name in computing and any(device.endpoint for device in seen.used):
+            closed = host["scope"] == "system" and service_managers.MANAGERS[host["service_manager"]].closes_ports_by
+            reason = "Its units let no /dev/infiniband in, so that RPC stays on TCP" if closed else RDMA_UNTRIED
+            cases.append((name, {"option": RDMA, "reason": reason}))
+    return cases
+
+
 def _small_packets(seen: Seen) -> Cases:
     return [
         (name, {"interface": link["interface"], "index": index})
@@ -551,6 +569,15 @@ ADVISORIES = (
         "llama_model_path is {path}, with the architecture {architecture}. Only Ollama uses this name, and llama-server refuses the file.",
         "Set llama_model_path to the GGUF file of this model from Hugging Face.",
         "https://github.com/ollama/ollama",
+    ),
+    Advisory(
+        "rdma-not-planned",
+        "warning",
+        _rdma,
+        "{host} compiles llama.cpp with {option}. {reason}.",
+        "Remove {option} from llama_build_cmake_options of {host}. verify names the transport that is used.",
+        "https://github.com/ggml-org/llama.cpp/pull/20590",
+        (("reason", "Its units let no /dev/infiniband in, so that RPC stays on TCP"),),
     ),
     Advisory(
         "thunderbolt-mtu",
