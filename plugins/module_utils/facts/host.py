@@ -27,7 +27,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     versions,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import firewall, hardware, toolchains
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import firewall, hardware, interfaces, toolchains
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 
 MINIMUM_PYTHON = (3, 9)
@@ -282,6 +282,7 @@ def facts(wanted_scope: str, catalogue: dict | None = None) -> dict:
         "kernel": platform.release(),
         "firmware": firmware(devices, distributed["family"]),
         "thunderbolt": hardware.thunderbolt(),
+        "interfaces": interfaces.interfaces(),
         "measured": measured_links(place["prefix"]),
         "option_files": option_files(wanted_scope, place["prefix"], environment),
         "kept": kept_facts(place["prefix"]),

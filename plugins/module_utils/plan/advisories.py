@@ -337,7 +337,7 @@ def _ollama(seen: Seen) -> Cases:
 
 
 def _by_thunderbolt(link: Mapping[str, Any]) -> bool:
-    return str(link.get("interface") or "").startswith("thunderbolt")
+    return link.get("kind") in ("thunderbolt", "usb4") or str(link.get("interface") or "").startswith("thunderbolt")
 
 
 def _narrow_thunderbolt(seen: Seen) -> Cases:

@@ -22,6 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
     Endpoint,
     Facts,
     Host,
+    Interface,
     KnownAnswer,
     Link,
     ModelRequest,
@@ -72,7 +73,16 @@ HOST_NAME = r"\w[\w.:@+-]*"
 SECRET_NAME = r"(?i).*(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|_KEY|ACCESS_KEY_ID|SECRET_KEY_BASE|CREDENTIALS?|(^|_)(PASS|PWD|AUTH|PAT))"
 """Of a variable of a process whose value is a secret."""
 
-PLANNED_FROM = {*DECLARED, "device_groups", "firewall", "kernel", "firmware", "option_files", "thunderbolt"}
+PLANNED_FROM = {
+    *DECLARED,
+    "device_groups",
+    "firewall",
+    "kernel",
+    "firmware",
+    "option_files",
+    "thunderbolt",
+    "interfaces",
+}
 """Facts that a plan depends on."""
 
 PATH = Text(r"""[/~][^%$\\'"`;#]*""", 4096)
@@ -133,6 +143,7 @@ KNOWN: dict[str, Any] = {
     "thunderbolt": Maybe(
         [{"device": Text(), "lanes": Number(0, 1024), "gbit_per_lane": Number(0, 1 << 20, real=True)}]
     ),
+    "interfaces": Maybe([{"name": Text(), "kind": names.LINK_KINDS, "addresses": [WORD]}]),
     "measured": Maybe(Each(Maybe({"round_trip_ms": Maybe(Number(0, 1 << 20, real=True))}))),
 }
 """Facts that planning reads, as facts/host.py returns them. What an older version of the collection did not ask for may be missing."""
@@ -283,6 +294,7 @@ def _link(where: str, host: str, given: Mapping[str, Any]) -> Link:
         given.get("peer"),
         bool(given.get("manage")),
         given.get("thunderbolt"),
+        given.get("kind"),
     )
 
 
@@ -414,6 +426,10 @@ def facts_of(given: Mapping[str, Any]) -> Facts:
         option_files=tuple(given.get("option_files") or ()),
         thunderbolt=tuple(
             Thunderbolt(*(link[field] for field in Thunderbolt._fields)) for link in given.get("thunderbolt") or ()
+        ),
+        interfaces=tuple(
+            Interface(interface["name"], interface["kind"], tuple(interface["addresses"]))
+            for interface in given.get("interfaces") or ()
         ),
         round_trips={host: (link or {}).get("round_trip_ms") for host, link in (given.get("measured") or {}).items()},
     )
