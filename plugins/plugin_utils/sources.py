@@ -28,9 +28,9 @@ from ansible.errors import AnsibleError
 from ansible.module_utils.urls import open_url
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply.stored import sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, gguf, known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import cache, git, programs
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import cache, git, programs, trees
 
 
 class Fetched(NamedTuple):
@@ -195,7 +195,46 @@ def _look_up(request: dict, find: Callable[[str], str]) -> dict:
             request["commit"] = _commit_of(request)
         if "build" not in request:
             request["build"] = _build_of(request)
-    return request
+    tree = _tree_of(request)
+    return {**request, releases.TREE: tree} if tree else request
+
+
+def _tree_of(request: dict) -> releases.SourceTree | None:
+    """What the tree of a release tells of itself, where its name or its build does not tell enough; None where nothing has to be asked, or where
+    an archive or repository cannot be read now.
+
+    :raises Refusal: it is a release of llama-cpp-python of which nothing is known, and its archive cannot be read.
+    """
+    if request["source"] == "pypi" and "build" not in request:
+        return None if request["version"] in capabilities.PYPI_TREES else _tree_of_pypi(request)
+    mainline = request.get("fork", capabilities.MAINLINE) == capabilities.MAINLINE
+    build = request.get("build")
+    if request["source"] not in releases.COMPILED or not mainline or not isinstance(build, int) or build < 1:
+        return None
+    if capabilities.tells_protocol(build):
+        return None
+    release = releases.release_of(request, {}).as_json()
+    with suppress(AnsibleError, git.GitError, OSError, EOFError, tarfile.TarError):
+        if request["source"] == "git" and not _kept_commit(release, _folder()):
+            git.commit_of(request["repository"], request["ref"])
+        return releases.SourceTree(None, None, trees.recorded(fetch(release).path).protocol)
+    return None
+
+
+def _tree_of_pypi(request: dict) -> releases.SourceTree:
+    version = request["version"]
+    wanted = {"source": "pypi", "ref": f"pypi-{version}", "commit": "unknown", **request}
+    try:
+        told = trees.recorded(fetch(wanted).path)
+    except AnsibleError as error:
+        raise Refusal(str(error)) from None
+    except (OSError, EOFError, tarfile.TarError) as error:
+        raise Refusal(
+            f"llama_release has the version {version!r}, whose source archive cannot be read ({error}): add build, the llama.cpp build number "
+            "of its vendor/llama.cpp"
+        ) from None
+    generation = capabilities.build_of_day(told.day, told.protocol) if told.day else None
+    return releases.SourceTree(told.commit, generation, told.protocol)
 
 
 def _read(patch: Any, find: Callable[[str], str]) -> dict:

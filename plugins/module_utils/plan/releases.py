@@ -40,8 +40,21 @@ SOURCES = {
     "package": {"source", "build"},
 }
 """Source of a release → what ``llama_release`` may say of it."""
+TREE = "tree"
+"""What the controller adds to these where it has looked into the tree itself, a SourceTree."""
 WHOLE_COMMIT = r"[0-9a-f]{40}([0-9a-f]{24})?"
 BUILD_TAG = r"b\d{3,6}"
+
+
+class SourceTree(NamedTuple):
+    """What a tree tells of itself; None where it does not.
+
+    :param generation: about its build number, by its day.
+    """
+
+    commit: str | None
+    generation: int | None
+    protocol: str | None
 
 
 def request_of(value: Any) -> dict[str, Any]:
@@ -56,7 +69,7 @@ def request_of(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict) or str(value.get("source")) not in SOURCES:
         raise Refusal(f"llama_release is {value!r}, which is not a valid form: {form}")
     allowed = SOURCES[value["source"]]
-    unknown = set(value) - allowed
+    unknown = set(value) - allowed - ({TREE} if isinstance(value.get(TREE), SourceTree) else set())
     if unknown:
         raise Refusal(
             f"llama_release has {', '.join(sorted(map(str, unknown)))}, which source: {value['source']} does not accept: use {', '.join(sorted(allowed))}"
@@ -134,6 +147,8 @@ def release_of(value: Any, packaged: Mapping[str, str | None]) -> Release:
     )
     tree: dict[str, Any] = {key: request[key] for key in ("build", "commit") if key in request}
     tree["fork"] = request.get("fork", capabilities.MAINLINE)
+    if TREE in request:
+        tree = {**{key: known for key, known in request[TREE]._asdict().items() if known}, **tree}
     source = request["source"]
     if source == "package":
         return _with_id(source, *_packaged_tree(request, packaged))
