@@ -113,6 +113,25 @@ def graphics(backend):
     return everywhere(lambda host: host["variables"].update(llama_backend=backend))
 
 
+def unified_heap(**more):
+    return {"environment": {"radv_enable_unified_heap_on_apu": "true"}, **more}
+
+
+def rocm(version):
+    """A ROCm of that version, as host_info finds it."""
+    return {
+        **{"backend": "hip", "prefix": f"/opt/rocm-{version}", "links": [], "version": version},
+        **{"compiler": f"/opt/rocm-{version}/llvm/bin/clang", "rocwmma": None},
+        "libraries": ["hip-headers", "hipblas", "rocblas"],
+    }
+
+
+def with_rocm(cluster, newest, older="6.4.2"):
+    for host in cluster.hosts.values():
+        host["facts"]["toolchains"] = [rocm(older), rocm(newest)]
+    return cluster
+
+
 def with_rdma(cluster, value="ON"):
     cluster.hosts["worker1"]["variables"]["llama_build_cmake_options"] = {"GGML_RPC_RDMA": value}
     return cluster
@@ -302,6 +321,21 @@ CASES = [
         ["/srv/m.gguf, with the architecture glm4moelite", "llama_model_path"],
     ),
     (
+        "vulkan-large-share",
+        lambda: strix_halos(4, 300, "vulkan", llama_worker_endpoints=[unified_heap()]),
+        lambda cluster: [
+            host["variables"].update(llama_worker_endpoints=[unified_heap(memory_mib=87856)])
+            for host in cluster.hosts.values()
+        ],
+        ["Vulkan0 of strix", "87857", "memory_mib"],
+    ),
+    (
+        "rocm-slow-prompts",
+        lambda: with_rocm(strix_halos(1, 20), "7.2.1"),
+        setting("strix0", llama_build_toolchain="/opt/rocm-6.4.2"),
+        ["strix0 compiles for gfx1151 with ROCm 7.2.1", "llama_build_toolchain of strix0 to /opt/rocm-6.4.2"],
+    ),
+    (
         "rdma-not-planned",
         lambda: with_rdma(cluster_of(1)),
         lambda cluster: with_rdma(cluster, "OFF"),
@@ -451,6 +485,8 @@ HEALTHY = {
     "HIP": lambda: strix_halos(4, 377),
     "HIP, two hosts": lambda: strix_halos(2, 205),
     "HIP of the newest tree": lambda: strix_halos(1, 20, build=11063),
+    "ROCm that is fast": lambda: with_rocm(strix_halos(1, 20), "7.1.1"),
+    "ROCm of which no other is installed": lambda: with_rocm(strix_halos(1, 20), "7.2.1", "7.2.0"),
     "Vulkan, 61 GiB": lambda: strix_halos(4, 61, "vulkan"),
     "Vulkan, 211 GiB": lambda: strix_halos(4, 211, "vulkan"),
     "Vulkan, 226 GiB": lambda: strix_halos(4, 226, "vulkan"),

@@ -47,13 +47,26 @@ def test_trees_of_the_package_index(version, binary, worker_flags, load_modes, p
 
 
 @pytest.mark.parametrize(
-    "build, protocol", [(5149, None), (5150, "1.0.0"), (8802, "4.0.0"), (10496, "5.1.0"), (10497, None), (11000, None), (11450, "8.0.0"), (11669, "8.0.0"), (11670, None)]
+    "build, protocol",
+    [
+        (5149, None),
+        (5150, "1.0.0"),
+        (8802, "4.0.0"),
+        (10496, "5.1.0"),
+        (10497, None),
+        (11000, None),
+        (11450, "8.0.0"),
+        (11669, "8.0.0"),
+        (11670, None),
+    ],
 )
 def test_protocol_by_build_is_said_only_where_it_is_known(build, protocol):
     assert capabilities.of_build(build)["protocol"] == protocol
 
 
-@pytest.mark.parametrize("build, tells", [(1, True), (5150, True), (10496, True), (10497, False), (11500, True), (12000, False)])
+@pytest.mark.parametrize(
+    "build, tells", [(1, True), (5150, True), (10496, True), (10497, False), (11500, True), (12000, False)]
+)
 def test_whether_the_number_of_a_build_tells_its_protocol(build, tells):
     assert capabilities.tells_protocol(build) is tells
 

@@ -119,7 +119,9 @@ def test_an_archive_that_ends_early_refuses_the_plan(tmp_path, downloads, monkey
         raise tarfile.ReadError("unexpected end of data")
 
     monkeypatch.setattr(sources.trees, "recorded", damaged)
-    with pytest.raises(Refusal, match=r"version '0\.3\.30', whose source archive cannot be read .*unexpected end.*add build"):
+    with pytest.raises(
+        Refusal, match=r"version '0\.3\.30', whose source archive cannot be read .*unexpected end.*add build"
+    ):
         sources.resolve(request_of(archive), nowhere)
 
 
@@ -162,7 +164,9 @@ def test_the_protocol_of_a_newer_build_is_read_in_its_tree(repository):
     release = releases.release_of(found, {})
     assert (release.build, release.protocol) == (12000, "9.1.0")
     repository.path.rename(repository.path.with_name("away"))
-    assert sources.resolve(repository.request("b12000"), nowhere) == found, "what is in the cache is not asked for again"
+    assert sources.resolve(repository.request("b12000"), nowhere) == found, (
+        "what is in the cache is not asked for again"
+    )
 
 
 def test_a_repository_that_cannot_be_read_leaves_the_protocol_open(repository):

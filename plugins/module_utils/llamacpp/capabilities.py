@@ -74,6 +74,9 @@ PROTOCOLS = [
 """First build → RPC protocol. None is older than the handshake, or not known by number: 6.0.0 (#18626) and 7.0.0 came between b10496 and b11450
 (#26610), and 11669 is the newest build that was seen. There the tree itself tells it, when it is fetched."""
 
+RPC_SINCE = 2901
+"""Oldest build whose worker's options are known; RPC came with #6829 in May 2024."""
+
 MAX_ENDPOINTS = 16
 """Workers that one llama-server connects to (GGML_RPC_MAX_SERVERS)."""
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.versions import numbers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Cluster, Facts, Release, Server
@@ -45,6 +46,10 @@ THUNDERBOLT_LANES, THUNDERBOLT_GBIT = 2, 20
 """Lanes, and Gbit/s of each, of a connection between hosts with USB4 or Thunderbolt 3 and newer."""
 VULKAN_MEMORY = "vulkan-shared-memory"
 """Where it is accepted, devices lend more than their driver shows as their own."""
+VULKAN_SHARE_MIB = 87857
+"""Smallest share of DeepSeek R1 Q4_K_M on four Strix Halo, which crashed by Vulkan over RPC and ran by HIP, in the field notes. 64446 ran."""
+SLOW_ROCM = (7, 2)
+"""ROCm whose prompts were seen to be slow on a Strix Halo, in the field notes of a pair; 7.0 nightlies read 72 tokens per second."""
 RDMA = "GGML_RPC_RDMA"
 """Option of cmake with which RPC moves from TCP to RDMA after the handshake (b8802, #20590)."""
 RDMA_UNTRIED = (
@@ -350,6 +355,30 @@ def _narrow_thunderbolt(seen: Seen) -> Cases:
     ]
 
 
+def _large_vulkan_shares(seen: Seen) -> Cases:
+    """Shares within what the driver shows: others are the case of VULKAN_MEMORY."""
+    return [
+        (device.host, {"device": device.name, "mib": round(device.held_mib), "seen": VULKAN_SHARE_MIB})
+        for device in seen.used
+        if device.endpoint and device.backend == "vulkan" and VULKAN_SHARE_MIB <= device.held_mib <= device.visible_mib
+    ]
+
+
+def _slow_prompts(seen: Seen) -> Cases:
+    """Hosts whose newest ROCm is the slow one, where another one is installed."""
+    architectures = {device.host: device.architecture for device in seen.used if device.architecture == STRIX_HALO}
+    cases = []
+    for name, architecture in architectures.items():
+        installed = [one for one in seen.cluster.hosts[name].facts.toolchains or () if one["backend"] == "hip"]
+        built = [build["environment"].get("HIP_PATH") for build in seen.plan["hosts"][name]["builds"]]
+        slow = [one for one in installed if one["prefix"] in built and numbers(one["version"])[:2] == SLOW_ROCM]
+        others = [one["prefix"] for one in installed if numbers(one["version"])[:2] != SLOW_ROCM]
+        if slow and others and not seen.cluster.hosts[name].toolchain:
+            values = {"architecture": architecture, "version": slow[0]["version"], "other": others[-1]}
+            cases.append((name, values))
+    return cases
+
+
 def _rdma(seen: Seen) -> Cases:
     """Hosts whose programs are compiled with RDMA and that compute."""
     computing = {seen.plan["head"]["host"], *(device.host for device in seen.used)}
@@ -484,15 +513,6 @@ ADVISORIES = (
         "https://github.com/lhl/strix-halo-testing",
     ),
     Advisory(
-        "gb10-mmap-slow",
-        "warning",
-        _mmap_crawls,
-        "llama_server_load_mode is {mode}, and {device} of {host} is an NVIDIA GB10. A DGX Spark took 224 s to load a model with mmap, and 22 s "
-        "without.",
-        "Leave llama_server_load_mode out, or set it to none.",
-        THREAD.format(27742),
-    ),
-    Advisory(
         "vulkan-without-mmap",
         "warning",
         _vulkan_without_mmap,
@@ -569,15 +589,6 @@ ADVISORIES = (
         "llama_model_path is {path}, with the architecture {architecture}. Only Ollama uses this name, and llama-server refuses the file.",
         "Set llama_model_path to the GGUF file of this model from Hugging Face.",
         "https://github.com/ollama/ollama",
-    ),
-    Advisory(
-        "rdma-not-planned",
-        "warning",
-        _rdma,
-        "{host} compiles llama.cpp with {option}. {reason}.",
-        "Remove {option} from llama_build_cmake_options of {host}. verify names the transport that is used.",
-        "https://github.com/ggml-org/llama.cpp/pull/20590",
-        (("reason", "Its units let no /dev/infiniband in, so that RPC stays on TCP"),),
     ),
     Advisory(
         "thunderbolt-mtu",
@@ -660,6 +671,43 @@ ADVISORIES = (
         "{option} is set for {host}, but has no effect: build {build} does not know it, only builds {known} do.",
         "Remove it from llama_build_cmake_options, or set llama_release to one of these builds.",
         "docs/variables.md",
+    ),
+    Advisory(
+        "gb10-mmap-slow",
+        "warning",
+        _mmap_crawls,
+        "llama_server_load_mode is {mode}, and {device} of {host} is an NVIDIA GB10. A DGX Spark took 224 s to load a model with mmap, and 22 s "
+        "without.",
+        "Leave llama_server_load_mode out, or set it to none.",
+        THREAD.format(27742),
+    ),
+    Advisory(
+        "rdma-not-planned",
+        "warning",
+        _rdma,
+        "{host} compiles llama.cpp with {option}. {reason}.",
+        "Remove {option} from llama_build_cmake_options of {host}. verify names the transport that is used.",
+        "https://github.com/ggml-org/llama.cpp/pull/20590",
+        (("reason", "Its units let no /dev/infiniband in, so that RPC stays on TCP"),),
+    ),
+    Advisory(
+        "vulkan-large-share",
+        "warning",
+        _large_vulkan_shares,
+        "{device} of {host} gets {mib} MiB by Vulkan over RPC. A model with {seen} MiB and more on each device crashed so with out of memory while it "
+        "was loaded, and ran by HIP.",
+        "If loading fails, set memory_mib of the endpoint of {host} in llama_worker_endpoints to {seen} or less.",
+        "https://github.com/geerlingguy/beowulf-ai-cluster/issues/2",
+    ),
+    Advisory(
+        "rocm-slow-prompts",
+        "warning",
+        _slow_prompts,
+        "{host} compiles for {architecture} with ROCm {version}, the newest that is installed and fits. Two Strix Halo read prompts of a model in Q8_0 "
+        "at 49 tokens per second with ROCm 7.2, and at 75 with 6.4.2; generation was the same, and so were prompts of a model in Q4_K.",
+        "Set llama_build_toolchain of {host} to {other} if prompts matter more than what {version} corrects, and compare both with "
+        "playbooks/benchmark.yml.",
+        "https://github.com/ggml-org/llama.cpp/issues/17917",
     ),
 )
 
