@@ -99,11 +99,15 @@ def advisories_table() -> str:
         return re.sub(r"{(\w+)}", lambda found: example.get(found[1], f"*{found[1]}*"), template)
 
     lines = [
-        f"| `{entry.id}` | {entry.severity} | {shown(entry.message, dict(entry.example))} | {shown(entry.remedy, dict(entry.example))} "
-        f"| {entry.reference} |"
+        f"| `{entry.id}` | {entry.severity} | {shown(entry.message, dict(entry.example))} "
+        f"| {shown('; '.join(remedy.text for remedy in entry.remedies), dict(entry.example))} | {entry.reference} |"
         for entry in advisories.ADVISORIES
     ]
-    return "| id | severity | what it says | remedy | reference |\n|---|---|---|---|---|\n" + "\n".join(lines) + "\n"
+    return (
+        "| id | severity | what it says | remedies: those that help are shown | reference |\n|---|---|---|---|---|\n"
+        + "\n".join(lines)
+        + "\n"
+    )
 
 
 def plan_page(text: str) -> str:
