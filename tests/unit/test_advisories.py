@@ -899,6 +899,21 @@ def test_a_gb10_does_not_read_a_model_by_mmap(build, wanted, arguments):
     assert not plan["advisories"]
 
 
+def test_a_head_reads_by_mmap_for_a_gb10_of_another_host():
+    gb10 = spark().hosts["head"]["facts"]["accelerators"]
+    facts = {"accelerators": gb10, "toolchain": TOOLS, "memory_mib": 122570}
+    cluster = cluster_of(1, facts, llama_backend="cuda", llama_server_backend="cuda")
+    cluster.hosts["head"]["variables"]["llama_backend"] = "cpu"
+    assert cluster.plan()["head"]["load_mode"] is None
+    cluster.hosts["head"]["groups"].append("worker")
+    cluster.hosts["head"]["facts"].update(facts)
+    cluster.hosts["head"]["variables"].update(llama_backend="cuda", llama_placement="all")
+    plan = cluster.plan()
+    assert not plan["refused"], plan["reasons"]
+    assert {entry["worker"] for entry in plan["placement"]} == {"cuda0"}
+    assert plan["head"]["load_mode"] == "none"
+
+
 @pytest.mark.parametrize("build, met", [(10039, False), (10040, True), (10864, True), (10865, False)])
 def test_builds_that_compute_garbage_on_rdna35(build, met):
     assert ("hip-garbage" in ids(strix_halos(1, 20, build=build).plan())) is met

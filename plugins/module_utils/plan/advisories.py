@@ -186,7 +186,7 @@ def _mmap_crawls(seen: Seen) -> Cases:
     return [
         (device.host, {"where": f"{device.name} of {device.host}", "mode": seen.plan["head"]["load_mode"]})
         for device in seen.used
-        if device.crawls_on_mmap and _reads_pages(seen)
+        if device.is_gb10 and device.host == seen.plan["head"]["host"] and _reads_pages(seen)
     ]
 
 

@@ -167,10 +167,10 @@ class Holder(NamedTuple):
         return self.backend == "hip" and self.unified and self.weights_mib > self.host_memory_mib / 2
 
     @property
-    def crawls_on_mmap(self) -> bool:
-        """Whether loading from mapped pages into it was seen to take ten times as long, of whatever share: 224 s against 22 s on a DGX Spark
-        (#27742, comment of 26 August 2026)."""
-        return self.backend == "cuda" and self.unified and self.architecture == GB10 and not self.endpoint
+    def is_gb10(self) -> bool:
+        """Whether it is of a host on which reading a model from mapped pages was seen to take ten times as long: 224 s against 22 s on a DGX
+        Spark (#27742, comment of 26 August 2026)."""
+        return self.backend == "cuda" and self.unified and self.architecture == GB10
 
 
 def holder(device: Device, facts: Facts, weights_mib: float, kv_mib: float) -> Holder:

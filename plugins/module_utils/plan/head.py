@@ -355,13 +355,14 @@ def key_path(facts: Facts, path: str) -> str:
     return CREDENTIALS.format(service=SERVICE) + KEYS if handed_over else path
 
 
-def load_mode_of(wanted: str | None, release: Release, used: Sequence[devices.Holder]) -> str | None:
+def load_mode_of(wanted: str | None, release: Release, used: Sequence[devices.Holder], head: str) -> str | None:
     """How the model is read where nothing is said of it: not by mmap where HIP or a GB10 was seen to hang or crawl on it. None is
     llama-server's default.
 
     :param used: the devices that get layers.
+    :param head: the host that reads the model.
     """
-    if not wanted and any(device.crawls_on_mmap for device in used):
+    if not wanted and any(device.is_gb10 and device.host == head for device in used):
         return "none"
     if wanted or not any(device.hangs_on_mmap or device.slow_on_mmap for device in used):
         return wanted
