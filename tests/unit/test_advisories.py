@@ -117,6 +117,37 @@ def graphics(backend):
     return everywhere(lambda host: host["variables"].update(llama_backend=backend))
 
 
+def unified_heap(**more):
+    return {"environment": {"radv_enable_unified_heap_on_apu": "true"}, **more}
+
+
+def rocm(version):
+    """A ROCm of that version, as host_info finds it."""
+    return {
+        **{"backend": "hip", "prefix": f"/opt/rocm-{version}", "links": [], "version": version},
+        **{"compiler": f"/opt/rocm-{version}/llvm/bin/clang", "rocwmma": None},
+        "libraries": ["hip-headers", "hipblas", "rocblas"],
+    }
+
+
+def with_rocm(cluster, newest, older="6.4.2"):
+    for host in cluster.hosts.values():
+        host["facts"]["toolchains"] = [rocm(older), rocm(newest)]
+    return cluster
+
+
+def with_rdma(cluster, value="ON"):
+    cluster.hosts["worker1"]["variables"]["llama_build_cmake_options"] = {"GGML_RPC_RDMA": value}
+    return cluster
+
+
+def spark(**variables):
+    """A DGX Spark on paper, which serves alone."""
+    gb10 = {"backend": "cuda", "name": "NVIDIA GB10", "architecture": "12.1", "memory_mib": 122570, "unified": True}
+    facts = {"accelerators": [gb10], "toolchain": TOOLS, "memory_mib": 122570}
+    return with_model(cluster_of(0, head_facts=facts, **variables))
+
+
 def quantised(source, build):
     return cluster_of(
         1,
@@ -688,6 +719,43 @@ CASES = [
         ["from 6171 on", "llama_release"],
     ),
     (
+        "gb10-mmap-slow",
+        lambda: spark(llama_server_load_mode="mmap"),
+        {
+            "leave llama_server_load_mode out": setting("head", llama_server_load_mode=None),
+            "set llama_server_load_mode to none": setting("head", llama_server_load_mode="none"),
+        },
+        ["CUDA0 of head", "224 s", "none"],
+    ),
+    (
+        "vulkan-large-share",
+        lambda: strix_halos(4, 300, "vulkan", llama_worker_endpoints=[unified_heap()]),
+        {
+            "set memory_mib of the endpoints of {hosts} in llama_worker_endpoints to {mib} or less": given(
+                {"llama_worker_endpoints": [unified_heap(memory_mib=87856)]}
+            )
+        },
+        ["MiB on Vulkan0 of strix", "to 87856 or less"],
+    ),
+    (
+        "rocm-slow-prompts",
+        lambda: with_rocm(strix_halos(2, 140), "7.2.1"),
+        {
+            "compare it with llama_build_toolchain of {hosts} set to {other}": given(
+                {"llama_build_toolchain": "/opt/rocm-6.4.2"}
+            )
+        },
+        ["strix0 (ROCm 7.2.1), strix1 (ROCm 7.2.1)", "of strix0 and strix1 set to /opt/rocm-6.4.2"],
+    ),
+    (
+        "rdma-not-planned",
+        lambda: cluster_of(2, llama_build_cmake_options={"GGML_RPC_RDMA": "ON"}),
+        {
+            "remove {option} from llama_build_cmake_options of {hosts}": given({"llama_build_cmake_options": {}}),
+        },
+        ["compiled with GGML_RPC_RDMA on head, worker1", "/dev/infiniband", "of head, worker1 and worker2"],
+    ),
+    (
         "slower-than-one-host",
         lambda: with_model(cluster_of(1), accepted=()),
         {"{steps}": lambda cluster: cluster.hosts.pop("worker1")},
@@ -794,6 +862,8 @@ HEALTHY = {
     "HIP": lambda: strix_halos(4, 377),
     "HIP, two hosts": lambda: strix_halos(2, 205),
     "HIP of the newest tree": lambda: strix_halos(1, 20, build=11063),
+    "ROCm that is fast": lambda: with_rocm(strix_halos(1, 20), "7.1.1"),
+    "ROCm of which no other is installed": lambda: with_rocm(strix_halos(1, 20), "7.2.1", "7.2.0"),
     "Vulkan, 61 GiB": lambda: strix_halos(4, 61, "vulkan"),
     "Vulkan, 211 GiB": lambda: strix_halos(4, 211, "vulkan"),
     "Vulkan, 226 GiB": lambda: strix_halos(4, 226, "vulkan"),
@@ -878,6 +948,61 @@ def test_a_large_model_is_not_read_by_mmap_with_hip(build, backend, gib, wanted,
     head = accepting_head(cluster).plan()["head"]
     assert head["load_mode"] == mode
     assert [part for part in head["argv"] if part in ("-dio", "--load-mode", "dio", "--no-mmap")] == arguments
+
+
+@pytest.mark.parametrize(
+    "build, wanted, arguments",
+    [
+        (8600, None, ["--no-mmap"]),
+        (11063, None, ["--load-mode", "none"]),
+        (11063, "auto", ["--load-mode", "auto"]),
+        (11063, "mlock", ["--load-mode", "mlock"]),
+    ],
+)
+def test_a_gb10_does_not_read_a_model_by_mmap(build, wanted, arguments):
+    plan = spark(llama_server_load_mode=wanted, llama_release={**TREE, "build": build}).plan()
+    assert [part for part in plan["head"]["argv"] if part in ("--no-mmap", "--load-mode", *arguments)] == arguments
+    assert not plan["advisories"]
+
+
+def test_a_head_reads_by_mmap_for_a_gb10_of_another_host():
+    gb10 = spark().hosts["head"]["facts"]["accelerators"]
+    facts = {"accelerators": gb10, "toolchain": TOOLS, "memory_mib": 122570}
+    cluster = cluster_of(1, facts, llama_backend="cuda", llama_server_backend="cuda")
+    cluster.hosts["head"]["variables"]["llama_backend"] = "cpu"
+    assert cluster.plan()["head"]["load_mode"] is None
+    cluster.hosts["head"]["groups"].append("worker")
+    cluster.hosts["head"]["facts"].update(facts)
+    cluster.hosts["head"]["variables"].update(llama_backend="cuda", llama_placement="all")
+    plan = cluster.plan()
+    assert not plan["refused"], plan["reasons"]
+    assert {entry["worker"] for entry in plan["placement"]} == {"cuda0"}
+    assert plan["head"]["load_mode"] == "none"
+
+
+@pytest.mark.parametrize("build, met", [(10039, False), (10040, True), (10864, True), (10865, False)])
+def test_builds_that_compute_garbage_on_rdna35(build, met):
+    assert ("hip-garbage" in ids(strix_halos(1, 20, build=build).plan())) is met
+
+
+@pytest.mark.parametrize("file, met", [(advisories.READING, False), (advisories.SENDING, True)])
+def test_a_patch_of_the_operator_ends_garbage_on_rdna35(file, met):
+    patch = {"path": "/srv/apu.patch", "sha256": "c" * 64, "files": [file]}
+    cluster = strix_halos(1, 20)
+    released(**TREE, build=10500, patches=[patch])(cluster)
+    assert ("hip-garbage" in ids(cluster.plan())) is met
+
+
+@pytest.mark.parametrize("build, met", [(8643, True), (10457, True), (10458, False)])
+def test_auto_maps_the_model_for_shared_memory_in_older_builds(build, met):
+    cluster = strix_halos(2, 138, "hip", build, llama_server_load_mode="auto")
+    assert ("hip-mmap-hang" in ids(cluster.plan())) is met
+
+
+def test_rdma_of_a_service_manager_that_closes_no_devices():
+    cluster = with_rdma(accepting(cluster_of(1, {"service_manager": "supervisor"}), "unprotected-worker"))
+    (found,) = [entry for entry in cluster.plan()["advisories"] if entry["id"] == "rdma-not-planned"]
+    assert "firewalls do not see RDMA" in found["message"]
 
 
 def accepting_head(cluster):

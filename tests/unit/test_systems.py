@@ -182,7 +182,7 @@ def test_mac_loopback():
     assert line(planned) == (
         f"/Users/me/.local/share/llamacpp/releases/{planned['hosts']['mac']['builds'][0]['id']}/bin/llama-server "
         "--rpc 127.0.0.1:50053,127.0.0.1:50052 --device RPC0,RPC1 --model /Users/me/.models/GLM-4.7-Flash-Q4_K_M.gguf "
-        "--host 127.0.0.1 --port 8080 --n-gpu-layers 48 --tensor-split 1,47 --ctx-size 8192 --parallel 1"
+        "--host 127.0.0.1 --port 8080 --n-gpu-layers 48 --tensor-split 1,47 --ctx-size 8192 --parallel 1 --fit off"
     )
     mac = planned["hosts"]["mac"]
     assert (mac["service_manager"], mac["units"]) == ("launchd", "/Users/me/Library/LaunchAgents")
@@ -375,7 +375,8 @@ def test_strix_halo_pair():
     assert workers_of(planned) == {"10.99.0.2:50052": "-H 10.99.0.2 -p 50052 -d ROCm0"}
     assert line(planned).split("bin/", 1)[1] == (
         "llama-server --rpc 10.99.0.2:50052 --device RPC0,ROCm0 --model /models/MiniMax-M2.5-REAP-139B-A10B-Q8_0.gguf "
-        "--host 127.0.0.1 --port 8081 --n-gpu-layers 63 --tensor-split 31,32 --ctx-size 4096 --parallel 1 --flash-attn on -dio --no-warmup"
+        "--host 127.0.0.1 --port 8081 --n-gpu-layers 63 --tensor-split 31,32 --ctx-size 4096 --parallel 1 --flash-attn on -dio --no-warmup "
+        "--fit off"
     )
     assert planned["head"]["environment"]["ROCBLAS_USE_HIPBLASLT"] == "1"
     for host in planned["hosts"].values():
@@ -435,6 +436,8 @@ def test_a_generation_without_direct_io():
     said = reason(plan("strix_halo_pair", llama_release=GENERATIONS["0.3.16"]))
     assert "llama_server_load_mode is dio, which pypi-0.3.16 does not know" in said
     assert "b7668" in said
+    said = reason(plan("strix_halo_pair", llama_release=GENERATIONS["0.3.20"], llama_server_load_mode="mlock"))
+    assert "use mmap or auto or none or dio or mmap+mlock, or a build from b10458 on" in said
     planned = plan(
         "strix_halo_pair",
         llama_release=GENERATIONS["0.3.16"],

@@ -347,6 +347,12 @@ def only(version):
             ["CUDA 13.0", "no longer compiles for compute capability 6.1", "install CUDA older than 13.0"],
         ),
         (
+            "constructed/a5000x4",
+            lambda facts: [toolchain.update(version="10.2") for toolchain in facts["toolchains"]],
+            {},
+            ["here has CUDA 10.2", "too old for llama.cpp", "install CUDA 11.0 or newer", "or set llama_backend"],
+        ),
+        (
             "constructed/gb10",
             lambda facts: facts["toolchains"][0].update(version="12.8"),
             {},

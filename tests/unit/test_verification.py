@@ -85,6 +85,7 @@ def evidence(plan):
         "log": [],
         "log_complete": True,
         "links": {},
+        "rdma": 0,
     }
 
 
@@ -317,6 +318,34 @@ def test_an_open_worker_that_was_accepted_fails_nothing(pair):
     assert (found[0]["status"], "accepts" in found[0]["evidence"]) == ("not tested", True)
 
 
+def test_buffers_are_not_tested_where_the_log_has_none(plan, drifts, evidence):
+    """As with 0.3.25, which logs them with --log-verbosity 4 alone."""
+    evidence["buffers"] = {}
+    judged = verification.judge(plan, drifts, evidence, {})
+    checks = [check for check in judged["checks"] if check["name"] == "buffers"]
+    assert judged["passed"]
+    assert {check["status"] for check in checks} == {"not tested"}
+    assert "no sizes of buffers" in checks[0]["evidence"]
+
+
+@pytest.mark.parametrize(
+    "log, complete, transport",
+    [
+        ("x", True, "over TCP"),
+        ("x", False, "over TCP or RDMA: start.log on the head is incomplete"),
+        ("RDMA activate failed, staying on TCP\n", True, "over TCP"),
+        ("RDMA probed: dev=a gid=3 (RoCEv2) qpn=7 inline=316\n", True, "over TCP"),
+        ("I RDMA activated: qpn=1->2 mtu=4096 rx_depth=24\n", True, "over TCP or RDMA: 1 of 2 use RDMA"),
+        ("I RDMA activated: qpn=1->2\nI RDMA(Apple/UC) activated: qpn=1->2\n", True, "over RDMA"),
+    ],
+)
+def test_the_transport_that_is_used_is_named(plan, drifts, evidence, log, complete, transport):
+    evidence.update(rdma=verification.connections_by_rdma(log), log_complete=complete)
+    checks = verification.judge(plan, drifts, evidence, {})["checks"]
+    said = {check["evidence"] for check in checks if check["name"] == "handshake"}
+    assert said == {f"protocol 7.0.0, 1 device, 65536 MiB, {transport}"}
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -508,7 +537,9 @@ def test_what_the_head_collects_has_the_form_that_is_asked_for(server, tmp_path,
                     verification.check_evidence("here", {name: found[name] for name in found if name != key})
     found["health"]["healthy"] = True
     with pytest.raises(Refusal, match="other lists than pairs"):
-        verification.check_evidence("here", {**found, "buffers": {"CPU": {"KV": [1]}}, "completion": {"error": ""}})
+        verification.check_evidence(
+            "here", {**found, "buffers": {"CPU": {"KV": [1]}}, "completion": {"error": ""}, "rdma": 0}
+        )
 
 
 @pytest.mark.parametrize("odd", [None, [], {}, {"health": {"healthy": True, "said": "\x1b[2J"}}])

@@ -140,6 +140,12 @@ def buffers(log: str) -> dict[str, dict[str, Logged]]:
     return devices
 
 
+def connections_by_rdma(log: str) -> int:
+    """How many connections to workers the log of one start reports as moved from TCP to RDMA (transport.cpp and transport-apple.cpp of
+    ggml-rpc, in the trees of 0.3.25, 0.3.35 and 0.3.36). A connection that stays on TCP is not reported."""
+    return len(re.findall(r"\bRDMA(?:\(Apple/UC\))? activated: ", log))
+
+
 def wait_for_health(url: str, seconds: float) -> dict:
     """``{"healthy", "said"}`` after at most so many seconds."""
     deadline = time.monotonic() + seconds
@@ -219,6 +225,7 @@ def collect(plan: dict, seconds: float) -> dict:
     if not plan["staging"]:
         evidence["drift"] = state.drift(own)
     evidence["buffers"] = buffers(log)
+    evidence["rdma"] = connections_by_rdma(log)
     for worker in (worker for planned in plan["hosts"].values() for worker in planned["workers"] if not worker["used"]):
         address, port = worker["endpoint"].rsplit(":", 1)
         answer = rpc.probe(address, int(port), protocol=worker["protocol"])
@@ -282,6 +289,7 @@ EVIDENCE = {
 }
 HEALTHY = {
     "buffers": Each(Each([Number(real=True)])),
+    "rdma": Number(),
     "completion": {"text": LINES[0], "tokens": Number(), "tokens_per_second": FIGURE},
 }
 """The form of what collect returns: always, and of a server that is healthy."""
@@ -471,14 +479,25 @@ def _links(evidence: dict) -> list[dict]:
     return checks
 
 
+def _transport(plan: dict, evidence: dict) -> str:
+    """How llama-server reaches the workers that it uses, as far as its log tells."""
+    used = sum(worker["used"] for planned in plan["hosts"].values() for worker in planned["workers"])
+    if not evidence["log_complete"]:
+        return "over TCP or RDMA: start.log on the head is incomplete"
+    if not evidence["rdma"]:
+        return "over TCP"
+    return "over RDMA" if evidence["rdma"] >= used else f"over TCP or RDMA: {evidence['rdma']} of {used} use RDMA"
+
+
 def _handshakes(plan: dict, evidence: dict) -> list[dict]:
     """Of workers that others run only those are asked that the plan uses: any other one may serve somebody else."""
     recorded = evidence["handshakes"]
     needed = {entry["endpoint"]: entry["capacity_mib"] for entry in plan["placement"]}
     own = [worker["endpoint"] for planned in plan["hosts"].values() for worker in planned["workers"]]
     used = [worker["endpoint"] for worker in plan["external_workers"] if worker["used"]]
+    transport = _transport(plan, evidence)
     checks = [
-        _check("handshake", endpoint, *_judge_answer(recorded, endpoint, needed.get(endpoint, 0)))
+        _check("handshake", endpoint, *_judge_answer(recorded, endpoint, needed.get(endpoint), transport))
         for endpoint in [*own, *used]
     ]
     return checks + [
@@ -490,10 +509,11 @@ def _handshakes(plan: dict, evidence: dict) -> list[dict]:
     ]
 
 
-def _judge_answer(recorded: dict, endpoint: str, needed: int) -> tuple[bool, str]:
+def _judge_answer(recorded: dict, endpoint: str, needed: int | None, transport: str) -> tuple[bool, str]:
     """Whether a worker answered as planned, and what it said.
 
-    :param needed: MiB that the plan may put there.
+    :param needed: MiB that the plan may put there; None where it puts nothing there.
+    :param transport: of the workers that the plan uses.
     """
     answer = recorded["workers"].get(endpoint)
     if not answer:
@@ -503,8 +523,18 @@ def _judge_answer(recorded: dict, endpoint: str, needed: int) -> tuple[bool, str
         return False, f"{answer['state']}: {answer['detail']}"
     total = sum(device["total_mib"] for device in answer["devices"])
     answered = f"protocol {answer['protocol']}, {len(answer['devices'])} device, {total} MiB"
-    right = len(answer["devices"]) == 1 and total >= needed
-    return right, answered if right else f"{answered}, planned: 1 device with {needed} MiB or more"
+    answered += f", {transport}" if needed is not None else ""
+    right = len(answer["devices"]) == 1 and total >= (needed or 0)
+    return right, answered if right else f"{answered}, planned: 1 device with {needed or 0} MiB or more"
+
+
+def _why_no_buffers(evidence: dict) -> str:
+    """Why the log of the head says nothing of buffers that are missing in it; empty where it does."""
+    if not evidence["log_complete"]:
+        return "start.log on the head is incomplete, as where its disk is full"
+    if not evidence["buffers"]:
+        return "start.log on the head has no sizes of buffers: this llama-server does not log them, or logs them with a higher --log-verbosity only"
+    return ""
 
 
 def _buffers(plan: dict, evidence: dict) -> list[dict]:
@@ -522,9 +552,9 @@ def _buffers(plan: dict, evidence: dict) -> list[dict]:
             elif abs(size - entry[key]) > rounding + entry[key] / 1000:
                 wrong.append(f"{kind} {size} MiB, planned {entry[key]}")
         sizes = ", ".join(f"{kind} {entries.mib} MiB" for kind, entries in logged.items()) + bounds
-        if wrong and not evidence["log_complete"]:
-            wrong = ["start.log on the head is incomplete, as where its disk is full"]
-            checks.append(_check("buffers", entry["device"], None, wrong[0]))
+        unreadable = _why_no_buffers(evidence)
+        if wrong and unreadable:
+            checks.append(_check("buffers", entry["device"], None, unreadable))
         else:
             checks.append(_check("buffers", entry["device"], not wrong, "; ".join(wrong) or sizes))
     return checks

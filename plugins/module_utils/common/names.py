@@ -27,6 +27,8 @@ KEPT_FACTS = "facts.json"
 """File below the prefix of the head with the facts from which the last plan was made."""
 FIREWALLS = ("firewalld", "ufw", "nftables")
 """Managers of a host's firewall that are driven."""
+LINK_KINDS = ("ethernet", "thunderbolt", "usb4", "infiniband", "wireless")
+"""Kinds of links between hosts."""
 MTU = range(1280, 65536)
 """What a link may have, in bytes."""
 INSTALLED = ("releases", "runtime", "state", "supervisor", "venv", "links", "lingering", KEPT_FACTS)

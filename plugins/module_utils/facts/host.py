@@ -31,6 +31,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import (
     firewall,
     hardware,
+    interfaces,
     reached,
     speeds,
     toolchains,
@@ -288,6 +289,7 @@ def facts(wanted_scope: str, catalogue: dict | None = None, measure: bool = Fals
         "kernel": platform.release(),
         "firmware": firmware(devices, distributed["family"]),
         "thunderbolt": hardware.thunderbolt(),
+        "interfaces": interfaces.interfaces(),
         "measured": measured_links(place["prefix"]),
         "option_files": option_files(wanted_scope, place["prefix"], environment),
         "reached_at": reached.address(),

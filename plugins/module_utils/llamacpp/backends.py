@@ -428,7 +428,8 @@ CUDA = Backend(
         compilers=("bin/nvcc",),
         compiler_query="",
         components={},
-        minimum="",
+        # C++17, and cuda_bf16.h, which ggml-cuda includes in all trees that were read (0.3.16 to 0.3.36; ggml-org/llama.cpp#21968).
+        minimum="11.0",
         environment={"CUDACXX": "{compiler}", "CUDAToolkit_ROOT": "{prefix}"},
         not_of_system=(),
         host_compiler="CUDAHOSTCXX",

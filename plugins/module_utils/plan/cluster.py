@@ -444,9 +444,10 @@ def _check_names_of_the_head(head: Host, equipped: Mapping[str, Equipped]) -> No
 
 def _head(prepared: Prepared, holders: Sequence[devices.Holder], runtime_id: str, staged: bool) -> dict[str, Any]:
     server, facts, placed = prepared.cluster.server, prepared.head.host.facts, prepared.placed
-    build = prepared.builds[prepared.cluster.head][prepared.serves]
+    name = prepared.cluster.head
+    build = prepared.builds[name][prepared.serves]
     serving = heads.Serving(
-        server=server._replace(load_mode=heads.load_mode_of(server.load_mode, prepared.release, holders)),
+        server=server._replace(load_mode=heads.load_mode_of(server.load_mode, prepared.release, holders, name)),
         facts=facts,
         release=prepared.release,
         model=prepared.model,

@@ -23,6 +23,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
 
 MMAP_LIMIT_MIB = 30 * 1024
 """Of a model's weights on one device that uses the host's memory by HIP: from here on mapped pages were seen to hang (#19745)."""
+GB10 = "12.1"
+"""Compute capability of NVIDIA's GB10 (DGX Spark)."""
 UNIFIED_HEAP = "radv_enable_unified_heap_on_apu"
 """Option of Mesa's driver for AMD, in the environment too, that shows all of the shared memory as the device's own."""
 OTHER_DRIVERS = ("Intel", "NVIDIA")
@@ -143,7 +145,8 @@ def of_head(
 def alone(host: Host, backend: str) -> list[Device]:
     """The devices that llama-server would drive if this host served without workers."""
     driven = driven_by_head(host.facts, (), backend, selects=True)
-    shares = workers.shares_of_memory(host, [], [name for name, _accelerator in driven])
+    own = [name for name, _accelerator in driven]
+    shares = workers.shares_of_memory(host, [], own, shown_by_drivers(host.facts, dict.fromkeys(own, {})))
     return of_head(host, driven, shares, {}, bounded=True)
 
 
@@ -193,6 +196,12 @@ class Holder(NamedTuple):
     def slow_on_mmap(self) -> bool:
         """Whether loading from mapped pages was seen to take very long with such a share."""
         return self.backend == "hip" and self.unified and self.weights_mib > self.host_memory_mib / 2
+
+    @property
+    def is_gb10(self) -> bool:
+        """Whether it is of a host on which reading a model from mapped pages was seen to take ten times as long: 224 s against 22 s on a DGX
+        Spark (#27742, comment of 26 August 2026)."""
+        return self.backend == "cuda" and self.unified and self.architecture == GB10
 
 
 def holder(device: Device, facts: Facts, weights_mib: float, kv_mib: float) -> Holder:

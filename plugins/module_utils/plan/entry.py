@@ -23,6 +23,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
     External,
     Facts,
     Host,
+    Interface,
     KnownAnswer,
     Link,
     Measured,
@@ -86,6 +87,7 @@ PLANNED_FROM = {
     "thunderbolt",
     "reached_at",
     "rates",
+    "interfaces",
 }
 """Facts that a plan depends on."""
 
@@ -151,6 +153,7 @@ KNOWN: dict[str, Any] = {
     "thunderbolt": Maybe(
         [{"device": Text(), "lanes": Number(0, 1024), "gbit_per_lane": Number(0, 1 << 20, real=True)}]
     ),
+    "interfaces": Maybe([{"name": Text(), "kind": names.LINK_KINDS, "addresses": [WORD]}]),
     "reached_at": Maybe(Text(r"[0-9.]+", 15)),
     "measured": Maybe(Each(Maybe({key: Maybe(Number(0, 1 << 30, real=True)) for key in LINK_FIGURES}))),
 }
@@ -313,6 +316,7 @@ def _link(where: str, host: str, given: Mapping[str, Any]) -> Link:
         given.get("peer"),
         bool(given.get("manage")),
         given.get("thunderbolt"),
+        given.get("kind"),
     )
 
 
@@ -513,6 +517,10 @@ def facts_of(given: Mapping[str, Any]) -> Facts:
         option_files=tuple(given.get("option_files") or ()),
         thunderbolt=tuple(
             Thunderbolt(*(link[field] for field in Thunderbolt._fields)) for link in given.get("thunderbolt") or ()
+        ),
+        interfaces=tuple(
+            Interface(interface["name"], interface["kind"], tuple(interface["addresses"]))
+            for interface in given.get("interfaces") or ()
         ),
         round_trips=_measured(given, "round_trip_ms"),
         link_mbit=_measured(given, "mbit_per_second"),

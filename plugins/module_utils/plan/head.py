@@ -367,11 +367,10 @@ def _device_names(release: Release, placed: placement.Placed) -> list[str] | Non
 
 def _unknown(name: str, value: object, release: Release) -> str:
     """Why a setting cannot be said to this release."""
-    option = options.of_name(name)
-    spellings = option.spelled(release.generation, release.fork)
-    known = [*option.implied, *(spelling.means for spelling in spellings if spelling.means)]
-    newer = "" if not release.mainline else f", or a build from b{options.DIRECT_IO[0]} on"
-    return f"{option.variable} is {value}, which {release.ref} does not know: use {' or '.join(known)}{newer}"
+    known = list(dict.fromkeys(options.sayable(name, release.generation, release.fork)))
+    first = options.first_saying(name, str(value), release.generation, release.fork)
+    newer = f", or a build from b{first} on" if first and release.mainline else ""
+    return f"{options.of_name(name).variable} is {value}, which {release.ref} does not know: use {' or '.join(known)}{newer}"
 
 
 def key_path(facts: Facts, path: str) -> str:
@@ -380,11 +379,15 @@ def key_path(facts: Facts, path: str) -> str:
     return CREDENTIALS.format(service=SERVICE) + KEYS if handed_over else path
 
 
-def load_mode_of(wanted: str | None, release: Release, used: Sequence[devices.Holder]) -> str | None:
-    """How the model is read where nothing is said of it: not by mmap where HIP was seen to hang or crawl on it. None is llama-server's default.
+def load_mode_of(wanted: str | None, release: Release, used: Sequence[devices.Holder], head: str) -> str | None:
+    """How the model is read where nothing is said of it: not by mmap where HIP or a GB10 was seen to hang or crawl on it. None is
+    llama-server's default.
 
     :param used: the devices that get layers.
+    :param head: the host that reads the model.
     """
+    if not wanted and any(device.is_gb10 and device.host == head for device in used):
+        return "none"
     if wanted or not any(device.hangs_on_mmap or device.slow_on_mmap for device in used):
         return wanted
     return unmapped_mode(release)

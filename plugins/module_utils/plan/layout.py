@@ -48,7 +48,7 @@ def paces_of(
     for device in devices:
         pace = Pace(speed.rate_of(device, hosts[device.host].facts))
         if device.endpoint:
-            kind = estimate.kind_of(device.endpoint, hosts[device.host].links)
+            kind = estimate.kind_of(device.endpoint, hosts[device.host].links, hosts[device.host].facts.interfaces)
             round_trip = None if kind == "loopback" else measured.get(device.host)
             idle = speed.worker_ms(release, 0, kind, round_trip)
             pace = pace._replace(
@@ -336,7 +336,9 @@ def as_json(placed: placement.Placed, as_planned: bool, load_mode: str | None) -
     for device, share, why in zip(placed.devices, placed.shares(), placed.why):
         sizes = {"weights": share.weights, "kv": share.kv, "compute": load.compute}
         sizes["total"] = sum(sizes.values())
-        mapped = backends.RECORDS[device.backend].maps_weights and not device.worker and load_mode != "none"
+        mapped = (
+            backends.RECORDS[device.backend].maps_weights and not device.worker and load_mode not in ("none", "mlock")
+        )
         unknown = device.worker is not None and device.worker.external
         exact = {"weights_mib": load.weights_exact and not mapped and not unknown, "kv_mib": load.kv_exact}
         entries.append(

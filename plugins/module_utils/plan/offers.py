@@ -14,7 +14,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devic
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.remedies import Change, Remedy, Way
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.seen import Seen
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Cluster, Facts, Host
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Cluster, Endpoint, Facts, Host
 
 Ways = Callable[[Seen, Sequence[str], Mapping[str, Any]], Iterable[Way]]
 """From what is seen, the hosts concerned and the values of the advisory."""
@@ -282,3 +282,21 @@ def releases_with_option(seen: Seen, _hosts: Sequence[str], values: Mapping[str,
         for build in (last, max(first, capabilities.SECURITY_FLOOR), first)
         if build and first <= build <= (last or build)
     ]
+
+
+def smaller_shares(_seen: Seen, hosts: Sequence[str], values: Mapping[str, Any]) -> list[Way]:
+    """Less memory for each worker of these hosts."""
+    most = values["crashed"] - 1
+
+    def change(host: Host) -> Host:
+        endpoints = host.endpoints or (Endpoint(),)
+        return host._replace(
+            endpoints=tuple(entry._replace(memory_mib=min(entry.memory_mib or most, most)) for entry in endpoints)
+        )
+
+    return [Way({"mib": most}, (remedies.on_hosts(hosts, change),))]
+
+
+def other_toolkit(_seen: Seen, hosts: Sequence[str], values: Mapping[str, Any]) -> list[Way]:
+    """Another installed toolkit."""
+    return [Way({}, (remedies.on_hosts(hosts, lambda host: host._replace(toolchain=values["other"])),))]

@@ -211,13 +211,22 @@ ROUND_TRIP_MS = {
     "loopback": 0.04,
     "infiniband": 0.06,
     "thunderbolt": 0.2,
+    "usb4": 0.24,
     "ethernet": 0.3,
     "wireless": 4.0,
     "tunnel": 0.3,
 }
 """Kind of a link → round trip through both systems' TCP, where nothing was measured. A tunnel takes what is beneath it, Ethernet as far as
 anybody knows."""
-GBIT = {"loopback": 100.0, "infiniband": 40.0, "thunderbolt": 9.4, "ethernet": 2.5, "wireless": 0.3, "tunnel": 2.5}
+GBIT = {
+    "loopback": 100.0,
+    "infiniband": 40.0,
+    "thunderbolt": 9.4,
+    "usb4": 9.0,
+    "ethernet": 2.5,
+    "wireless": 0.3,
+    "tunnel": 2.5,
+}
 """Kind of a link → Gbit/s that it is assumed to carry."""
 
 

@@ -53,6 +53,14 @@ class Measured(NamedTuple):
     """Bytes (1e9) that it reads of its memory per second, with two digits."""
 
 
+class Interface(NamedTuple):
+    """A network interface with hardware, as facts/interfaces.py finds it."""
+
+    name: str
+    kind: str
+    addresses: tuple[str, ...]
+
+
 class Facts(NamedTuple):
     """What planning knows of a host."""
 
@@ -85,6 +93,7 @@ class Facts(NamedTuple):
     option_files: tuple[str, ...]
     """Files of somebody else with options for llama-server, as facts/host.py finds them."""
     thunderbolt: tuple[Thunderbolt, ...]
+    interfaces: tuple[Interface, ...]
     round_trips: Mapping[str, float | None]
     """Of a head: host → milliseconds that were measured of its link."""
     link_mbit: Mapping[str, float | None] = {}
@@ -110,6 +119,7 @@ class Link(NamedTuple):
     peer: str | None
     manage: bool
     thunderbolt: str | None = None
+    kind: str | None = None
 
 
 class Endpoint(NamedTuple):
