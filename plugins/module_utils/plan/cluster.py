@@ -171,10 +171,14 @@ def _lending(cluster: Cluster, built: Mapping[str, tuple[str, ...]], serves: str
     lends = [entry.device.device for entry in declared[head.name]]
     driven = devices.driven_by_head(head.facts, lends, serves, selects)
     names_of_driven = [name for name, _device in driven]
-    shares = {
-        name: workers.shares_of_memory(host, declared[name], names_of_driven if host.is_head else [])
-        for name, host in cluster.hosts.items()
-    }
+    shares = {}
+    for name, host in cluster.hosts.items():
+        environments = {entry.device.device: entry.endpoint.environment for entry in declared[name]}
+        own = names_of_driven if host.is_head else []
+        environments.update(dict.fromkeys(own, cluster.server.environment))
+        bounded = advisories.VULKAN_MEMORY not in cluster.accepted
+        shown = devices.shown_by_drivers(host.facts, environments) if bounded else {}
+        shares[name] = workers.shares_of_memory(host, declared[name], own, shown)
     return Lending(declared, driven, shares)
 
 
