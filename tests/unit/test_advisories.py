@@ -452,7 +452,7 @@ CASES = [
     ),
     (
         "wide-tensor-send",
-        lambda: mac(with_model(cluster_of(build=6110), largest_tensor_bytes=3082813808)),
+        lambda: mac(with_model(cluster_of(build=6110, llama_placement="all"), largest_tensor_bytes=3082813808)),
         {SET_RELEASE: released(**TREE, build=6141), ADD_PATCH: released(**TREE, build=6110, patches=[SENDS])},
         ["a tensor of 2940 MiB", "build 6141"],
     ),

@@ -43,17 +43,15 @@ def paces_of(
 ) -> dict[str, Pace]:
     """Device, as the log names it → its pace."""
     nodes = speed.nodes_per_layer(summary)
-    measured = next((host.facts.round_trips for host in hosts.values() if host.is_head), {})
     paces = {}
     for device in devices:
         pace = Pace(speed.rate_of(device, hosts[device.host].facts))
         if device.endpoint:
-            kind = estimate.kind_of(device.endpoint, hosts[device.host].links, hosts[device.host].facts.interfaces)
-            round_trip = None if kind == "loopback" else measured.get(device.host)
-            idle = speed.worker_ms(release, 0, kind, round_trip)
-            pace = pace._replace(
-                worker=idle, visit=idle, layer=speed.worker_ms(release, nodes, kind, round_trip) - idle
-            )
+            link = estimate.link_of(device.endpoint, hosts[device.host], hosts)
+            once = speed.worker_ms(release, 0, link.kind, link=link)
+            twice = speed.worker_ms(release, 0, link.kind, link=link, visits=2)
+            layer = speed.worker_ms(release, nodes, link.kind, link=link) - once
+            pace = pace._replace(worker=once, visit=twice - once, layer=layer)
         paces[device.buffer] = pace
     return paces
 
