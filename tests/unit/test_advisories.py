@@ -180,6 +180,15 @@ def of_the_fork():
 OPTION_FILES = ("/etc/llama.cpp/config.ini", "/opt/llamacpp/.config/llama.cpp/config.ini")
 
 
+CARD = {"accelerators": [NVIDIA], "toolchain": TOOLS, "memory_mib": 65536}
+
+
+def crowded(**more):
+    """Weights that a card holds, of a model with 128 heads and 16384 tokens of context, and scores that it does not."""
+    variables = {"llama_server_context": 16384, "llama_server_flash_attention": "off", **more}
+    return with_model(cluster_of(1, CARD, **variables), **model(19, layers=40, context=16384, kv_heads=1))
+
+
 def with_option_files(cluster, files=OPTION_FILES, name="head"):
     cluster.hosts[name]["facts"]["option_files"] = list(files)
     return cluster
@@ -316,6 +325,12 @@ CASES = [
         ["20251125-1", "linux-firmware"],
     ),
     (
+        "external-worker",
+        lambda: cluster_of(1, llama_external_workers=[{"endpoint": "192.0.2.77:50052", "memory_mib": 8192}]),
+        setting("head", llama_external_workers=[{"endpoint": "127.0.0.1:60077", "memory_mib": 8192}]),
+        ["192.0.2.77 runs 192.0.2.77:50052 by itself", "let only head reach the port", "127.0.0.1 of head"],
+    ),
+    (
         "backend-unmaintained",
         of_the_fork,
         released(**TREE, build=8600),
@@ -334,6 +349,27 @@ CASES = [
         [
             "head reads /etc/llama.cpp/config.ini and /opt/llamacpp/.config/llama.cpp/config.ini before",
             "llama_server_extra_args",
+        ],
+    ),
+    (
+        "compute-over-capacity",
+        crowded,
+        setting("head", llama_server_flash_attention="on"),
+        ["of worker1 (≤ ", "of 23348 MiB)", "Set llama_server_flash_attention to 'on'."],
+    ),
+    (
+        "context-cut",
+        lambda: with_model(cluster_of(llama_server_context=16384)),
+        setting("head", llama_server_context=4096),
+        ["llama_server_context is 16384", "on paper was trained for 4096 tokens"],
+    ),
+    (
+        "context-shared",
+        lambda: with_model(cluster_of(llama_server_context=4096, llama_server_parallel=4)),
+        setting("head", llama_server_parallel=1),
+        [
+            "llama_server_parallel is 4, so each request gets 1024 of the 4096 tokens",
+            "Set llama_server_context to 16384",
         ],
     ),
     (
@@ -366,7 +402,10 @@ def ids(plan):
     "facts, said",
     [
         ({"units_filter": False}, "lacks BPF for control groups"),
-        ({"units_filter": None}, "systemd-run could not be run as root, or since its facts were kept"),
+        (
+            {"units_filter": None},
+            "the host is down and its facts are those of an older version of the collection (then start it",
+        ),
         ({"scope": "user", "service_manager": "systemd_user"}, "systemd_user does not filter addresses"),
     ],
 )

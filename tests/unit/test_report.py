@@ -100,9 +100,9 @@ def test_the_page_of_a_cluster():
     "gpu_layers, rows",
     [
         (None, ["layers 0 to 7", "layers 8 to 15, output"]),
-        (7, ["head CPU layers 0 to 9", "layers 10 to 13", "layers 14 to 15, output"]),
+        (7, ["head CPU layers 0 to 9", "layers 10 to 12", "layers 13 to 15, output"]),
         (16, ["head CPU layer 0", "layers 1 to 8", "layers 9 to 15, output"]),
-        (1, ["head CPU layers 0 to 15", "no layer", "output"]),
+        (1, ["head CPU layers 0 to 15", "output", "declared and not used: worker2"]),
     ],
 )
 def test_layers_are_counted_from_those_on_the_processor(pair, gpu_layers, rows):
@@ -322,3 +322,14 @@ def test_bad_input_has_a_page_too(pair):
         assert "test has no plan" in text
         assert "llama_release is" in text
         assert "newest" in text
+
+
+def test_both_pages_say_why_devices_get_what_they_get(pair):
+    plan = pair.plan()
+    first, second = plan["placement"]
+    plan["placement"] = [{**first, "reason": "the largest"}, {**second, "reason": "what is left"}]
+    for page in (report.plan_page(plan), html_page.page(plan)):
+        for entry in plan["placement"]:
+            assert f"  {entry['reason']}: {entry['device']}\n" in page.replace("</pre>", "\n")
+    plan["placement"][1]["reason"] = "the largest"
+    assert f"  the largest: {first['device']}, {second['device']}\n" in report.plan_page(plan)

@@ -95,7 +95,8 @@ def _layers(plan: dict) -> list[str]:
 def _topology(plan: dict) -> list[str]:
     head = plan["head"]
     links = {link["endpoint"]: link for link in plan["estimate"]["links"]}
-    workers = {worker["endpoint"]: worker for host in plan["hosts"].values() for worker in host["workers"]}
+    devices = {worker["endpoint"]: worker["device"] for host in plan["hosts"].values() for worker in host["workers"]}
+    devices.update({worker["endpoint"]: f"{worker['backend']}, run elsewhere" for worker in plan["external_workers"]})
     kept = head["cpu"]["layers"]
     rows = [["├─", head["host"], "CPU", "", _range(0, kept), ""]] * bool(kept and plan["placement"])
     for index, (entry, layers) in enumerate(zip(plan["placement"], _layers(plan))):
@@ -105,7 +106,7 @@ def _topology(plan: dict) -> list[str]:
             [
                 "└─" if index == len(plan["placement"]) - 1 else "├─",
                 entry["host"],
-                workers[endpoint]["device"] if endpoint else entry["device"],
+                devices[endpoint] if endpoint else entry["device"],
                 endpoint or "",
                 layers,
                 f"{link['kind']}, {link['one_way_ms']:g} ms{'' if link['measured'] else ' assumed'}" if link else "",
@@ -117,6 +118,11 @@ def _topology(plan: dict) -> list[str]:
         f"{name} {worker['device']} {worker['endpoint']}"
         for name, host in plan["hosts"].items()
         for worker in host["workers"]
+        if not worker["used"]
+    ]
+    unused += [
+        f"{worker['host']} {worker['backend']} {worker['endpoint']}, run elsewhere"
+        for worker in plan["external_workers"]
         if not worker["used"]
     ]
     return text + (_wrapped("  declared and not used: ", ", ".join(unused)) if unused else [])
@@ -146,7 +152,15 @@ def _memory(plan: dict) -> list[str]:
             ]
         )
     legend = ", ".join(f"{sign} {part.replace('kv', 'KV cache')}" for part, sign in PARTS.items())
-    return [*table(rows).splitlines(), f"  in MiB, ≤ an upper bound; {legend}, {FREE} free"]
+    return [*table(rows).splitlines(), f"  in MiB, ≤ an upper bound; {legend}, {FREE} free", *reasons(plan)]
+
+
+def reasons(plan: dict) -> list[str]:
+    """Why each device gets what it gets, those with the same reason in one line."""
+    alike: dict[str, list[str]] = {}
+    for entry in plan["placement"]:
+        alike.setdefault(entry["reason"], []).append(entry["device"])
+    return [line for reason, names in alike.items() for line in _wrapped("  ", f"{reason}: {', '.join(names)}")]
 
 
 def command_lines(argv: list[str], environment: dict[str, str], start: str = "      ") -> list[str]:
@@ -187,6 +201,10 @@ def _ports(plan: dict) -> list[str]:
         for (address, sources), numbers in ports.items():
             text = f"{name}  {address}: {', '.join(numbers)} for {', '.join(sources)}; {closed}"
             lines += _wrapped("  ", text)
+    for worker in plan["external_workers"]:
+        lines += _wrapped(
+            "  ", f"{worker['host']}  {worker['endpoint']}: run elsewhere, so nobody here knows who reaches it"
+        )
     return lines or ["  none: the workers listen on loopback only"]
 
 

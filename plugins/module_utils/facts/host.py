@@ -24,10 +24,17 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     names,
     reading,
     service_managers,
+    untrusted,
     versions,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import firewall, hardware, speeds, toolchains
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import (
+    firewall,
+    hardware,
+    reached,
+    speeds,
+    toolchains,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 
 MINIMUM_PYTHON = (3, 9)
@@ -176,7 +183,7 @@ def measured_links(prefix: str) -> dict:
             found = reading.read_object(path, LINK_BYTES)
             numbers = {key: found.get(key) for key in ("mbit_per_second", "round_trip_ms")}
             numbers = {key: None if number is None else float(number) for key, number in numbers.items()}
-            links[path.stem] = {**numbers, "detail": reading.printable(found.get("detail", ""))}
+            links[path.stem] = {**numbers, "detail": untrusted.printable(found.get("detail", ""))}
     return links
 
 
@@ -283,6 +290,7 @@ def facts(wanted_scope: str, catalogue: dict | None = None, measure: bool = Fals
         "thunderbolt": hardware.thunderbolt(),
         "measured": measured_links(place["prefix"]),
         "option_files": option_files(wanted_scope, place["prefix"], environment),
+        "reached_at": reached.address(),
         "kept": kept_facts(place["prefix"]),
         "defined": defined_services(manager, place["units"]),
         **place,
@@ -298,11 +306,12 @@ def supervisor(prefix: str) -> dict:
 
 
 def supervisor_runs(prefix: str) -> bool:
-    """Whether the installation's own supervisor runs."""
+    """Whether the installation's own supervisor runs. One that stands still takes no connection, and is not waited for."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control:
+        control.setblocking(False)
         try:
             control.connect(prefix + "/supervisor/control.sock")
-        except PermissionError:
+        except (PermissionError, BlockingIOError):
             return True
         except OSError:
             return False

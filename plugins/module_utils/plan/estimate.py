@@ -35,6 +35,8 @@ def kind_of(endpoint: str, links: Sequence[Link]) -> str:
 def link_of(endpoint: str, host: Host, hosts: Mapping[str, Host]) -> speed.Link:
     """How the head reaches a worker of this host, as it was measured or as it is assumed for the kind of its link."""
     kind = kind_of(endpoint, host.links)
+    if kind == "loopback" and not host.is_head:
+        kind = "tunnel"
     facts = next((other.facts for other in hosts.values() if other.is_head), host.facts)
     measured = kind != "loopback"
     round_trip = facts.round_trips.get(host.name) if measured else None
@@ -57,13 +59,16 @@ class Case(NamedTuple):
     summary: Mapping[str, Any]
     head: str
     hosts: Mapping[str, Host]
+    """Those that the collection manages."""
+    places: Mapping[str, Host]
+    """All hosts with devices, also those of external workers."""
     fits: bool
     serves_of: Mapping[str, str]
     """Host → the backend by which it would serve."""
 
     def has_devices(self, host: Host) -> bool:
         """Whether this host would use devices of its own if it served."""
-        return bool(devices.of_head(host, (), self.serves_of[host.name], {}, True))
+        return bool(devices.alone(host, self.serves_of[host.name]))
 
 
 class _Parts:
@@ -117,7 +122,7 @@ def works_of(case: Case) -> list[speed.Work]:
     for index, device in ((None, processor), *enumerate(case.placed.devices)):
         if not parts.visits.get(index):
             continue
-        host = case.hosts[device.host]
+        host = case.places[device.host]
         works.append(
             speed.Work(
                 device.host,
@@ -128,7 +133,7 @@ def works_of(case: Case) -> list[speed.Work]:
                 parts.weights.get(index, 0),
                 parts.multiplied.get(index, 0),
                 parts.nodes.get(index, 0),
-                link_of(device.endpoint, host, case.hosts) if device.endpoint else None,
+                link_of(device.endpoint, host, case.places) if device.endpoint else None,
                 parts.visits[index],
             )
         )
@@ -241,7 +246,7 @@ def _network(case: Case, works: Sequence[speed.Work], moved: bool) -> dict[str, 
     for device in case.placed.devices:
         if not device.endpoint:
             continue
-        link, work = link_of(device.endpoint, case.hosts[device.host], case.hosts), by_buffer.get(device.buffer)
+        link, work = link_of(device.endpoint, case.places[device.host], case.places), by_buffer.get(device.buffer)
         cost = speed.link_ms(case.release, work) if work else 0.0
         total, visits = total + cost, visits + (work.visits if work else 0)
         links.append(
@@ -285,7 +290,7 @@ def _best(case: Case) -> dict[str, Any]:
 
 def _alone(case: Case, host: Host) -> Alone | None:
     """How fast the host would be with its own devices and processor, or its processor alone; None where it cannot hold the model."""
-    own = devices.of_head(host, (), case.serves_of[host.name], {}, True)
+    own = devices.alone(host, case.serves_of[host.name])
     filled = [_fill(case, host, choice) for choice in ([own, []] if own else [[]])]
     found = [Alone(speeds_of(case, works), gpu_layers) for works, gpu_layers in filled if works]
     return max(found, key=lambda alone: alone.speeds) if found else None

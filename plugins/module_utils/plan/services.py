@@ -30,7 +30,8 @@ def _reachable_for_head(plan: dict[str, Any]) -> list[str]:
     head = plan["head"]
     if not head["allowed"]:
         return []
-    used = [worker["endpoint"] for host in plan["hosts"].values() for worker in host["workers"] if worker["used"]]
+    workers = [*plan["external_workers"], *(worker for host in plan["hosts"].values() for worker in host["workers"])]
+    used = [worker["endpoint"] for worker in workers if worker["used"]]
     own = [] if head["address"] == "0.0.0.0" else [head["address"]]
     return sorted({"localhost", *own, *(endpoint.rsplit(":", 1)[0] for endpoint in used), *head["allowed"]})
 
@@ -47,7 +48,7 @@ def of_host(plan: dict[str, Any], host: str) -> list[dict[str, Any]]:
             "argv": [*_cache_keeper(plan, host, worker), *worker["argv"]],
             "process": worker["argv"],
             "environment": worker["environment"],
-            "listens": worker["endpoint"],
+            "listens": worker["listens"],
             "protocol": worker["protocol"],
             "reads": [],
             "after": [],
@@ -56,7 +57,7 @@ def of_host(plan: dict[str, Any], host: str) -> list[dict[str, Any]]:
             "allow": sorted(
                 {
                     "localhost",
-                    worker["endpoint"].rsplit(":", 1)[0],
+                    worker["listens"].rsplit(":", 1)[0],
                     *(source for rule in plan["hosts"][host]["firewall"] for source in rule["sources"]),
                 }
             ),
