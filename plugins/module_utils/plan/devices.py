@@ -50,6 +50,19 @@ def visible_mib(backend: str, accelerator: Accelerator, environment: Mapping[str
     return whole * 2 // 3
 
 
+def shown_by_drivers(facts: Facts, environments: Mapping[str, Mapping[str, str]]) -> dict[str, int]:
+    """Accelerator → MiB that its driver shows as the device's own, where it is less than the device has: the rest is left to the processor.
+
+    :param environments: name of the device → that of the program that drives it.
+    """
+    own = {
+        name: visible_mib(device.backend, device, environments[name])
+        for name, device in physical.named(facts)
+        if name in environments
+    }
+    return {name: int(size) for name, size in own.items() if size < math.inf}
+
+
 def _with_visible_memory(device: Device, facts: Facts) -> Device:
     """The device with no more capacity than its driver shows as its own."""
     accelerator = accelerator_of(facts, device.name)
