@@ -988,3 +988,9 @@ def test_what_a_readme_calls_the_same_is_the_same(name):
         if cell.startswith("the same"):
             for word in re.findall(r"(-\w[\w=-]*[A-Z]|(?<=`)--[\w-]+ \w+)", by_hand):
                 assert word in said, f"{name}: {word}"
+
+
+def test_attention_beside_its_experts_is_predicted_to_be_faster():
+    even, planned = plan("cuda_triple", llama_server_tensor_split=[1] * 12)["estimate"], plan("cuda_triple")["estimate"]
+    assert planned["crossings"] < even["crossings"]
+    assert planned["generation_tokens_per_s"] > even["generation_tokens_per_s"]

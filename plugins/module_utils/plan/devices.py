@@ -145,8 +145,8 @@ def of_head(
 def alone(host: Host, backend: str) -> list[Device]:
     """The devices that llama-server would drive if this host served without workers."""
     driven = driven_by_head(host.facts, (), backend, selects=True)
-    names = [name for name, _accelerator in driven]
-    shares = workers.shares_of_memory(host, [], names, shown_by_drivers(host.facts, {name: {} for name in names}))
+    own = [name for name, _accelerator in driven]
+    shares = workers.shares_of_memory(host, [], own, shown_by_drivers(host.facts, {name: {} for name in own}))
     return of_head(host, driven, shares, {}, bounded=True)
 
 
