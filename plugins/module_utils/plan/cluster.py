@@ -125,8 +125,14 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     selects = release.capabilities["device_name"] is not None
     lends = [entry.device.device for entry in declared[head.name]]
     driven = devices.driven_by_head(head.facts, lends, serves, selects)
+    limits = devices.limits_of_head(driven, cluster.server)
     shares = {
-        name: workers.shares_of_memory(host, declared[name], [own for own, _device in driven] if host.is_head else [])
+        name: workers.shares_of_memory(
+            host,
+            declared[name],
+            [own for own, _device in driven] if host.is_head else [],
+            limits if host.is_head else {},
+        )
         for name, host in cluster.hosts.items()
     }
     equipped = {
@@ -143,7 +149,7 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
         builders = [host for name, host in cluster.hosts.items() if backend in built[name]]
         releases.check(backend, needed, {host.name: host.facts.architecture for host in builders})
     bounded = advisories.VULKAN_MEMORY not in cluster.accepted
-    own = devices.of_head(head, driven, shares[head.name], cluster.server.environment, bounded)
+    own = devices.of_head(head, driven, shares[head.name], limits, cluster.server.environment)
     fitting = {backend for backend in wanted if releases.same_source(wanted[backend], release)}
     serving = _serving(
         equipped, cluster.server.backend or serves, fitting, {head.name: [name for name, _device in driven]}, staged
@@ -374,6 +380,7 @@ def _head(prepared: Prepared, holders: Sequence[devices.Holder], runtime_id: str
         bool(placed.own()),
         bool(placed.lent()),
     )
+    own.update(devices.heap_of_head(holders, facts, server.environment))
     environment = {**backends.service_environment(build.backend, build.environment), **own}
     return heads.plan_of(prepared.cluster.head, serving, environment)
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import physical, workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
@@ -18,13 +19,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
     Facts,
     Host,
     Release,
+    Server,
     Worker,
 )
 
 MMAP_LIMIT_MIB = 30 * 1024
 """Of a model's weights on one device that uses the host's memory by HIP: from here on mapped pages were seen to hang (#19745)."""
 UNIFIED_HEAP = "radv_enable_unified_heap_on_apu"
-"""Option of Mesa's driver for AMD, in the environment too, that shows all of the shared memory as the device's own."""
+"""Option of Mesa's driver for AMD, in the environment too, that shows all of the shared memory as the device's own. It is ``true`` or ``false``;
+anything else is ignored (parseValue in src/util/xmlconfig.c)."""
 OTHER_DRIVERS = ("Intel", "NVIDIA")
 """How names of devices begin that another Vulkan driver than Mesa's for AMD drives."""
 
@@ -37,7 +40,9 @@ def accelerator_of(facts: Facts, name: str) -> Accelerator | None:
 def visible_mib(backend: str, accelerator: Accelerator, environment: Mapping[str, str]) -> float:
     """How much of a device's memory its driver shows as the device's own; no bound where the size of that memory is not known.
 
-    Mesa's Vulkan driver for AMD shows two thirds of a memory that is the host's too (radv_physical_device_init_mem_types).
+    Mesa's Vulkan driver for AMD shows two thirds of a memory that is the host's too as one heap and the rest as another, or with UNIFIED_HEAP
+    all of it as one (radv_physical_device_init_mem_types, the same in Mesa 22.3.6, 25.0.7 and 26.1). It lends more than a heap has to
+    programs that do not ask for a refusal (radv_alloc_memory), but llama.cpp was seen to fail there.
 
     :param environment: of the program that drives the device.
     """
@@ -45,7 +50,7 @@ def visible_mib(backend: str, accelerator: Accelerator, environment: Mapping[str
     if not whole:
         return math.inf
     split = backend == "vulkan" and accelerator.unified and not accelerator.name.startswith(OTHER_DRIVERS)
-    if not split or environment.get(UNIFIED_HEAP, "").lower() in ("1", "true", "yes"):
+    if not split or environment.get(UNIFIED_HEAP, "").lstrip() == "true":
         return whole
     return whole * 2 // 3
 
@@ -104,27 +109,51 @@ def driven_by_head(facts: Facts, lent: Collection[str], backend: str, selects: b
     return own or ([] if lends_better else known[:1])
 
 
+def limits_of_head(driven: Sequence[tuple[str, Accelerator]], server: Server) -> dict[str, int]:
+    """Name of a device that llama-server itself drives → MiB that it may hold, of those of which the operator says it.
+
+    :param driven: of driven_by_head.
+    """
+    own = dict(driven)
+    for name, mib in server.memory_mib.items():
+        if name not in own:
+            offered = (
+                f"use one of {', '.join(own)}" if own else "it drives none; set memory_mib in llama_worker_endpoints"
+            )
+            raise Refusal(f"llama_server_memory_mib has {name}, which llama-server does not drive itself: {offered}")
+        if not 1 <= mib <= own[name].memory_mib:
+            raise Refusal(
+                f"llama_server_memory_mib gives {name} {mib} MiB: use 1 to {own[name].memory_mib}, the memory of that device"
+            )
+    reserve = server.reserve_mib
+    if reserve is None:
+        return dict(server.memory_mib)
+    if reserve < 0:
+        raise Refusal(f"llama_server_reserve_mib is {reserve}: use a number of MiB, 0 or more")
+    return {**{name: max(0, device.memory_mib - reserve) for name, device in own.items()}, **server.memory_mib}
+
+
 def of_head(
     head: Host,
     driven: Sequence[tuple[str, Accelerator]],
     shares: Mapping[str, int],
+    limits: Mapping[str, int],
     environment: Mapping[str, str],
-    bounded: bool,
 ) -> list[Device]:
-    """The devices that llama-server itself drives.
+    """The devices that llama-server itself drives. They hold all of a memory that is the host's too: heap_of_head has their driver show it.
 
     :param driven: of driven_by_head.
     :param shares: of workers.shares_of_memory.
+    :param limits: of limits_of_head.
     :param environment: of llama-server.
-    :param bounded: whether they hold no more than their driver shows as their own.
     """
     same = physical.twins(head.facts)
     chosen = []
     for name, accelerator in driven:
         whole = accelerator.memory_mib - workers.reserve_mib(accelerator.memory_mib, accelerator.unified)
-        capacity = shares[same[name]] if accelerator.unified else max(0, whole)
+        capacity = shares[same[name]] if accelerator.unified else limits.get(name, max(0, whole))
         chosen.append(Device(head.name, accelerator.backend, name, name, capacity, environment))
-    return [_with_visible_memory(device, head.facts) for device in chosen] if bounded else chosen
+    return chosen
 
 
 def environment_of_head(
@@ -147,6 +176,19 @@ def environment_of_head(
     elif hiding and hiding.none is not None and accelerators and uses_workers and not uses_own:
         environment[hiding.variable] = hiding.none
     return environment
+
+
+def heap_of_head(held: Sequence[Holder], facts: Facts, environment: Mapping[str, str]) -> dict[str, str]:
+    """What has Mesa show enough memory to llama-server, where it drives a device that holds more than is shown without that.
+
+    :param held: the devices that get layers.
+    :param environment: of llama-server.
+    """
+    for device in held:
+        accelerator = None if device.endpoint else accelerator_of(facts, device.name)
+        if accelerator and device.held_mib > visible_mib(device.backend, accelerator, environment):
+            return {UNIFIED_HEAP: "true"}
+    return {}
 
 
 class Holder(NamedTuple):
@@ -188,6 +230,8 @@ def holder(device: Device, facts: Facts, weights_mib: float, kv_mib: float) -> H
         unified=bool(accelerator and accelerator.unified),
         weights_mib=weights_mib,
         held_mib=weights_mib + kv_mib,
-        visible_mib=visible_mib(backend, accelerator, device.environment) if accelerator else facts.memory_mib,
+        visible_mib=visible_mib(backend, accelerator, device.environment)
+        if accelerator and device.worker
+        else math.inf,
         host_memory_mib=facts.memory_mib,
     )

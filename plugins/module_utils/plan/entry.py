@@ -378,7 +378,16 @@ def server_of(variables: Mapping[str, Any]) -> Server:
         override_tensor=tuple(given["override_tensor"] or ()),
         extra_args=tuple(given["extra_args"] or ()),
         environment=environment("llama_server_environment", given["environment"]),
+        memory_mib=_sizes("llama_server_memory_mib", given["memory_mib"]),
     )
+
+
+def _sizes(variable: str, given: Mapping[str, Any]) -> dict[str, int]:
+    """Name of a device → MiB."""
+    for name, mib in given.items():
+        if isinstance(mib, bool) or not re.fullmatch("[0-9]{1,9}", str(mib)):
+            raise Refusal(f"{variable} gives {name} {mib!r}: use a number of MiB")
+    return {str(name): int(mib) for name, mib in given.items()}
 
 
 def _model(variables: Mapping[str, Any]) -> ModelRequest:

@@ -185,6 +185,10 @@ class Server(NamedTuple):
     extra_args: tuple[str, ...]
     environment: Mapping[str, str]
     start_timeout: int
+    memory_mib: Mapping[str, int] = {}
+    """Device that llama-server itself drives → MiB to plan with."""
+    reserve_mib: int | None = None
+    """What stays free of each of these devices; None where that follows from its memory."""
 
 
 class ModelRequest(NamedTuple):
