@@ -48,7 +48,8 @@ def _memory(plan: dict) -> str:
     )
     legend = ", ".join(f'<span style="color: {colour}">■</span> {part}' for part, colour in COLOURS.items())
     head = "<tr><th>device<th>host<th>memory<th>weights<th>KV<th>compute<th>sum<th>of<th>"
-    return f"<table>{head}{rows}</table><p>In MiB, ≤ an upper bound. {legend}</p>"
+    without = "".join(f"<p>{escape(line.strip())}</p>" for line in report.without(plan))
+    return f"<table>{head}{rows}</table><p>In MiB, ≤ an upper bound. {legend}</p>{without}"
 
 
 def page(plan: dict, changed: list[str] | None = None) -> str:

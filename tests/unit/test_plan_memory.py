@@ -3,8 +3,9 @@
 import re
 
 import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import memory
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import html_page, inventory
 from conftest import Cluster
 
 GIB = 1 << 30
@@ -235,3 +236,26 @@ def test_mesa_reads_nothing_but_true(value, refused):
 def test_the_memory_of_shared_graphics_of_the_head_is_said_too():
     assert capacities(strix_halo(60, llama_server_memory_mib={"Vulkan0": 70000})) == {"Vulkan0": 70000}
     assert capacities(strix_halo(60, llama_server_reserve_mib=20000)) == {"Vulkan0": 106976}
+
+
+@pytest.mark.parametrize(
+    "variables, expected",
+    [
+        ({}, []),
+        ({"llama_server_extra_args": ["--mmproj", "/srv/p.gguf"]}, ["the projector"]),
+        (
+            {"llama_server_extra_args": ["-md", "/srv/d.gguf", "--lora", "/srv/a.gguf", "--spec-type", "x"]},
+            ["what speculates (a draft model, or layers that predict further tokens)", "adapters"],
+        ),
+        ({"llama_server_environment": {"LLAMA_ARG_MMPROJ": "/srv/p.gguf"}}, ["the projector"]),
+    ],
+)
+def test_a_share_says_what_it_does_not_count(variables, expected):
+    plan = cluster_of(10, llama_release={**ARCHIVE, "build": 11063}, **variables).plan()
+    assert not plan["refused"], plan["reasons"]
+    for entry in plan["placement"]:
+        assert entry["without"] == expected
+    lines = " ".join(" ".join(report.plan_parts(plan)["Memory"]).split())
+    assert all(name in lines for name in expected)
+    assert ("without" in lines) is bool(expected)
+    assert all(name in html_page.page(plan) for name in expected)

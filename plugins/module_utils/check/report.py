@@ -146,7 +146,13 @@ def _memory(plan: dict) -> list[str]:
             ]
         )
     legend = ", ".join(f"{sign} {part.replace('kv', 'KV cache')}" for part, sign in PARTS.items())
-    return [*table(rows).splitlines(), f"  in MiB, ≤ an upper bound; {legend}, {FREE} free"]
+    return [*table(rows).splitlines(), f"  in MiB, ≤ an upper bound; {legend}, {FREE} free", *without(plan)]
+
+
+def without(plan: dict) -> list[str]:
+    """What the sizes of devices do not contain, or nothing."""
+    names = {name for entry in plan["placement"] for name in entry.get("without", ())}
+    return _wrapped("  without ", ", ".join(sorted(names))) if names else []
 
 
 def command_lines(argv: list[str], environment: dict[str, str], start: str = "      ") -> list[str]:

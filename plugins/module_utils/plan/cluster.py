@@ -182,6 +182,7 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
 def _plan(prepared: Prepared, runtime_id: str, staged: bool) -> dict[str, Any]:
     """The plan with its advisories, before ``_judge``."""
     cluster, placed, model, release = prepared.cluster, prepared.placed, prepared.model, prepared.release
+    without = heads.uncounted(cluster.server)
     placing = layout.as_json(placed, heads.as_planned(cluster.server) and release.mainline, cluster.server.load_mode)
     holders = [
         devices.holder(device, cluster.hosts[device.host].facts, entry["weights_mib"], entry["kv_mib"])
@@ -205,7 +206,7 @@ def _plan(prepared: Prepared, runtime_id: str, staged: bool) -> dict[str, Any]:
         },
         "hosts": {name: _host(prepared, entry, runtime_id, staged) for name, entry in prepared.equipped.items()},
         "head": _head(prepared, holders, runtime_id, staged),
-        "placement": placing,
+        "placement": [{**entry, "without": without} for entry in placing],
         "fits": not placed.reasons,
         "links": [
             name
