@@ -27,7 +27,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     versions,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import firewall, hardware, reached, toolchains
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import (
+    firewall,
+    hardware,
+    mesa,
+    reached,
+    toolchains,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 
 MINIMUM_PYTHON = (3, 9)
@@ -229,6 +235,11 @@ def _distribution() -> dict:
     return {"id": system, "version": platform.release().split(".", maxsplit=1)[0], "family": system}
 
 
+def _installed(tools: Mapping[str, str | None], packages: dict | None) -> list[str]:
+    """Names of tools, and of the distribution's packages of llama.cpp."""
+    return sorted([*(tool for tool, version in tools.items() if version), *(packages["installed"] if packages else [])])
+
+
 def facts(wanted_scope: str, catalogue: dict | None = None) -> dict:
     """Everything that planning needs to know of this host. Stable: nothing here changes with the load.
 
@@ -261,9 +272,7 @@ def facts(wanted_scope: str, catalogue: dict | None = None) -> dict:
         "accelerators": devices,
         "toolchain": tools,
         "toolchains": installed,
-        "tools": sorted(
-            [*(tool for tool, version in tools.items() if version), *(packages["installed"] if packages else [])]
-        ),
+        "tools": _installed(tools, packages),
         "scope": wanted_scope,
         "user": user,
         "uid": os.geteuid(),
@@ -282,6 +291,7 @@ def facts(wanted_scope: str, catalogue: dict | None = None) -> dict:
         "kernel": platform.release(),
         "firmware": firmware(devices, distributed["family"]),
         "thunderbolt": hardware.thunderbolt(),
+        "unified_heap": mesa.unified_heap(),
         "measured": measured_links(place["prefix"]),
         "option_files": option_files(wanted_scope, place["prefix"], environment),
         "reached_at": reached.address(),

@@ -126,15 +126,7 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     lends = [entry.device.device for entry in declared[head.name]]
     driven = devices.driven_by_head(head.facts, lends, serves, selects)
     limits = devices.limits_of_head(driven, cluster.server)
-    shares = {
-        name: workers.shares_of_memory(
-            host,
-            declared[name],
-            [own for own, _device in driven] if host.is_head else [],
-            limits if host.is_head else {},
-        )
-        for name, host in cluster.hosts.items()
-    }
+    shares = _shares(cluster, declared, [own for own, _device in driven], limits)
     equipped = {
         name: _equip(
             host,
@@ -177,6 +169,25 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     if placed.reasons:
         placed = placed._replace(reasons=(*placed.reasons, *idle.sentence(equipped, [*lent, *own], placed)))
     return Prepared(cluster, equipped, wanted, builds, serves, model, placed)
+
+
+def _shares(
+    cluster: Cluster,
+    declared: Mapping[str, Sequence[workers.Declared]],
+    driven: Sequence[str],
+    limits: Mapping[str, int],
+) -> dict[str, dict[str, int]]:
+    """Host → of workers.shares_of_memory.
+
+    :param driven: names of the devices that llama-server itself drives.
+    :param limits: of devices.limits_of_head.
+    """
+    return {
+        name: workers.shares_of_memory(
+            host, declared[name], driven if host.is_head else (), limits if host.is_head else {}
+        )
+        for name, host in cluster.hosts.items()
+    }
 
 
 def _plan(prepared: Prepared, runtime_id: str, staged: bool) -> dict[str, Any]:
@@ -295,7 +306,10 @@ def _equip(
         tools=equipment.tools_of(host, built, catalogue, wanted),
         optional_tools=equipment.optional_tools_of(host, catalogue, {wanted[backend].source for backend in built}),
         workers=tuple(
-            workers.with_one_visible_device(worker, wanted[worker.build], len(facts.of_backend(worker.backend)))
+            devices.with_heap(
+                workers.with_one_visible_device(worker, wanted[worker.build], len(facts.of_backend(worker.backend))),
+                facts,
+            )
             for worker in declared
         ),
     )

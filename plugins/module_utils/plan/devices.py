@@ -25,9 +25,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
 
 MMAP_LIMIT_MIB = 30 * 1024
 """Of a model's weights on one device that uses the host's memory by HIP: from here on mapped pages were seen to hang (#19745)."""
-UNIFIED_HEAP = "radv_enable_unified_heap_on_apu"
-"""Option of Mesa's driver for AMD, in the environment too, that shows all of the shared memory as the device's own. It is ``true`` or ``false``;
-anything else is ignored (parseValue in src/util/xmlconfig.c)."""
 OTHER_DRIVERS = ("Intel", "NVIDIA")
 """How names of devices begin that another Vulkan driver than Mesa's for AMD drives."""
 
@@ -50,7 +47,7 @@ def visible_mib(backend: str, accelerator: Accelerator, environment: Mapping[str
     if not whole:
         return math.inf
     split = backend == "vulkan" and accelerator.unified and not accelerator.name.startswith(OTHER_DRIVERS)
-    if not split or environment.get(UNIFIED_HEAP, "").lstrip() == "true":
+    if not split or environment.get(backends.UNIFIED_HEAP, "").lstrip() == "true":
         return whole
     return whole * 2 // 3
 
@@ -62,6 +59,13 @@ def _with_visible_memory(device: Device, facts: Facts) -> Device:
         return device
     visible = visible_mib(device.backend, accelerator, device.environment)
     return device._replace(capacity_mib=int(min(device.capacity_mib, visible)))
+
+
+def with_heap(worker: Worker, facts: Facts) -> Worker:
+    """The worker, with what its host's configuration of Mesa says of shared memory in its environment, where that counts unless it says else."""
+    if not (facts.unified_heap and worker.shared and worker.backend == "vulkan"):
+        return worker
+    return worker._replace(environment={backends.UNIFIED_HEAP: "true", **worker.environment})
 
 
 def of_workers(used: Iterable[Worker], hosts: Mapping[str, Host], release: Release, bounded: bool) -> list[Device]:
@@ -187,7 +191,7 @@ def heap_of_head(held: Sequence[Holder], facts: Facts, environment: Mapping[str,
     for device in held:
         accelerator = None if device.endpoint else accelerator_of(facts, device.name)
         if accelerator and device.held_mib > visible_mib(device.backend, accelerator, environment):
-            return {UNIFIED_HEAP: "true"}
+            return {backends.UNIFIED_HEAP: "true"}
     return {}
 
 

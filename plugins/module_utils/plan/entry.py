@@ -81,6 +81,7 @@ PLANNED_FROM = {
     "option_files",
     "thunderbolt",
     "reached_at",
+    "unified_heap",
 }
 """Facts that a plan depends on."""
 
@@ -137,6 +138,7 @@ KNOWN: dict[str, Any] = {
     "firewall": Maybe(names.FIREWALLS),
     "units_filter": Maybe(bool),
     "option_files": Maybe([PATH]),
+    "unified_heap": Maybe(bool),
     "kernel": Maybe(Text()),
     "firmware": Maybe(Text()),
     "thunderbolt": Maybe(
@@ -440,6 +442,7 @@ def facts_of(given: Mapping[str, Any]) -> Facts:
         kernel=given.get("kernel") or "",
         firmware=given.get("firmware") or "",
         option_files=tuple(given.get("option_files") or ()),
+        unified_heap=bool(given.get("unified_heap")),
         thunderbolt=tuple(
             Thunderbolt(*(link[field] for field in Thunderbolt._fields)) for link in given.get("thunderbolt") or ()
         ),

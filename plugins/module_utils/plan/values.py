@@ -73,6 +73,8 @@ class Facts(NamedTuple):
     """Whether IPAddressDeny of a unit takes effect; None where that is not known."""
     kernel: str
     firmware: str
+    unified_heap: bool
+    """Whether Mesa's configuration shows all of a memory that graphics share with the host."""
     option_files: tuple[str, ...]
     """Files of somebody else with options for llama-server, as facts/host.py finds them."""
     thunderbolt: tuple[Thunderbolt, ...]
