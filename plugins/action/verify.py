@@ -76,10 +76,7 @@ class ActionModule(ActionBase):
             f"{check['name']} of {check['subject']}: {check['evidence']}." for check in failed
         )
         if answer["evidence"].get("waits_for"):
-            message += (
-                " The worker's process runs, so something between the hosts closes its port, or another head uses it: check the firewalls"
-                " and the routes between head and worker."
-            )
+            message += f" {verification.remedy(plan, answer['evidence']['waits_for'])}"
         elif not answer["evidence"]["health"]["healthy"]:
             message += " The log of the server ends in:\n" + "\n".join(answer["evidence"]["log"])
         return {"failed": True, "msg": message}

@@ -67,8 +67,8 @@ def test_the_head_needs_no_tunnel_to_itself(local):
 @pytest.mark.parametrize(
     "other, port, owner",
     [
-        ("worker2", 60052, "the tunnel of cpu of worker1 has"),
-        ("worker2", 60152, "the tunnel of cpu of worker1 has"),
+        ("worker2", 60052, "the tunnel to cpu of worker1 has"),
+        ("worker2", 60152, "the tunnel to cpu of worker1 has"),
         ("worker2", 8080, "llama_server_port has"),
         ("worker2", 8180, "llama_server_staging_port has"),
         ("worker2", 50052, "the worker cpu of the head has"),
@@ -79,5 +79,5 @@ def test_each_tunnel_ends_on_a_port_of_its_own(tunnelled, other, port, owner):
     tunnelled.hosts["head"]["groups"].append("worker")
     tunnelled.hosts[other]["variables"]["llama_worker_endpoints"] = [{"tunnel": f"127.0.0.1:{port}"}]
     said = tunnelled.reason()
-    assert "the tunnel of the worker cpu of worker2 ends on port" in said
+    assert "the tunnel to the worker cpu of worker2 ends on port" in said
     assert owner in said

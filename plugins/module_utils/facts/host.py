@@ -24,6 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     names,
     reading,
     service_managers,
+    untrusted,
     versions,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
@@ -182,7 +183,7 @@ def measured_links(prefix: str) -> dict:
             found = reading.read_object(path, LINK_BYTES)
             numbers = {key: found.get(key) for key in ("mbit_per_second", "round_trip_ms")}
             numbers = {key: None if number is None else float(number) for key, number in numbers.items()}
-            links[path.stem] = {**numbers, "detail": reading.printable(found.get("detail", ""))}
+            links[path.stem] = {**numbers, "detail": untrusted.printable(found.get("detail", ""))}
     return links
 
 
@@ -310,11 +311,12 @@ def supervisor(prefix: str) -> dict:
 
 
 def supervisor_runs(prefix: str) -> bool:
-    """Whether the installation's own supervisor runs."""
+    """Whether the installation's own supervisor runs. One that stands still takes no connection, and is not waited for."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control:
+        control.setblocking(False)
         try:
             control.connect(prefix + "/supervisor/control.sock")
-        except PermissionError:
+        except (PermissionError, BlockingIOError):
             return True
         except OSError:
             return False

@@ -246,7 +246,8 @@ def _state(summary: Mapping[str, Any]) -> int:
     return 4 * (max(0, convolution - 1) * (inner + 2 * groups * state) + state * inner)
 
 
-def _recurrent_layers(summary: Mapping[str, Any]) -> list[bool]:
+def recurrent_layers(summary: Mapping[str, Any]) -> list[bool]:
+    """Of each layer whether it keeps a state; of all of an architecture that was not read."""
     keys, layers, architecture = summary.get("keys", {}), summary["layers"], summary["architecture"]
     if architecture in RECURRENT or architecture in BOTH:
         return [True] * layers
@@ -274,7 +275,7 @@ def _cached_layers(summary: Mapping[str, Any], build: int) -> list[bool]:
     if architecture in RECURRENT:
         return [False] * layers
     free = architecture in NO_HEADS or architecture in INTERVAL
-    return [index < last and not (free and recurrent) for index, recurrent in enumerate(_recurrent_layers(summary))]
+    return [index < last and not (free and recurrent) for index, recurrent in enumerate(recurrent_layers(summary))]
 
 
 def is_latent(summary: Mapping[str, Any]) -> bool:
@@ -291,7 +292,7 @@ def layers_of(summary: Mapping[str, Any], build: int, flash: bool, latent_values
     :param latent_values: whether values are cached where keys are compressed, too.
     """
     keys = summary.get("keys", {})
-    heads, windows, recurrent = _kv_heads(summary), windowed(summary, build), _recurrent_layers(summary)
+    heads, windows, recurrent = _kv_heads(summary), windowed(summary, build), recurrent_layers(summary)
     cached, state = _cached_layers(summary, build), _state(summary)
     key, value = summary["key_dimension"], summary["value_dimension"]
     key_of, value_of = {False: key, True: key}, {False: value, True: value}

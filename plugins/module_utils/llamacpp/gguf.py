@@ -10,17 +10,16 @@ Format: ggml/docs/gguf.md of ggml-org/ggml, versions 2 and 3; what llama.cpp ref
 
 from __future__ import annotations
 
-import io
 import os
 import re
-import stat
 import struct
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import printable
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, tensor_types
 
 MIB = 1024 * 1024
@@ -86,8 +85,9 @@ CACHE_KEYS = (
     *(f"ssm.{name}" for name in ("conv_kernel", "inner_size", "state_size", "group_count")),
     *("full_attention_interval", "kda.head_dim", "wkv.head_size", "token_shift_count", "shortconv.l_cache"),
     *("nextn_predict_layers", "attention.kv_lora_rank", "rope.dimension_count"),
+    *("expert_count", "expert_used_count"),
 )
-"""Keys of an architecture that tell the size of its cache."""
+"""Keys of an architecture that tell the size of its cache, and how many of its experts a token uses."""
 
 
 BY_LAYER = ("uint32", "array of uint32", "array of int32")
@@ -97,10 +97,6 @@ FLAGS = (*BY_LAYER, "array of bool")
 
 class GGUFError(ValueError):
     """The file is not a GGUF file that can be served; the message says why and ends a sentence that names the file."""
-
-
-class TooSlow(Exception):
-    """Reading took too long; the message ends a sentence that names the file."""
 
 
 def is_whole(value: Any) -> bool:
@@ -134,13 +130,11 @@ class File:
 
     def __init__(self, path: str | Path) -> None:
         """:raises OSError: it cannot be opened."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            os.close(descriptor)
-            raise GGUFError("is not a file")
-        self.stream = io.BufferedReader(io.FileIO(descriptor))
-        self.size = status.st_size
+        try:
+            self.stream = reading.open_file(path, follow=True)
+        except reading.NotAFileError:
+            raise GGUFError("is not a file") from None
+        self.size = os.fstat(self.stream.fileno()).st_size
 
     def read(self, offset: int, count: int) -> bytes:
         self.stream.seek(offset)
@@ -151,15 +145,6 @@ class File:
 
     def close(self) -> None:
         self.stream.close()
-
-
-def printable(text: str) -> str:
-    """Text for messages and results: characters that cannot be shown are escaped."""
-    if text.isprintable():
-        return text
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
-    )
 
 
 def short(value: Any) -> str:
@@ -236,7 +221,7 @@ class _Reader:
         if length > longest:
             raise GGUFError(f"is refused: the name of a {what} has {length} bytes, at most {longest} are read")
         data = self.keep(length)
-        text = printable(data.decode("utf-8", "backslashreplace"))
+        text = printable(data.decode("utf-8", "backslashreplace"), None)
         if b"\0" in data:
             raise GGUFError(
                 f"is refused: the name of the {what} {short(text)} has a zero byte, where it ends for llama.cpp"
@@ -454,30 +439,6 @@ def read_path(path: str) -> Model:
     return read(Path(path).name, lambda name: File(folder / name))
 
 
-def within(seconds: float, work: Callable[[], Any]) -> Any:
-    """What ``work`` gives or raises. It is left behind in a thread of its own when it takes longer: looking up a name, a reply that
-    comes byte by byte, or a network mount whose server is gone, cannot be stopped otherwise.
-
-    :raises TooSlow: it takes longer.
-    """
-    result: dict[str, Any] = {}
-
-    def run() -> None:
-        try:
-            result["value"] = work()
-        except Exception as error:
-            result["error"] = error
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        raise TooSlow(f"could not be read within {seconds:g} s")
-    if "error" in result:
-        raise result["error"]
-    return result["value"]
-
-
 def group(tensors: dict[str, Tensor]) -> list[dict[str, Any]]:
     """The tensors in few rows: those that differ in the layer alone are one row.
 
@@ -642,6 +603,11 @@ def _numbers(values: Any, least: int, most: int) -> bool:
     return isinstance(values, list) and all(_number(value, least, most) for value in values)
 
 
+def _within(parts: Sequence[int], sizes: Sequence[int]) -> bool:
+    """Whether each is a part of the one beside it."""
+    return len(parts) == len(sizes) and all(part <= size for part, size in zip(parts, sizes))
+
+
 def _row(row: dict[str, Any], layers: int) -> bool:
     """Whether this can be one row of group."""
     within, shape = row.get("layers"), row.get("shape")
@@ -671,6 +637,11 @@ def problem(summary: Mapping[str, Any]) -> str | None:
     sizes = summary["layer_bytes"]
     if not _numbers(sizes, 0, MAX_ELEMENTS) or len(sizes) != summary["layers"]:
         return f"has {short(sizes)} as layer_bytes, which are not the sizes of {summary['layers']} layers"
+    experts = summary.get("expert_bytes", sizes)
+    if not _numbers(experts, 0, MAX_ELEMENTS) or not _within(experts, sizes):
+        return f"has {short(experts)} as expert_bytes, which are not the sizes of the experts in {summary['layers']} layers"
+    if not _number(summary.get("parameters", 1), 1, MAX_ELEMENTS):
+        return f"has {short(summary['parameters'])} as parameters"
     keys, rows = summary.get("keys", {}), summary.get("tensors", [])
     if not isinstance(keys, dict) or not all(
         key in CACHE_KEYS and (_number(value, 0, MAX_COUNT) or _numbers(value, 0, MAX_COUNT))

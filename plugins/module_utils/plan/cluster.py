@@ -8,29 +8,33 @@ The plan depends on the inventory and on facts that stay the same from run to ru
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, gguf
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import (
     advisories,
     devices,
     equipment,
     estimate,
+    external,
     idle,
     layout,
     physical,
     placement,
     releases,
+    remedies,
     services,
     staging,
     tuning,
     workers,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.seen import Seen
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
+    Accelerator,
     Build,
     Catalogue,
     Cluster,
@@ -50,7 +54,7 @@ KNOCKING_HOSTS = 2
 
 def refused(cluster: str, refusal: Refusal) -> dict[str, Any]:
     """The plan of a refused cluster: only the reason."""
-    name = gguf.printable(cluster)
+    name = untrusted.printable(cluster)
     return {"schema": SCHEMA, "cluster": name, "refused": True, "fits": False, "reasons": [str(refusal)]}
 
 
@@ -64,12 +68,47 @@ def make(
     :param staged: plan the instances that prove the release on the staging ports with the known-answer model, beside those that serve.
     :returns: the plan; when ``refused`` is true, ``reasons`` says why and nothing may be applied.
     """
+    cluster = cluster._replace(elsewhere=external.hosts_of(cluster.external))
+
+    def attempt(given: Cluster) -> Planned:
+        changed = given._replace(hosts={name: tuning.after_reboot(host) for name, host in given.hosts.items()})
+        prepared = _prepare(staging.cluster_of(changed) if staged else changed, model_found, catalogue, staged)
+        return _plan(prepared, runtime_id, staged)
+
     try:
-        prepared = _prepare(staging.cluster_of(cluster) if staged else cluster, model_found, catalogue, staged)
-        plan = _plan(prepared, runtime_id, staged)
+        planned = attempt(cluster)
     except Refusal as refusal:
         return refused(cluster.name, refusal)
-    return _judge(plan, cluster.accepted)
+    return _judge(_with_remedies(planned, cluster, attempt), cluster.accepted)
+
+
+class Planned(NamedTuple):
+    """A plan without remedies, and what these are chosen from."""
+
+    plan: dict[str, Any]
+    seen: Seen
+    met: list[advisories.Met]
+
+
+def _with_remedies(planned: Planned, cluster: Cluster, attempt: Callable[[Cluster], Planned]) -> dict[str, Any]:
+    """The plan with those remedies of its advisories, and of a model that does not fit, that help when they are tried."""
+    plan = planned.plan
+    if plan["fits"] and not planned.met:
+        return plan
+
+    def judged(changed: Cluster) -> dict[str, Any] | None:
+        try:
+            return _judge(attempt(changed).plan, changed.accepted)
+        except Refusal:
+            return None
+
+    trial = remedies.Trial(cluster, _judge(plan, cluster.accepted), judged)
+    room = [] if plan["fits"] else remedies.for_more_room(trial)
+    return {
+        **plan,
+        "reasons": [*plan["reasons"], *([f"it fits this way: {', or '.join(room)}"] if room else [])],
+        "advisories": advisories.with_remedies(planned.seen, planned.met, trial),
+    }
 
 
 def _judge(plan: dict[str, Any], accepted: frozenset[str]) -> dict[str, Any]:
@@ -111,6 +150,39 @@ class Prepared(NamedTuple):
         return self.wanted[self.serves]
 
 
+class Lending(NamedTuple):
+    """Who drives the devices of each host: its workers, or on the head llama-server itself."""
+
+    declared: Mapping[str, Sequence[workers.Declared]]
+    """Host → its endpoints."""
+    driven: Sequence[tuple[str, Accelerator]]
+    """The head's own devices, with their names."""
+    shares: Mapping[str, Mapping[str, int]]
+    """Host → workers.shares_of_memory."""
+    limits: Mapping[str, int]
+    """The head's own device → what the operator lets it hold."""
+
+
+def _lending(cluster: Cluster, built: Mapping[str, tuple[str, ...]], serves: str, selects: bool) -> Lending:
+    """:param selects: whether llama-server can be told which devices to use."""
+    head = cluster.hosts[cluster.head]
+    declared = {
+        name: workers.declare(host, built[name], serves if host.is_head else None) if host.is_worker else []
+        for name, host in cluster.hosts.items()
+    }
+    lends = [entry.device.device for entry in declared[head.name]]
+    driven = devices.driven_by_head(head.facts, lends, serves, selects)
+    names_of_driven = [name for name, _device in driven]
+    limits = devices.limits_of_head(driven, cluster.server)
+    shares = {
+        name: workers.shares_of_memory(
+            host, declared[name], names_of_driven if host.is_head else (), limits if host.is_head else {}
+        )
+        for name, host in cluster.hosts.items()
+    }
+    return Lending(declared, driven, shares, limits)
+
+
 def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue, staged: bool) -> Prepared:
     built = _backends(cluster, catalogue)
     wanted = _releases(cluster, built)
@@ -118,22 +190,14 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     head = cluster.hosts[cluster.head]
     serves = heads.backend_of(cluster.server, built[head.name], {name for names in built.values() for name in names})
     release = wanted[serves]
-    declared = {
-        name: workers.declare(host, built[name], serves if host.is_head else None) if host.is_worker else []
-        for name, host in cluster.hosts.items()
-    }
-    selects = release.capabilities["device_name"] is not None
-    lends = [entry.device.device for entry in declared[head.name]]
-    driven = devices.driven_by_head(head.facts, lends, serves, selects)
-    limits = devices.limits_of_head(driven, cluster.server)
-    shares = _shares(cluster, declared, [own for own, _device in driven], limits)
+    lending = _lending(cluster, built, serves, release.capabilities["device_name"] is not None)
     equipped = {
         name: _equip(
             host,
             built[name],
             catalogue,
             wanted,
-            workers.workers_of(host, declared[name], cluster.head, shares[name]),
+            workers.workers_of(host, lending.declared[name], cluster.head, lending.shares[name]),
         )
         for name, host in cluster.hosts.items()
     }
@@ -141,19 +205,22 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
         builders = [host for name, host in cluster.hosts.items() if backend in built[name]]
         releases.check(backend, needed, {host.name: host.facts.architecture for host in builders})
     bounded = advisories.VULKAN_MEMORY not in cluster.accepted
-    own = devices.of_head(head, driven, shares[head.name], limits, cluster.server.environment)
-    fitting = {backend for backend in wanted if releases.same_source(wanted[backend], release)}
-    serving = _serving(
-        equipped, cluster.server.backend or serves, fitting, {head.name: [name for name, _device in driven]}, staged
+    own = devices.of_head(
+        head, lending.driven, lending.shares[head.name], lending.limits, cluster.server.environment, bounded
     )
+    fitting = {backend for backend in wanted if releases.same_source(wanted[backend], release)}
+    driven = {head.name: [name for name, _device in lending.driven]}
+    serving = _serving(equipped, cluster.server.backend or serves, fitting, driven, staged)
     if staged:
         equipped = {
             name: entry._replace(workers=tuple(worker for worker in serving if worker.host == name))
             for name, entry in equipped.items()
         }
+    external.check_protocol(cluster.external, release)
+    others = external.workers_of(cluster.external)
     running = [worker for entry in equipped.values() for worker in entry.workers]
-    _check_tunnels(running, cluster.server)
-    _check_endpoints(running)
+    _check_tunnels([*running, *others], cluster.server)
+    _check_endpoints([*running, *others])
     _check_names_of_the_head(head, equipped)
     builds = releases.builds(equipped, wanted, cluster.server, catalogue)
     model = heads.model_of(cluster.model, model_found, head.facts)
@@ -164,39 +231,20 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
             f"the head serves with {serves}, and no worker has a build of the same release: set "
             "llama_server_backend to their backend, or llama_release to the same release for both"
         )
-    lent = devices.of_workers(serving, cluster.hosts, release, bounded)
-    placed = layout.lay_out(cluster.server, cluster.placement, model, release, [*lent, *own], head.name, head.facts)
+    lent = devices.of_workers([*serving, *others], cluster.places, release, bounded)
+    placed = layout.lay_out(cluster.server, cluster.placement, model, release, [*lent, *own], head.name, cluster.places)
     if placed.reasons:
         placed = placed._replace(reasons=(*placed.reasons, *idle.sentence(equipped, [*lent, *own], placed)))
     return Prepared(cluster, equipped, wanted, builds, serves, model, placed)
 
 
-def _shares(
-    cluster: Cluster,
-    declared: Mapping[str, Sequence[workers.Declared]],
-    driven: Sequence[str],
-    limits: Mapping[str, int],
-) -> dict[str, dict[str, int]]:
-    """Host → of workers.shares_of_memory.
-
-    :param driven: names of the devices that llama-server itself drives.
-    :param limits: of devices.limits_of_head.
-    """
-    return {
-        name: workers.shares_of_memory(
-            host, declared[name], driven if host.is_head else (), limits if host.is_head else {}
-        )
-        for name, host in cluster.hosts.items()
-    }
-
-
-def _plan(prepared: Prepared, runtime_id: str, staged: bool) -> dict[str, Any]:
-    """The plan with its advisories, before ``_judge``."""
+def _plan(prepared: Prepared, runtime_id: str, staged: bool) -> Planned:
+    """The plan with its advisories, before ``_with_remedies`` and ``_judge``."""
     cluster, placed, model, release = prepared.cluster, prepared.placed, prepared.model, prepared.release
     without = heads.uncounted(cluster.server)
     placing = layout.as_json(placed, heads.as_planned(cluster.server) and release.mainline, cluster.server.load_mode)
     holders = [
-        devices.holder(device, cluster.hosts[device.host].facts, entry["weights_mib"], entry["kv_mib"])
+        devices.holder(device, cluster.places[device.host].facts, entry["weights_mib"], entry["kv_mib"])
         for device, entry in zip(placed.devices, placing)
     ]
     plan: dict[str, Any] = {
@@ -216,6 +264,7 @@ def _plan(prepared: Prepared, runtime_id: str, staged: bool) -> dict[str, Any]:
             **{key: model.summary[key] for key in ("name", "architecture", "layers")},
         },
         "hosts": {name: _host(prepared, entry, runtime_id, staged) for name, entry in prepared.equipped.items()},
+        "external_workers": _external(prepared),
         "head": _head(prepared, holders, runtime_id, staged),
         "placement": [{**entry, "without": without} for entry in placing],
         "fits": not placed.reasons,
@@ -225,11 +274,30 @@ def _plan(prepared: Prepared, runtime_id: str, staged: bool) -> dict[str, Any]:
             if entry.host.links and name != cluster.head and not all(worker.tunnel for worker in entry.workers)
         ],
         "fallbacks": [],
-        "estimate": estimate.network(release, holders, cluster.hosts, bool(cluster.server.override_tensor)),
+        "estimate": _estimate(prepared),
     }
     hosts = {name: {**host, "services": services.of_host(plan, name)} for name, host in plan["hosts"].items()}
-    seen = advisories.Seen(plan, cluster, release, model.summary, holders)
-    return {**plan, "hosts": hosts, "advisories": advisories.evaluate(seen)}
+    seen = Seen(plan, cluster, release, model.summary, holders)
+    met = advisories.meet(seen)
+    return Planned({**plan, "hosts": hosts, "advisories": advisories.untried(met)}, seen, met)
+
+
+def _estimate(prepared: Prepared) -> dict[str, Any]:
+    cluster, placed = prepared.cluster, prepared.placed
+    known = {backend for entry in prepared.equipped.values() for backend in entry.backends}
+    case = estimate.Case(
+        release=prepared.release,
+        placed=placed,
+        summary=prepared.model.summary,
+        head=cluster.head,
+        hosts=cluster.hosts,
+        places=cluster.places,
+        fits=not placed.reasons,
+        serves_of={
+            name: heads.backend_of(cluster.server, entry.backends, known) for name, entry in prepared.equipped.items()
+        },
+    )
+    return estimate.of_plan(case, bool(cluster.server.override_tensor))
 
 
 def _backends(cluster: Cluster, catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
@@ -341,7 +409,7 @@ def _check_endpoints(declared: Sequence[Worker]) -> None:
         if other != worker.host:
             raise Refusal(
                 f"{worker.host} and {other} both have the worker {worker.endpoint}: give each host its own address "
-                "in ansible_host or llama_links"
+                "in ansible_host, llama_links or llama_external_workers"
             )
 
 
@@ -349,16 +417,22 @@ def _check_tunnels(declared: Sequence[Worker], server: Server) -> None:
     """Refuses a tunnel that ends on a port of the head which something else has."""
     taken = {server.port: "llama_server_port", server.staging_port: "llama_server_staging_port"}
     for worker in declared:
-        if worker.address == workers.LOOPBACK and not worker.tunnel:
+        if worker.address == workers.LOOPBACK and not worker.tunnel and not worker.external:
             taken.update(dict.fromkeys((worker.port, worker.staging_port), f"the worker {worker.name} of the head"))
     for worker in declared:
-        for port in (worker.tunnel.port, worker.tunnel.staging_port) if worker.tunnel else ():
+        ends = [worker.tunnel.port, worker.tunnel.staging_port] if worker.tunnel else []
+        if worker.external and worker.address.startswith("127."):
+            ends = [worker.port]
+        for port in ends:
             if port in taken:
-                raise Refusal(
-                    f"the tunnel of the worker {worker.name} of {worker.host} ends on port {port} of the head, which {taken[port]} has: end it on another "
-                    "one, and set tunnel in llama_worker_endpoints to that"
+                variable = (
+                    "endpoint in llama_external_workers" if worker.external else "tunnel in llama_worker_endpoints"
                 )
-            taken[port] = f"the tunnel of {worker.name} of {worker.host}"
+                raise Refusal(
+                    f"the tunnel to the worker {worker.name} of {worker.host} ends on port {port} of the head, which {taken[port]} has: end it on another "
+                    f"one, and set {variable} to that"
+                )
+            taken[port] = f"the tunnel to {worker.name} of {worker.host}"
 
 
 def _check_names_of_the_head(head: Host, equipped: Mapping[str, Equipped]) -> None:
@@ -415,13 +489,14 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) ->
     sources = {prepared.wanted[backend].source for backend in entry.backends}
     needs_runtime = is_head or any(worker.cache for worker in entry.workers)
     built = prepared.builds[host.name]
+    manager = service_managers.MANAGERS[facts.service_manager]
     accounts = _accounts(facts, sources) if system else []
     return {
         **{key: getattr(facts, key) for key in ("scope", "prefix", "cache", "python", "service_manager", "units")},
         "account": names.ACCOUNT if system else None,
         "accounts": accounts,
         "build_account": accounts[-1]["name"] if accounts else None,
-        "host_settings": service_managers.MANAGERS[facts.service_manager].host_settings,
+        "host_settings": manager.host_settings,
         "folders": _folders(facts, names.ACCOUNT if system else None, sources),
         "tuning": _tuning(host),
         "runtime": _runtime(facts, runtime_id) if needs_runtime else None,
@@ -432,7 +507,7 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) ->
         "keep_releases": host.keep_releases,
         "workers": [_worker(prepared, worker, facts) for worker in entry.workers],
         "firewall": [] if is_head else _firewall(prepared.head.host, entry.workers),
-        "firewall_manager": facts.firewall if system else None,
+        "firewall_manager": facts.firewall if system and manager.host_settings else None,
         "unit_closes": _unit_closes(facts),
         "knocks": [] if staged else _knocks(prepared, entry),
         "links": [link._asdict() for link in host.links],
@@ -451,6 +526,23 @@ def _worker(prepared: Prepared, worker: Worker, facts: Facts) -> dict[str, Any]:
         "protocol": release.protocol,
         "argv": workers.argv_of(worker, build, release, facts.prefix + "/releases"),
     }
+
+
+def _external(prepared: Prepared) -> list[dict[str, Any]]:
+    """What the plan says of workers that others run."""
+    used = {worker.endpoint for worker in prepared.placed.lent()}
+    return [
+        {
+            "name": worker.name,
+            "host": worker.host,
+            "endpoint": worker.endpoint,
+            "backend": worker.backend,
+            "memory_mib": worker.capacity_mib,
+            "protocol": declared.protocol or prepared.release.protocol,
+            "used": worker.endpoint in used,
+        }
+        for worker, declared in zip(external.workers_of(prepared.cluster.external), prepared.cluster.external)
+    ]
 
 
 def _firewall(head: Host, declared: Sequence[Worker]) -> list[dict[str, Any]]:

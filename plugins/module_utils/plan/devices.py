@@ -143,13 +143,16 @@ def of_head(
     shares: Mapping[str, int],
     limits: Mapping[str, int],
     environment: Mapping[str, str],
+    bounded: bool = True,
 ) -> list[Device]:
-    """The devices that llama-server itself drives. They hold all of a memory that is the host's too: heap_of_head has their driver show it.
+    """The devices that llama-server itself drives. They hold all of a memory that is the host's too, since heap_of_head has their driver show
+    it, unless the operator says what it shows.
 
     :param driven: of driven_by_head.
     :param shares: of workers.shares_of_memory.
     :param limits: of limits_of_head.
     :param environment: of llama-server.
+    :param bounded: whether they hold no more than their driver shows as their own.
     """
     same = physical.twins(head.facts)
     chosen = []
@@ -157,7 +160,15 @@ def of_head(
         whole = accelerator.memory_mib - workers.reserve_mib(accelerator.memory_mib, accelerator.unified)
         capacity = shares[same[name]] if accelerator.unified else limits.get(name, max(0, whole))
         chosen.append(Device(head.name, accelerator.backend, name, name, capacity, environment))
-    return chosen
+    said = backends.UNIFIED_HEAP in environment
+    return [_with_visible_memory(device, head.facts) for device in chosen] if said and bounded else chosen
+
+
+def alone(host: Host, backend: str) -> list[Device]:
+    """The devices that llama-server would drive if this host served without workers."""
+    driven = driven_by_head(host.facts, (), backend, selects=True)
+    shares = workers.shares_of_memory(host, [], [name for name, _accelerator in driven], {})
+    return of_head(host, driven, shares, {}, {})
 
 
 def environment_of_head(
@@ -225,6 +236,7 @@ def holder(device: Device, facts: Facts, weights_mib: float, kv_mib: float) -> H
     """The values of a device with layers that advisories need."""
     accelerator = accelerator_of(facts, device.name)
     backend = accelerator.backend if accelerator else backends.CPU.name
+    said = device.worker is not None or backends.UNIFIED_HEAP in device.environment
     return Holder(
         host=device.host,
         name=device.name,
@@ -234,8 +246,6 @@ def holder(device: Device, facts: Facts, weights_mib: float, kv_mib: float) -> H
         unified=bool(accelerator and accelerator.unified),
         weights_mib=weights_mib,
         held_mib=weights_mib + kv_mib,
-        visible_mib=visible_mib(backend, accelerator, device.environment)
-        if accelerator and device.worker
-        else math.inf,
+        visible_mib=visible_mib(backend, accelerator, device.environment) if accelerator and said else math.inf,
         host_memory_mib=facts.memory_mib,
     )

@@ -20,6 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
     Cluster,
     Distribution,
     Endpoint,
+    External,
     Facts,
     Host,
     KnownAnswer,
@@ -35,6 +36,8 @@ STAGING_DISTANCE = 100
 """A staging port is so far above the port that serves, where the inventory does not say."""
 
 MOST_MIB = 1 << 40
+UNNAMED = "declared"
+"""Name of a device in ``llama_hardware`` that has none; nothing follows from two devices that have it."""
 MOST_THREADS = 4096
 
 DECLARED: dict[str, Any] = {
@@ -69,7 +72,7 @@ NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 """Of a variable of a process."""
 HOST_NAME = r"\w[\w.:@+-]*"
 """Of a host or a cluster in an inventory: it stands in names of files, in definitions and in commands."""
-SECRET_NAME = r"(?i).*(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|_KEY|ACCESS_KEY_ID|SECRET_KEY_BASE|CREDENTIALS?|(^|_)(PASS|PWD|AUTH|PAT))"
+SECRET_NAME = r"(?i).*(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|_KEY|ACCESS_KEY_ID|SECRET_KEY_BASE|CREDENTIALS?|(^|_)(PASS|PWD|AUTH|PAT))_?\d*"
 """Of a variable of a process whose value is a secret."""
 
 PLANNED_FROM = {
@@ -88,7 +91,10 @@ PLANNED_FROM = {
 PATH = Text(r"""[/~][^%$\\'"`;#]*""", 4096)
 """Of a host's own folders, which stand in definitions where a service manager has no quotes."""
 WORD = Text("[A-Za-z0-9_.:+~-]*")
+EXTERNAL = "llama_external_workers"
+PROTOCOL = r"\d{1,3}(\.\d{1,3}){1,2}"
 MEMORY_MIB = Number(0, MOST_MIB)
+LINK_FIGURES = ("round_trip_ms", "mbit_per_second")
 KNOWN: dict[str, Any] = {
     "system": Text(),
     "architecture": WORD,
@@ -145,7 +151,7 @@ KNOWN: dict[str, Any] = {
         [{"device": Text(), "lanes": Number(0, 1024), "gbit_per_lane": Number(0, 1 << 20, real=True)}]
     ),
     "reached_at": Maybe(Text(r"[0-9.]+", 15)),
-    "measured": Maybe(Each(Maybe({"round_trip_ms": Maybe(Number(0, 1 << 20, real=True))}))),
+    "measured": Maybe(Each(Maybe({key: Maybe(Number(0, 1 << 30, real=True)) for key in LINK_FIGURES}))),
 }
 """Facts that planning reads, as facts/host.py returns them. What an older version of the collection did not ask for may be missing."""
 
@@ -161,6 +167,7 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]]) -> Cluster:
     :raises Refusal: what the inventory says is not possible.
     """
     for host, given in hosts.items():
+        # After types were converted: a text may have become a mapping, and that has texts of its own.
         check(host, {"ansible_host": given["ansible_host"], **given["variables"]})
         misspelt = untrusted.problem("a variable", given["unknown_variables"])
         if misspelt:
@@ -182,6 +189,7 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]]) -> Cluster:
         placement=variables["llama_placement"],
         accepted=frozenset(variables["llama_accept_advisories"] or ()),
         releases=_releases(variables),
+        external=_external(variables["llama_external_workers"] or (), hosts),
     )
 
 
@@ -200,7 +208,8 @@ def check(host: str, given: Mapping[str, Any]) -> None:
 def _check_name(what: str, name: str) -> None:
     if not untrusted.is_plain(name) or not re.fullmatch(HOST_NAME, name) or len(name) > untrusted.LONGEST_NAME:
         raise Refusal(
-            f"{what} has the name {untrusted.show(name)} in the inventory: use letters, digits, - and ., and no spaces"
+            f"{what} has the name {untrusted.show(name)} in the inventory: use letters, digits, and . : @ + - _ between them, "
+            f"at most {untrusted.LONGEST_NAME}; an address like ::1 goes into ansible_host"
         )
 
 
@@ -333,7 +342,7 @@ def environment(where: str, given: Mapping[str, Any] | None) -> dict[str, str]:
             raise Refusal(f"{where} has the name {str(name)!r}: use letters, digits and _, with a letter or _ first")
         if value is None or isinstance(value, (dict, list)):
             raise Refusal(f"{where} has {name}: {value!r}: use a text, a number, true or false, or remove it")
-        _check_not_secret(where, str(name))
+        _check_not_secret(where, str(name), str(value))
         values[str(name)] = str(value).lower() if isinstance(value, bool) else str(value)
     return values
 
@@ -347,12 +356,75 @@ def _networks(where: str, values: Sequence[str] | None) -> tuple[str, ...]:
         ) from None
 
 
-def _check_not_secret(where: str, name: str) -> None:
+def _external(given: Sequence[Mapping[str, Any]], hosts: Collection[str]) -> tuple[External, ...]:
+    """``llama_external_workers`` of the head.
+
+    :param hosts: names of the cluster's hosts.
+    :raises Refusal: an entry is not possible.
+    """
+    workers: list[External] = []
+    for index, values in enumerate(given):
+        where = f"{EXTERNAL}[{index}]"
+        address, port = _place(where, values.get("endpoint"))
+        worker = External(
+            address=address,
+            port=port,
+            host=values.get("host") or address,
+            memory_mib=values["memory_mib"],
+            protocol=values.get("protocol"),
+            backend=values.get("backend") or backends.CPU.name,
+            architecture=values.get("architecture") or "",
+        )
+        _check_external(where, worker, hosts, workers)
+        workers.append(worker)
+    return tuple(workers)
+
+
+def _place(where: str, given: Any) -> tuple[str, int]:
+    address, _colon, port = str(given).rpartition(":")
+    try:
+        parsed = ipaddress.IPv4Address(address)
+    except ValueError:
+        parsed = ipaddress.IPv4Address("0.0.0.0")
+    number = int(port) if re.fullmatch(r"[0-9]{1,5}", port) else 0
+    if parsed.is_unspecified or not 0 < number < 65536:
+        raise Refusal(
+            f"{where} has the endpoint {given!r}: use the numeric IPv4 address and the port at which the head reaches the worker, like 192.0.2.7:50052"
+        )
+    return str(parsed), number
+
+
+def _check_external(where: str, worker: External, hosts: Collection[str], before: Sequence[External]) -> None:
+    limit = untrusted.limit(worker.memory_mib, 1, MOST_MIB)
+    if limit:
+        raise Refusal(f"{where} has the memory_mib {worker.memory_mib}: {limit}")
+    if worker.protocol is not None and not re.fullmatch(PROTOCOL, worker.protocol, re.ASCII):
+        raise Refusal(
+            f"{where} has the protocol {worker.protocol!r}: use the version that its rpc-server prints when it starts, like 7.0.0"
+        )
+    if worker.backend not in backends.BACKENDS:
+        raise Refusal(f"{where} has the backend {worker.backend!r}: use one of {', '.join(backends.BACKENDS)}")
+    if not untrusted.is_plain(worker.host) or not re.fullmatch(HOST_NAME, worker.host):
+        raise Refusal(
+            f"{where} has the host {untrusted.show(worker.host)}: use letters, digits, - and ., and no spaces"
+        )
+    if worker.host in hosts:
+        raise Refusal(
+            f"{where} has the host {worker.host}, which this cluster has itself: declare the worker in llama_worker_endpoints of {worker.host}, or "
+            "use another name"
+        )
+    if any((worker.address, worker.port) == (other.address, other.port) for other in before):
+        raise Refusal(
+            f"{where} has the endpoint {worker.address}:{worker.port} a second time: one worker serves one head"
+        )
+
+
+def _check_not_secret(where: str, name: str, value: str) -> None:
     """Refuses a variable of a process that holds a secret: service managers show it, and definitions may be read by everybody."""
     option = options.of_variable(name)
     if option and option.secret:
         raise Refusal(f"{where} has {name}, which the plan decides: {option.instead()}")
-    if re.fullmatch(SECRET_NAME, name):
+    if re.fullmatch(SECRET_NAME, name) or (re.search("(?i)proxy", name) and "@" in value):
         raise Refusal(
             f"{where} has {name}, a secret, which service managers show to every account of the host: remove it"
         )
@@ -416,6 +488,11 @@ def _without_null(given: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in given.items() if value is not None}
 
 
+def _measured(given: Mapping[str, Any], figure: str) -> dict[str, float | None]:
+    """Host → one of LINK_FIGURES of its link."""
+    return {host: (link or {}).get(figure) for host, link in (given.get("measured") or {}).items()}
+
+
 def facts_of(given: Mapping[str, Any]) -> Facts:
     """Facts as values. What an older version did not ask for is empty.
 
@@ -446,7 +523,8 @@ def facts_of(given: Mapping[str, Any]) -> Facts:
         thunderbolt=tuple(
             Thunderbolt(*(link[field] for field in Thunderbolt._fields)) for link in given.get("thunderbolt") or ()
         ),
-        round_trips={host: (link or {}).get("round_trip_ms") for host, link in (given.get("measured") or {}).items()},
+        round_trips=_measured(given, "round_trip_ms"),
+        link_mbit=_measured(given, "mbit_per_second"),
     )
 
 

@@ -6,10 +6,8 @@
 from __future__ import annotations
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Accelerator, Facts
-
-UNNAMED = "declared"
-"""Name of a device in ``llama_hardware`` that has none; nothing follows from two devices that have it."""
 
 
 def named(facts: Facts) -> list[tuple[str, Accelerator]]:
@@ -38,6 +36,6 @@ def twins(facts: Facts) -> dict[str, str]:
 def _likeness(one: Accelerator, other: Accelerator) -> int:
     """How sure it is that two backends drive the same device; 0 where they do not. Facts have the same name and memory for both; of declared
     devices one of these may differ, and a host has integrated graphics once."""
-    named = one.name == other.name != UNNAMED
+    named = one.name == other.name != entry.UNNAMED
     sized = (one.memory_mib, one.unified) == (other.memory_mib, other.unified)
     return 4 * named + 2 * sized + (one.unified and other.unified)

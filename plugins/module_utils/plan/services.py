@@ -30,7 +30,8 @@ def _reachable_for_head(plan: dict[str, Any]) -> list[str]:
     head = plan["head"]
     if not head["allowed"]:
         return []
-    used = [worker["endpoint"] for host in plan["hosts"].values() for worker in host["workers"] if worker["used"]]
+    workers = [*plan["external_workers"], *(worker for host in plan["hosts"].values() for worker in host["workers"])]
+    used = [worker["endpoint"] for worker in workers if worker["used"]]
     own = [] if head["address"] == "0.0.0.0" else [head["address"]]
     return sorted({"localhost", *own, *(endpoint.rsplit(":", 1)[0] for endpoint in used), *head["allowed"]})
 

@@ -17,11 +17,13 @@ ROOM_MIB = 1024
 
 
 def cluster_of(cluster: Cluster) -> Cluster:
-    """The cluster that serves the known-answer model on its head's staging port, with every worker and to itself only."""
+    """The cluster that serves the known-answer model on its head's staging port, with every worker of its own and to itself only.
+    Those that others run have no staging ports."""
     server = cluster.server
     return cluster._replace(
         model=ModelRequest(None, MODEL, None),
         placement="all",
+        external=(),
         server=server._replace(
             host="127.0.0.1",
             allowed=(),

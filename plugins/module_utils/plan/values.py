@@ -80,6 +80,8 @@ class Facts(NamedTuple):
     thunderbolt: tuple[Thunderbolt, ...]
     round_trips: Mapping[str, float | None]
     """Of a head: host → milliseconds that were measured of its link."""
+    link_mbit: Mapping[str, float | None] = {}
+    """The same: host → Mbit/s."""
 
     def of_backend(self, backend: str) -> list[Accelerator]:
         """The accelerators that this backend drives, in the order in which it numbers them."""
@@ -209,6 +211,23 @@ class Model(NamedTuple):
     summary: Mapping[str, Any]
 
 
+class External(NamedTuple):
+    """An entry of ``llama_external_workers``: a worker that others run."""
+
+    address: str
+    port: int
+    host: str
+    """Its name for people; the address where none is given."""
+    memory_mib: int
+    protocol: str | None
+    backend: str
+    architecture: str
+
+    @property
+    def endpoint(self) -> str:
+        return f"{self.address}:{self.port}"
+
+
 class Cluster(NamedTuple):
     """The inventory of one cluster. Server, model and releases are those of its head."""
 
@@ -220,6 +239,14 @@ class Cluster(NamedTuple):
     placement: str | None
     accepted: frozenset[str]
     releases: Mapping[str, Any]
+    external: tuple[External, ...] = ()
+    elsewhere: Mapping[str, Host] = {}
+    """The hosts of these, which no run contacts."""
+
+    @property
+    def places(self) -> dict[str, Host]:
+        """Every host that a device may be on."""
+        return {**self.hosts, **self.elsewhere}
 
 
 class Catalogue(NamedTuple):
@@ -336,6 +363,11 @@ class Worker(NamedTuple):
     def endpoint(self) -> str:
         """Where the head reaches it."""
         return f"{self.tunnel.address}:{self.tunnel.port}" if self.tunnel else self.listens
+
+    @property
+    def external(self) -> bool:
+        """Whether others run it: then there is no build."""
+        return not self.build
 
     @property
     def listens(self) -> str:
