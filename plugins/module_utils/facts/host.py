@@ -33,6 +33,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import (
     hardware,
     mesa,
     reached,
+    speeds,
     toolchains,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
@@ -241,10 +242,11 @@ def _installed(tools: Mapping[str, str | None], packages: dict | None) -> list[s
     return sorted([*(tool for tool, version in tools.items() if version), *(packages["installed"] if packages else [])])
 
 
-def facts(wanted_scope: str, catalogue: dict | None = None) -> dict:
-    """Everything that planning needs to know of this host. Stable: nothing here changes with the load.
+def facts(wanted_scope: str, catalogue: dict | None = None, measure: bool = False) -> dict:
+    """Everything that planning needs to know of this host. Stable: nothing here changes with the load, but what is measured on request.
 
     :param catalogue: distribution family → its packages of llama.cpp, to look for them.
+    :param measure: whether to measure speeds.
     """
     wanted_scope = scope(wanted_scope)
     manager = service_manager(wanted_scope)
@@ -269,6 +271,7 @@ def facts(wanted_scope: str, catalogue: dict | None = None) -> dict:
         "distribution": distributed,
         "packaged": packages,
         "cpu": hardware.cpu(),
+        "rates": speeds.measured() if measure else None,
         "memory_mib": memory,
         "accelerators": devices,
         "toolchain": tools,
@@ -282,10 +285,7 @@ def facts(wanted_scope: str, catalogue: dict | None = None) -> dict:
         "python": interpreter,
         "service_manager": manager,
         "supervisor": supervisor(place["prefix"]),
-        "lingering": {
-            "enabled": lingers(user),
-            "by_us": os.path.exists(place["prefix"] + "/lingering"),
-        },
+        "lingering": {"enabled": lingers(user), "by_us": os.path.exists(place["prefix"] + "/lingering")},
         "firewall": firewall.of_host() if record.host_settings else None,
         "units_filter": firewall.of_units(interpreter) if record.closes_ports_by else None,
         "host_settings": record.host_settings,

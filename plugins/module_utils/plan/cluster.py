@@ -174,12 +174,14 @@ def _lending(cluster: Cluster, built: Mapping[str, tuple[str, ...]], serves: str
     driven = devices.driven_by_head(head.facts, lends, serves, selects)
     names_of_driven = [name for name, _device in driven]
     limits = devices.limits_of_head(driven, cluster.server)
-    shares = {
-        name: workers.shares_of_memory(
-            host, declared[name], names_of_driven if host.is_head else (), limits if host.is_head else {}
-        )
-        for name, host in cluster.hosts.items()
-    }
+    shares = {}
+    for name, host in cluster.hosts.items():
+        own = names_of_driven if host.is_head else []
+        endpoints = {entry.device.device: entry.endpoint.environment for entry in declared[name]}
+        environments = devices.environments(host.facts, endpoints, own, cluster.server.environment)
+        bounded = advisories.VULKAN_MEMORY not in cluster.accepted
+        shown = devices.shown_by_drivers(host.facts, environments) if bounded else {}
+        shares[name] = workers.shares_of_memory(host, declared[name], own, shown, limits if host.is_head else {})
     return Lending(declared, driven, shares, limits)
 
 

@@ -52,6 +52,33 @@ def visible_mib(backend: str, accelerator: Accelerator, environment: Mapping[str
     return whole * 2 // 3
 
 
+def environments(
+    facts: Facts, endpoints: Mapping[str, Mapping[str, str]], own: Collection[str], server: Mapping[str, str]
+) -> dict[str, Mapping[str, str]]:
+    """Name of a device → environment of the program that drives it, of those whose driver may show less than there is.
+
+    :param endpoints: name of the device → environment of its endpoint.
+    :param own: names of the devices that llama-server itself drives: heap_of_head has the driver show enough, unless its environment says else.
+    :param server: environment of llama-server.
+    """
+    heap = {backends.UNIFIED_HEAP: "true"} if facts.unified_heap else {}
+    lent = {name: {**heap, **environment} for name, environment in endpoints.items()}
+    return {**lent, **(dict.fromkeys(own, server) if backends.UNIFIED_HEAP in server else {})}
+
+
+def shown_by_drivers(facts: Facts, environments: Mapping[str, Mapping[str, str]]) -> dict[str, int]:
+    """Accelerator → MiB that its driver shows as the device's own, where it is less than the device has: the rest is left to the processor.
+
+    :param environments: name of the device → that of the program that drives it.
+    """
+    own = {
+        name: visible_mib(device.backend, device, environments[name])
+        for name, device in physical.named(facts)
+        if name in environments
+    }
+    return {name: int(size) for name, size in own.items() if size < math.inf}
+
+
 def _with_visible_memory(device: Device, facts: Facts) -> Device:
     """The device with no more capacity than its driver shows as its own."""
     accelerator = accelerator_of(facts, device.name)
@@ -167,7 +194,7 @@ def of_head(
 def alone(host: Host, backend: str) -> list[Device]:
     """The devices that llama-server would drive if this host served without workers."""
     driven = driven_by_head(host.facts, (), backend, selects=True)
-    shares = workers.shares_of_memory(host, [], [name for name, _accelerator in driven], {})
+    shares = workers.shares_of_memory(host, [], [name for name, _accelerator in driven], {}, {})
     return of_head(host, driven, shares, {}, {})
 
 

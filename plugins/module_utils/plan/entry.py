@@ -25,6 +25,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
     Host,
     KnownAnswer,
     Link,
+    Measured,
     ModelRequest,
     Packaged,
     Server,
@@ -85,6 +86,7 @@ PLANNED_FROM = {
     "thunderbolt",
     "reached_at",
     "unified_heap",
+    "rates",
 }
 """Facts that a plan depends on."""
 
@@ -147,6 +149,7 @@ KNOWN: dict[str, Any] = {
     "unified_heap": Maybe(bool),
     "kernel": Maybe(Text()),
     "firmware": Maybe(Text()),
+    "rates": Maybe(Each({"name": Text(), "gb_per_s": Number(1, 1 << 20, real=True)})),
     "thunderbolt": Maybe(
         [{"device": Text(), "lanes": Number(0, 1024), "gbit_per_lane": Number(0, 1 << 20, real=True)}]
     ),
@@ -525,7 +528,18 @@ def facts_of(given: Mapping[str, Any]) -> Facts:
         ),
         round_trips=_measured(given, "round_trip_ms"),
         link_mbit=_measured(given, "mbit_per_second"),
+        rates={
+            device: Measured(rate["name"], float(f"{rate['gb_per_s']:.2g}"))
+            for device, rate in (given.get("rates") or {}).items()
+        },
     )
+
+
+def with_kept_rates(facts: Mapping[str, Any] | None, kept: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The facts of a host with rates that an earlier run measured, where this one did not. Of a host that did not answer, all that is kept."""
+    if not isinstance(facts, Mapping) or not isinstance(kept, Mapping) or facts.get("rates") or not kept.get("rates"):
+        return facts or kept
+    return {**facts, "rates": kept["rates"]}
 
 
 def facts_for_plan(facts: Mapping[str, Any]) -> dict[str, Any]:
