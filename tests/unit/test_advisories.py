@@ -443,7 +443,13 @@ CASES = [
     ),
     (
         "vulkan-shared-memory",
-        lambda: strix_halos(1, 90, ["vulkan", "hip"], llama_server_backend="vulkan"),
+        lambda: strix_halos(
+            1,
+            90,
+            ["vulkan", "hip"],
+            llama_server_backend="vulkan",
+            llama_server_environment={"radv_enable_unified_heap_on_apu": "false"},
+        ),
         {
             SERVER_BACKEND: setting("strix0", llama_server_backend="hip"),
             HEAP: setting("strix0", llama_server_environment={"radv_enable_unified_heap_on_apu": "true"}),

@@ -152,7 +152,14 @@ def _memory(plan: dict) -> list[str]:
             ]
         )
     legend = ", ".join(f"{sign} {part.replace('kv', 'KV cache')}" for part, sign in PARTS.items())
-    return [*table(rows).splitlines(), f"  in MiB, ≤ an upper bound; {legend}, {FREE} free", *reasons(plan)]
+    footer = f"  in MiB, ≤ an upper bound; {legend}, {FREE} free"
+    return [*table(rows).splitlines(), footer, *without(plan), *reasons(plan)]
+
+
+def without(plan: dict) -> list[str]:
+    """What the sizes of devices do not contain, or nothing."""
+    names = {name for entry in plan["placement"] for name in entry["without"]}
+    return _wrapped("  without ", ", ".join(sorted(names))) if names else []
 
 
 def reasons(plan: dict) -> list[str]:

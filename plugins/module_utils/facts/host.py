@@ -32,6 +32,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import (
     firewall,
     hardware,
     interfaces,
+    mesa,
     reached,
     speeds,
     toolchains,
@@ -237,6 +238,11 @@ def _distribution() -> dict:
     return {"id": system, "version": platform.release().split(".", maxsplit=1)[0], "family": system}
 
 
+def _installed(tools: Mapping[str, str | None], packages: dict | None) -> list[str]:
+    """Names of tools, and of the distribution's packages of llama.cpp."""
+    return sorted([*(tool for tool, version in tools.items() if version), *(packages["installed"] if packages else [])])
+
+
 def facts(wanted_scope: str, catalogue: dict | None = None, measure: bool = False) -> dict:
     """Everything that planning needs to know of this host. Stable: nothing here changes with the load, but what is measured on request.
 
@@ -271,9 +277,7 @@ def facts(wanted_scope: str, catalogue: dict | None = None, measure: bool = Fals
         "accelerators": devices,
         "toolchain": tools,
         "toolchains": installed,
-        "tools": sorted(
-            [*(tool for tool, version in tools.items() if version), *(packages["installed"] if packages else [])]
-        ),
+        "tools": _installed(tools, packages),
         "scope": wanted_scope,
         "user": user,
         "uid": os.geteuid(),
@@ -290,6 +294,7 @@ def facts(wanted_scope: str, catalogue: dict | None = None, measure: bool = Fals
         "firmware": firmware(devices, distributed["family"]),
         "thunderbolt": hardware.thunderbolt(),
         "interfaces": interfaces.interfaces(),
+        "unified_heap": mesa.unified_heap(),
         "measured": measured_links(place["prefix"]),
         "option_files": option_files(wanted_scope, place["prefix"], environment),
         "reached_at": reached.address(),

@@ -105,6 +105,11 @@ OPTIONAL_TOOLS = ["ccache"]
 """Commands that make builds faster."""
 
 
+UNIFIED_HEAP = "radv_enable_unified_heap_on_apu"
+"""Option of Mesa's Vulkan driver for AMD, of its configuration and of the environment, that shows all of a memory that is the host's too as the
+device's own. It is ``true`` or ``false``; anything else is ignored (parseValue in src/util/xmlconfig.c)."""
+
+
 class Form(NamedTuple):
     """How the architecture of a device is written, and how cmake receives it."""
 

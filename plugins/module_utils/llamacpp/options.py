@@ -70,6 +70,7 @@ class Option(NamedTuple):
     :param implied: values for which nothing is written where no spelling can say them.
     :param remedy: what to do instead of giving it, where no variable sets it.
     :param replaced: what happened to it after its last build.
+    :param adds: what devices hold with it beside what is planned.
     :param secret: whether its value is a secret, which neither a command line nor a definition may hold.
     """
 
@@ -86,6 +87,7 @@ class Option(NamedTuple):
     replaced: str = ""
     program: str = SERVER
     secret: bool = False
+    adds: str = ""
 
     def spelled(self, build: int, fork: str) -> list[Spelling]:
         """Its spellings in this build."""
@@ -441,7 +443,7 @@ TABLE: tuple[Option, ...] = (
         environment=_split("LLAMA_ARG_LAZY_MODE"),
         memory=UNPLANNED,
     ),
-    Option("adapter", _both("--lora --lora-scaled"), memory=UNPLANNED),
+    Option("adapter", _both("--lora --lora-scaled"), memory=UNPLANNED, adds="adapters"),
     Option(
         "draft",
         (
@@ -455,6 +457,7 @@ TABLE: tuple[Option, ...] = (
             "LLAMA_ARG_MODEL_DRAFT LLAMA_ARG_SPEC_DRAFT_MODEL LLAMA_ARG_HFD_REPO LLAMA_ARG_SPEC_DRAFT_HF_REPO LLAMA_ARG_SPEC_TYPE"
         ),
         memory=UNPLANNED,
+        adds="what speculates (a draft model, or layers that predict further tokens)",
     ),
     Option(
         "projector",
@@ -467,6 +470,7 @@ TABLE: tuple[Option, ...] = (
         ),
         environment=_split("LLAMA_ARG_MMPROJ LLAMA_ARG_MMPROJ_URL"),
         memory=UNPLANNED,
+        adds="the projector",
     ),
     Option(
         "fused-experts",

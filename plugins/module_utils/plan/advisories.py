@@ -638,7 +638,7 @@ ADVISORIES = (
         (
             Remedy("set llama_server_backend to {backend}", offers.serve_by("hip")),
             Remedy("set llama_backend of {hosts} to {backend}", offers.build_for("hip")),
-            Remedy(f"set {devices.UNIFIED_HEAP}: 'true' in {{places}}", offers.unified_heap),
+            Remedy(f"set {backends.UNIFIED_HEAP}: 'true' in {{places}}", offers.unified_heap),
         ),
         THREAD.format(28571),
         (

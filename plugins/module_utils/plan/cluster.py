@@ -159,6 +159,8 @@ class Lending(NamedTuple):
     """The head's own devices, with their names."""
     shares: Mapping[str, Mapping[str, int]]
     """Host → workers.shares_of_memory."""
+    limits: Mapping[str, int]
+    """The head's own device → what the operator lets it hold."""
 
 
 def _lending(cluster: Cluster, built: Mapping[str, tuple[str, ...]], serves: str, selects: bool) -> Lending:
@@ -171,15 +173,16 @@ def _lending(cluster: Cluster, built: Mapping[str, tuple[str, ...]], serves: str
     lends = [entry.device.device for entry in declared[head.name]]
     driven = devices.driven_by_head(head.facts, lends, serves, selects)
     names_of_driven = [name for name, _device in driven]
+    limits = devices.limits_of_head(driven, cluster.server)
     shares = {}
     for name, host in cluster.hosts.items():
-        environments = {entry.device.device: entry.endpoint.environment for entry in declared[name]}
         own = names_of_driven if host.is_head else []
-        environments.update(dict.fromkeys(own, cluster.server.environment))
+        endpoints = {entry.device.device: entry.endpoint.environment for entry in declared[name]}
+        environments = devices.environments(host.facts, endpoints, own, cluster.server.environment)
         bounded = advisories.VULKAN_MEMORY not in cluster.accepted
         shown = devices.shown_by_drivers(host.facts, environments) if bounded else {}
-        shares[name] = workers.shares_of_memory(host, declared[name], own, shown)
-    return Lending(declared, driven, shares)
+        shares[name] = workers.shares_of_memory(host, declared[name], own, shown, limits if host.is_head else {})
+    return Lending(declared, driven, shares, limits)
 
 
 def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue, staged: bool) -> Prepared:
@@ -204,7 +207,9 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
         builders = [host for name, host in cluster.hosts.items() if backend in built[name]]
         releases.check(backend, needed, {host.name: host.facts.architecture for host in builders})
     bounded = advisories.VULKAN_MEMORY not in cluster.accepted
-    own = devices.of_head(head, lending.driven, lending.shares[head.name], cluster.server.environment, bounded)
+    own = devices.of_head(
+        head, lending.driven, lending.shares[head.name], lending.limits, cluster.server.environment, bounded
+    )
     fitting = {backend for backend in wanted if releases.same_source(wanted[backend], release)}
     driven = {head.name: [name for name, _device in lending.driven]}
     serving = _serving(equipped, cluster.server.backend or serves, fitting, driven, staged)
@@ -238,6 +243,7 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
 def _plan(prepared: Prepared, runtime_id: str, staged: bool) -> Planned:
     """The plan with its advisories, before ``_with_remedies`` and ``_judge``."""
     cluster, placed, model, release = prepared.cluster, prepared.placed, prepared.model, prepared.release
+    without = heads.uncounted(cluster.server)
     placing = layout.as_json(placed, heads.as_planned(cluster.server) and release.mainline, cluster.server.load_mode)
     holders = [
         devices.holder(device, cluster.places[device.host].facts, entry["weights_mib"], entry["kv_mib"])
@@ -262,7 +268,7 @@ def _plan(prepared: Prepared, runtime_id: str, staged: bool) -> Planned:
         "hosts": {name: _host(prepared, entry, runtime_id, staged) for name, entry in prepared.equipped.items()},
         "external_workers": _external(prepared),
         "head": _head(prepared, holders, runtime_id, staged),
-        "placement": placing,
+        "placement": [{**entry, "without": without} for entry in placing],
         "fits": not placed.reasons,
         "links": [
             name
@@ -370,7 +376,10 @@ def _equip(
         tools=equipment.tools_of(host, built, catalogue, wanted),
         optional_tools=equipment.optional_tools_of(host, catalogue, {wanted[backend].source for backend in built}),
         workers=tuple(
-            workers.with_one_visible_device(worker, wanted[worker.build], len(facts.of_backend(worker.backend)))
+            devices.with_heap(
+                workers.with_one_visible_device(worker, wanted[worker.build], len(facts.of_backend(worker.backend))),
+                facts,
+            )
             for worker in declared
         ),
     )
@@ -463,6 +472,7 @@ def _head(prepared: Prepared, holders: Sequence[devices.Holder], runtime_id: str
         bool(placed.own()),
         bool(placed.lent()),
     )
+    own.update(devices.heap_of_head(holders, facts, server.environment))
     environment = {**backends.service_environment(build.backend, build.environment), **own}
     return heads.plan_of(prepared.cluster.head, serving, environment)
 

@@ -86,6 +86,7 @@ PLANNED_FROM = {
     "option_files",
     "thunderbolt",
     "reached_at",
+    "unified_heap",
     "rates",
     "interfaces",
 }
@@ -147,6 +148,7 @@ KNOWN: dict[str, Any] = {
     "firewall": Maybe(names.FIREWALLS),
     "units_filter": Maybe(bool),
     "option_files": Maybe([PATH]),
+    "unified_heap": Maybe(bool),
     "kernel": Maybe(Text()),
     "firmware": Maybe(Text()),
     "rates": Maybe(Each({"name": Text(), "gb_per_s": Number(1, 1 << 20, real=True)})),
@@ -457,7 +459,16 @@ def server_of(variables: Mapping[str, Any]) -> Server:
         override_tensor=tuple(given["override_tensor"] or ()),
         extra_args=tuple(given["extra_args"] or ()),
         environment=environment("llama_server_environment", given["environment"]),
+        memory_mib=_sizes("llama_server_memory_mib", given["memory_mib"]),
     )
+
+
+def _sizes(variable: str, given: Mapping[str, Any]) -> dict[str, int]:
+    """Name of a device → MiB."""
+    for name, mib in given.items():
+        if isinstance(mib, bool) or not re.fullmatch("[0-9]{1,9}", str(mib)):
+            raise Refusal(f"{variable} gives {name} {mib!r}: use a number of MiB")
+    return {str(name): int(mib) for name, mib in given.items()}
 
 
 def _model(variables: Mapping[str, Any]) -> ModelRequest:
@@ -515,6 +526,7 @@ def facts_of(given: Mapping[str, Any]) -> Facts:
         kernel=given.get("kernel") or "",
         firmware=given.get("firmware") or "",
         option_files=tuple(given.get("option_files") or ()),
+        unified_heap=bool(given.get("unified_heap")),
         thunderbolt=tuple(
             Thunderbolt(*(link[field] for field in Thunderbolt._fields)) for link in given.get("thunderbolt") or ()
         ),

@@ -117,13 +117,23 @@ def overrides_of(server: Server, devices: list[str]) -> list[tuple[str, str]]:
     return overrides
 
 
-def as_planned(server: Server) -> bool:
-    """Whether neither a further argument nor the environment changes what devices hold."""
-    given = [
+def _given_options(server: Server) -> list[options.Option]:
+    """Of the further arguments and the environment, those that are known."""
+    found = [
         *(options.of_word(word) for word in server.extra_args),
         *(options.of_variable(name) for name in server.environment),
     ]
-    return not any(option and option.memory == options.UNPLANNED for option in given)
+    return [option for option in found if option]
+
+
+def as_planned(server: Server) -> bool:
+    """Whether neither a further argument nor the environment changes what devices hold."""
+    return not any(option.memory == options.UNPLANNED for option in _given_options(server))
+
+
+def uncounted(server: Server) -> list[str]:
+    """What llama-server is told to load beside the model, and the plan does not count."""
+    return list(dict.fromkeys(option.adds for option in _given_options(server) if option.adds))
 
 
 def check(name: str, server: Server, declared: Sequence[Worker], release: Release) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, releases, remedies, tuning
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases, remedies, tuning
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.remedies import Change, Remedy, Way
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.seen import Seen
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Cluster, Endpoint, Facts, Host
@@ -104,7 +104,7 @@ def one_cache(seen: Seen, _hosts: Sequence[str], _values: Mapping[str, Any]) -> 
 
 def unified_heap(seen: Seen, hosts: Sequence[str], _values: Mapping[str, Any]) -> list[Way]:
     """Of workers in their endpoints, of the head's own devices in the environment of llama-server."""
-    option = {devices.UNIFIED_HEAP: "true"}
+    option = {backends.UNIFIED_HEAP: "true"}
     lending = [name for name in hosts if any(device.host == name and device.endpoint for device in seen.used)]
     own = any(device.host in hosts and not device.endpoint for device in seen.used)
     places = [f"environment in llama_worker_endpoints of {remedies.listed(lending)}"] * bool(lending)

@@ -90,6 +90,8 @@ class Facts(NamedTuple):
     """Whether IPAddressDeny of a unit takes effect; None where that is not known."""
     kernel: str
     firmware: str
+    unified_heap: bool
+    """Whether Mesa's configuration shows all of a memory that graphics share with the host."""
     option_files: tuple[str, ...]
     """Files of somebody else with options for llama-server, as facts/host.py finds them."""
     thunderbolt: tuple[Thunderbolt, ...]
@@ -208,6 +210,10 @@ class Server(NamedTuple):
     extra_args: tuple[str, ...]
     environment: Mapping[str, str]
     start_timeout: int
+    memory_mib: Mapping[str, int] = {}
+    """Device that llama-server itself drives → MiB to plan with."""
+    reserve_mib: int | None = None
+    """What stays free of each of these devices; None where that follows from its memory."""
 
 
 class ModelRequest(NamedTuple):
