@@ -1006,3 +1006,41 @@ def test_two_bc250_serve_what_they_were_seen_to_serve():
         planned = plan(CLUSTERS / "bc250_pair.yml", **model, **given)
     check_placement(planned)
     assert {entry["host"] for entry in planned["placement"]} == {"bowie", "crockett"}
+
+
+def offering(name, planned):
+    """An inventory with what a refusal says of memory that is not offered, as data."""
+    data = DataLoader().load_from_file(str(CLUSTERS / f"{name}.yml"))["llama_cluster"]
+    groups = data["children"]
+    for found in re.finditer(
+        r"of the processor of (\w+) \((add \w+ to llama_workers)?( and )?(?:set its llama_backend to \[([\w, ]+)\])?",
+        reason(planned),
+    ):
+        host, joins, _and, wanted = found.groups()
+        if joins:
+            groups["llama_workers"]["hosts"][host] = None
+        group = next(group for group in groups.values() if group["hosts"].get(host) or host in group["hosts"])
+        group["hosts"][host] = {
+            **(group["hosts"][host] or {}),
+            **({"llama_backend": wanted.split(", ")} if wanted else {}),
+        }
+    return {"llama_cluster": data}
+
+
+@pytest.mark.parametrize(
+    "name, model",
+    [
+        ("mixed_box", dense(39.59)),
+        ("mixed_box", dense(120)),
+        ("mac_and_linux", dense(100)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_memory_that_a_refusal_says_is_not_offered_is_there(name, model, written):
+    refusing = plan(CLUSTERS / f"{name}.yml", **model)
+    assert "is not offered" in reason(refusing)
+    planned = written(offering(name, refusing), **model, llama_placement="fastest")
+    if "that alone is not enough" in reason(refusing):
+        assert not planned["fits"]
+    else:
+        check_placement(planned)
