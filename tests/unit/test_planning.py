@@ -1956,3 +1956,23 @@ def test_nothing_in_a_plan_is_left_of_an_address_that_changed(pair, name):
     assert old not in json.dumps(plan)
     allowed = [service["allow"] for host in plan["hosts"].values() for service in host["services"] if service["allow"]]
     assert any("192.0.2.99" in addresses for addresses in allowed)
+
+
+@pytest.mark.parametrize(
+    "backend, others",
+    [("cuda", "hip, vulkan or cpu"), ("metal", "hip, vulkan or cpu"), ("sycl", "hip, vulkan or cpu")],
+)
+def test_a_backend_without_a_device_names_those_that_have_one(pair, backend, others):
+    device = {"name": "Radeon", "memory_mib": 16384, "unified": False}
+    pair.hosts["worker1"]["facts"]["accelerators"] = [
+        {**device, "backend": "hip", "architecture": "gfx1100"},
+        {**device, "backend": "vulkan", "architecture": ""},
+    ]
+    pair.hosts["worker1"]["variables"]["llama_backend"] = backend
+    assert (
+        f"llama_backend of worker1 is {backend}, but that host has no such device: set it to {others}" in pair.reason()
+    )
+    for other in others.replace(" or ", ", ").split(", "):
+        pair.hosts["worker1"]["variables"]["llama_backend"] = other
+        pair.hosts["worker1"]["facts"]["toolchain"].update(hipconfig="7.2", glslc="2025")
+        assert not pair.plan()["refused"]

@@ -782,8 +782,11 @@ def dense(gib, layers=80):
     }
 
 
-def check_placement(planned):
-    """What any right plan fulfils, wherever its layers are."""
+def check_placement(planned, own_split=False):
+    """What any right plan fulfils, wherever its layers are.
+
+    :param own_split: whether the operator gave llama_server_tensor_split, which need not be in layers.
+    """
     assert not planned["refused"], planned["reasons"]
     placed = planned["placement"]
     assert sum(entry["layers"] for entry in placed) + planned["head"]["cpu"]["layers"] == planned["model"]["layers"]
@@ -793,7 +796,7 @@ def check_placement(planned):
     assert used == {entry["endpoint"] for entry in placed if entry["endpoint"]}
     argv = planned["head"]["argv"]
     assert set(filter(None, argv[argv.index("--rpc") + 1].split(",") if "--rpc" in argv else [])) == used
-    if len(placed) > 1:
+    if len(placed) > 1 and not own_split:
         split = argv[argv.index("--tensor-split") + 1].split(",")
         assert sum(map(float, split)) == planned["model"]["layers"] + 1 - planned["head"]["cpu"]["layers"]
 
@@ -994,3 +997,100 @@ def test_attention_beside_its_experts_is_predicted_to_be_faster():
     even, planned = plan("cuda_triple", llama_server_tensor_split=[1] * 12)["estimate"], plan("cuda_triple")["estimate"]
     assert planned["crossings"] < even["crossings"]
     assert planned["generation_tokens_per_s"] > even["generation_tokens_per_s"]
+
+
+def commands():
+    """The plans that READMEs show: inventory, and extra variables as an operator writes them."""
+    for name in READMES:
+        for line in (FOLDER / name / "README.md").read_text().splitlines():
+            found = re.fullmatch(rf"ansible-playbook playbooks/plan\.yml -i inventories/{name}(.*)", line)
+            if found:
+                yield name, found[1].strip()
+
+
+COMMANDS = list(commands())
+REFUSED = {"-e @inventories/variants/strix_halo_rocwmma.yml"}
+"""What a README says to be refused as it stands."""
+
+
+def of_command(name, given):
+    extra = {}
+    for word in given.split("-e ")[1:]:
+        file, _equals, value = word.strip().partition("=")
+        extra.update(of_file(file[len("@inventories/") :]) if file.startswith("@") else {file: value})
+    return plan(name, **extra)
+
+
+@pytest.mark.parametrize("name, given", COMMANDS)
+def test_the_commands_of_a_readme_are_planned(name, given):
+    planned = of_command(name, given)
+    assert planned["refused"] == (given in REFUSED), planned["reasons"]
+    if not planned["refused"]:
+        check_placement(planned, own_split="cuda_cpu_workers" in given)
+
+
+@pytest.mark.parametrize("given", [given for name, given in COMMANDS if name == "strix_halo_quad"])
+def test_four_alike_hosts_are_filled_as_their_readme_says(given):
+    """No worker gets more than memory_mib, and the shares are even by bytes."""
+    placed = of_command("strix_halo_quad", given)["placement"]
+    assert all(entry["total_mib"] <= 112000 for entry in placed)
+    shares = [entry["weights_mib"] for entry in placed]
+    assert max(shares) - min(shares) <= 2 * max(entry["weights_mib"] / entry["layers"] for entry in placed)
+
+
+def test_two_alike_hosts_get_halves_as_their_readme_says():
+    for name, given in COMMANDS:
+        if name == "strix_halo_pair" and given not in REFUSED:
+            first, second = of_command(name, given)["placement"]
+            assert abs(first["weights_mib"] - second["weights_mib"]) <= first["weights_mib"] / first["layers"]
+
+
+def test_two_bc250_serve_what_they_were_seen_to_serve():
+    """Qwen3 30B in Q4_K_M with 8192 tokens of context ran there: at most an option of Mesa's is asked for."""
+    model = of_file("models/qwen3_coder_30b.yml")
+    planned = plan(CLUSTERS / "bc250_pair.yml", **model)
+    if planned["refused"]:
+        assert "radv_enable_unified_heap_on_apu: 'true'" in reason(planned)
+        heap = {"radv_enable_unified_heap_on_apu": "true"}
+        given = {"llama_server_environment": heap, "llama_worker_endpoints": [{"environment": heap}]}
+        planned = plan(CLUSTERS / "bc250_pair.yml", **model, **given)
+    check_placement(planned)
+    assert {entry["host"] for entry in planned["placement"]} == {"bowie", "crockett"}
+
+
+def offering(name, planned):
+    """An inventory with what a refusal says of memory that is not offered, as data."""
+    data = DataLoader().load_from_file(str(CLUSTERS / f"{name}.yml"))["llama_cluster"]
+    groups = data["children"]
+    for found in re.finditer(
+        r"of the processor of (\w+) \((add \w+ to llama_workers)?( and )?(?:set its llama_backend to \[([\w, ]+)\])?",
+        reason(planned),
+    ):
+        host, joins, _and, wanted = found.groups()
+        if joins:
+            groups["llama_workers"]["hosts"][host] = None
+        group = next(group for group in groups.values() if group["hosts"].get(host) or host in group["hosts"])
+        group["hosts"][host] = {
+            **(group["hosts"][host] or {}),
+            **({"llama_backend": wanted.split(", ")} if wanted else {}),
+        }
+    return {"llama_cluster": data}
+
+
+@pytest.mark.parametrize(
+    "name, model",
+    [
+        ("mixed_box", dense(39.59)),
+        ("mixed_box", dense(120)),
+        ("mac_and_linux", dense(100)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_memory_that_a_refusal_says_is_not_offered_is_there(name, model, written):
+    refusing = plan(CLUSTERS / f"{name}.yml", **model)
+    assert "is not offered" in reason(refusing)
+    planned = written(offering(name, refusing), **model, llama_placement="fastest")
+    if "that alone is not enough" in reason(refusing):
+        assert not planned["fits"]
+    else:
+        check_placement(planned)

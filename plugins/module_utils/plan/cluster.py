@@ -510,7 +510,7 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) ->
         "keep_releases": host.keep_releases,
         "workers": [_worker(prepared, worker, facts) for worker in entry.workers],
         "firewall": [] if is_head else _firewall(prepared.head.host, entry.workers),
-        "firewall_manager": facts.firewall if system and manager.host_settings else None,
+        "firewall_manager": facts.firewall if system else None,
         "unit_closes": _unit_closes(facts),
         "knocks": [] if staged else _knocks(prepared, entry),
         "links": [link._asdict() for link in host.links],

@@ -34,22 +34,23 @@ def backends_of(host: Host, sources: Mapping[str, str], packaged: Collection[str
     for backend in chosen:
         if sources[backend] not in ("package", "binary"):
             for accelerator in host.facts.of_backend(backend):
-                _check_architecture(host.name, accelerator)
+                _check_architecture(host, accelerator)
     return chosen
 
 
-def _check_architecture(name: str, accelerator: Accelerator) -> None:
+def _check_architecture(host: Host, accelerator: Accelerator) -> None:
     form = backends.RECORDS[accelerator.backend].architecture
     if form is None or re.fullmatch(form.expression, accelerator.architecture):
         return
     if accelerator.architecture:
         raise Refusal(
-            f"llama_hardware of {name} has the architecture {accelerator.architecture!r} for a device of {accelerator.backend}: "
+            f"llama_hardware of {host.name} has the architecture {accelerator.architecture!r} for a device of {accelerator.backend}: "
             f"use a form like {form.example}"
         )
     raise Refusal(
-        f"{name} has {accelerator.name}, but its {form.title} is unknown: {form.remedy}, declare the device in llama_hardware "
-        f"with architecture (like {form.example}) and memory_mib, or set llama_backend to another one"
+        f"{host.name} has {accelerator.name}, but its {form.title} is unknown: {form.remedy}, declare the device in llama_hardware "
+        f"with architecture (like {form.example}) and memory_mib, or set llama_backend of {host.name} to "
+        f"{toolchains.instead(host.facts, accelerator.backend)}"
     )
 
 
@@ -67,7 +68,7 @@ def _backend_of(host: Host, wanted: str, sources: Mapping[str, str], packaged: C
     if wanted != "cpu" and not host.facts.of_backend(wanted):
         raise Refusal(
             f"llama_backend of {host.name} is {wanted}, but that host has no such device: "
-            "declare it in llama_hardware, install its driver, or set llama_backend to cpu"
+            f"set it to {toolchains.instead(host.facts, wanted)}, or declare the device in llama_hardware if the host has one"
         )
     return wanted
 
@@ -109,7 +110,7 @@ def _compiles(host: Host, backend: str, sources: Mapping[str, str]) -> bool:
         return True
     try:
         for accelerator in host.facts.of_backend(backend):
-            _check_architecture(host.name, accelerator)
+            _check_architecture(host, accelerator)
         toolchains.choose(host.name, backend, host.facts, host.toolchain, host.facts.architectures(backend), [])
     except Refusal:
         return False
@@ -233,7 +234,7 @@ def _installable(host: Host, needs: Needs) -> dict[str, str]:
         sources = sorted({backends.VENDORS[tool] for tool in unknown if tool in backends.VENDORS})
         raise Refusal(
             f"{host.name} lacks {', '.join(unknown)}, and the collection knows no package for it on {facts.distribution.id}: "
-            f"install it yourself{', from ' * bool(sources)}{' and '.join(sources)}, or set llama_backend of {host.name}"
+            f"install it yourself{', from ' * bool(sources)}{' and '.join(sources)}, or set llama_backend of {host.name} to another backend"
         )
     if missing and facts.system == "Darwin":
         raise Refusal(

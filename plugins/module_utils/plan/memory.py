@@ -56,16 +56,30 @@ class Crowded(NamedTuple):
     cache: float
 
 
-def _remedy(settings: caches.Settings, summary: Mapping[str, Any], generation: int, over: Sequence[Crowded]) -> str:
-    """The mildest change with which all of the devices hold cache and compute buffer."""
+def _given(settings: caches.Settings, smaller: caches.Settings) -> dict[str, Any]:
+    """The variables ``llama_server_…`` that make these settings smaller, those in ``extra_args`` beside what is there."""
+    changed = {
+        field: getattr(smaller, field)
+        for field in ("flash_attention", "context", "attention_batch", "micro_batch")
+        if getattr(smaller, field) != getattr(settings, field)
+    }
+    words = {"attention_batch": "-amb", "micro_batch": "-ub"}
+    arguments = [part for field, word in words.items() if field in changed for part in (word, str(changed.pop(field)))]
+    return {**changed, "extra_args": arguments}
+
+
+def _remedy(
+    settings: caches.Settings, summary: Mapping[str, Any], generation: int, over: Sequence[Crowded]
+) -> tuple[str, dict[str, Any]]:
+    """The mildest change with which all of the devices hold cache and compute buffer: in words, and variables ``llama_server_…``."""
     flashes = compute.uses_flash(summary, settings, generation)
     whole = max(1, sum(caches.sizes(summary, settings, generation)[0]))
     for words, smaller in _smaller(settings, flashes):
         share = sum(caches.sizes(summary, smaller, generation)[0]) / whole
         buffer = compute.bound(summary, smaller, generation) / MIB
         if all(device.cache * share + buffer <= device.room for device in over):
-            return words
-    return "use a smaller model, or devices with more memory"
+            return words, _given(settings, smaller)
+    return "use a smaller model or devices with more memory", {}
 
 
 def over_capacity(plan: Mapping[str, Any], server: Server, summary: Mapping[str, Any], release: Release) -> Cases:
@@ -76,13 +90,16 @@ def over_capacity(plan: Mapping[str, Any], server: Server, summary: Mapping[str,
         return []
     crowded = [Crowded(entry["capacity_mib"] - entry["weights_mib"], entry["kv_mib"]) for entry in over]
     hosts = {entry["host"] for entry in over}
+    settings = heads.settings_of(server, summary, release.fork)
+    words, given = _remedy(settings, summary, release.generation, crowded)
     values = {
         "devices": ", ".join(
             f"{entry['device']} of {entry['host']} (≤ {entry['total_mib']:.0f} of {entry['capacity_mib']:.0f} MiB)"
             for entry in over
         ),
         "compute": round(max(entry["compute_mib"] for entry in over)),
-        "smaller": _remedy(heads.settings_of(server, summary, release.fork), summary, release.generation, crowded),
+        "smaller": words,
+        "settings": given,
     }
     return [(hosts.pop() if len(hosts) == 1 else None, values)]
 

@@ -257,6 +257,13 @@ def _with_tools(tools: Mapping[str, str]) -> Callable[[Facts], Facts]:
     return change
 
 
+def smaller_buffers(seen: Seen, _hosts: Sequence[str], values: Mapping[str, Any]) -> list[Way]:
+    """The settings that the condition has computed; without any there is nothing to try."""
+    given: Mapping[str, Any] = values["settings"]
+    arguments = (*seen.server.extra_args, *given.get("extra_args", ()))
+    return [Way({}, (remedies.serving(**{**given, "extra_args": arguments}),) if given else ())]
+
+
 def known_variables(renamed: bool) -> Ways:
     """The name that was meant, or none where no name of ours is like it."""
 

@@ -36,6 +36,13 @@ def _title(backend: str) -> str:
     return toolkit.title if toolkit else "a compiler"
 
 
+def instead(facts: Facts, backend: str) -> str:
+    """The backends that this host could build for in place of this one, for a message."""
+    others = [other for other in backends.PREFERRED if other != backend and facts.of_backend(other)]
+    *before, last = [*others, backends.CPU.name]
+    return f"{', '.join(before)} or {last}" if before else last
+
+
 def _unfit(toolchain: Toolchain, architectures: list[str]) -> str | None:
     """Why this one cannot build for these architectures, with what could; None where it can."""
     toolkit, form = backends.TOOLKITS[toolchain["backend"]], backends.RECORDS[toolchain["backend"]].architecture
@@ -80,7 +87,7 @@ def _at_prefix(
     if not toolkit and "cpu" not in by_backend:
         raise Refusal(
             f"{where}, which is {_title(candidates[0]['backend'])}, but the host builds llama.cpp for {backend}: "
-            f"name a toolchain for {backend}, or set llama_backend"
+            f"name a toolchain for {backend}, or set llama_backend of {name} to {instead(facts, backend)}"
         )
     return toolkit, by_backend.get("cpu")
 
@@ -94,7 +101,9 @@ def _declared_toolkit(backend: str, facts: Facts, prefix: str | None) -> list[To
     return [{"backend": backend, "prefix": prefix, "version": version, "compiler": compiler, "rocwmma": None}]
 
 
-def _newest(name: str, offered: list[Toolchain], architectures: list[str], wanted: str | None) -> Toolchain | None:
+def _newest(
+    name: str, facts: Facts, offered: list[Toolchain], architectures: list[str], wanted: str | None
+) -> Toolchain | None:
     """The newest toolkit that fits and has its libraries, else the distribution's, whose libraries are packages; None if no toolkit is
     installed."""
     fitting = [toolkit for toolkit in offered if not _unfit(toolkit, architectures)]
@@ -102,7 +111,7 @@ def _newest(name: str, offered: list[Toolchain], architectures: list[str], wante
         raise Refusal(
             f"{name} has {_unfit(offered[-1], architectures)}"
             + (f" (llama_build_toolchain is {wanted})" if wanted else "")
-            + ", or set llama_backend to another one"
+            + f", or set llama_backend of {name} to {instead(facts, offered[-1]['backend'])}"
         )
     whole = [toolkit for toolkit in fitting if not missing_libraries(toolkit)]
     whole = whole or [toolkit for toolkit in fitting if toolkit["prefix"] == names.SYSTEM]
@@ -111,8 +120,8 @@ def _newest(name: str, offered: list[Toolchain], architectures: list[str], wante
         raise Refusal(
             f"{name} has {title} {fitting[-1]['version']} in {fitting[-1]['prefix']} without {', '.join(missing_libraries(fitting[-1]))}"
             + (f" (llama_build_toolchain is {wanted})" if wanted else "")
-            + f": install their development packages for that {title}, name one that has them in llama_build_toolchain, or set llama_backend"
-            " to another one"
+            + f": install their development packages for that {title}, name one that has them in llama_build_toolchain, or set llama_backend "
+            f"of {name} to {instead(facts, fitting[-1]['backend'])}"
         )
     return whole[-1] if whole else None
 
@@ -134,7 +143,7 @@ def choose(
     if backend in backends.TOOLKITS:
         installed = [toolchain for toolchain in facts.toolchains or [] if toolchain["backend"] == backend]
         offered = [toolkit] if toolkit else installed or _declared_toolkit(backend, facts, None)
-        toolkit = _newest(name, offered, architectures, wanted if toolkit else None)
+        toolkit = _newest(name, facts, offered, architectures, wanted if toolkit else None)
     own = _toolkit_environment(toolkit)
     if compiler and toolkit and "CXX" in own:
         raise Refusal(
