@@ -437,7 +437,7 @@ def test_a_generation_without_direct_io():
     assert "llama_server_load_mode is dio, which pypi-0.3.16 does not know" in said
     assert "b7668" in said
     said = reason(plan("strix_halo_pair", llama_release=GENERATIONS["0.3.20"], llama_server_load_mode="mlock"))
-    assert "use mmap or auto or none or dio or mmap+mlock, or a build from b10458 on" in said
+    assert "use mmap or none or dio or mmap+mlock or auto, or a build from b10458 on" in said
     planned = plan(
         "strix_halo_pair",
         llama_release=GENERATIONS["0.3.16"],

@@ -671,10 +671,11 @@ def render(name: str, value: str | Iterable[str] | None, build: int, fork: str =
 
 
 def sayable(name: str, build: int, fork: str = MAINLINE) -> list[str]:
-    """The values that a build can say of an option of llama-server with few values."""
+    """The values that a build can say of an option of llama-server with few values, the usual ones first."""
     option = _OPTIONS[name]
     spellings = [spelling for spelling in option.spelled(build, fork) if spelling.written]
-    return [*option.implied, *(value for one in spellings for value in (one.means, *one.values) if value)]
+    values = dict.fromkeys(value for one in spellings for value in (one.means, *one.values) if value)
+    return [*option.implied[:1], *(value for value in values if value not in option.implied), *option.implied[1:]]
 
 
 def first_saying(name: str, value: str, build: int, fork: str = MAINLINE) -> int | None:

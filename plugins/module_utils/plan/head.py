@@ -377,7 +377,7 @@ def _device_names(release: Release, placed: placement.Placed) -> list[str] | Non
 
 def _unknown(name: str, value: object, release: Release) -> str:
     """Why a setting cannot be said to this release."""
-    known = list(dict.fromkeys(options.sayable(name, release.generation, release.fork)))
+    known = options.sayable(name, release.generation, release.fork)
     first = options.first_saying(name, str(value), release.generation, release.fork)
     newer = f", or a build from b{first} on" if first and release.mainline else ""
     return f"{options.of_name(name).variable} is {value}, which {release.ref} does not know: use {' or '.join(known)}{newer}"
