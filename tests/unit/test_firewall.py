@@ -500,9 +500,8 @@ def remembering(request, tmp_path):
     if not nft_works():
         pytest.skip("nft does not work in a network of its own here: that needs root, nft and unshare")
     host = Netfilter(tmp_path, request.getfixturevalue("network"))
-    host.run(
-        ["nft", "-f", "-"], "table inet filter { chain input { type filter hook input priority 0; policy drop; }; }"
-    )
+    chain = "{ chain input { type filter hook input priority 0; policy drop; }; }"
+    host.run(["nft", "-f", "-"], f"table inet filter {chain}\ntable ip old {chain}\n")
     files = [firewall.Nftables.file, firewall.Nftables.unit]
     return request.param, host, lambda: "".join([host.run(["nft", "list", "ruleset"]), *map(host.text, files)])
 

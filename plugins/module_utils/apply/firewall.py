@@ -372,8 +372,8 @@ class Nftables:
 
         The comment says what a rule is, so that nothing else of it has to be read again.
         """
-        to = "meta nfproto ipv4" if rule["address"] == ANYWHERE else f"ip daddr {rule['address']}"
-        to += f" {rule['protocol']} dport {rule['port']}"
+        to = EVERYBODY if rule["address"] == ANYWHERE else rule["address"]
+        to = f"ip daddr {to} {rule['protocol']} dport {rule['port']}"
         note = f"to/{rule['address']}/{rule['protocol']}/{rule['port']}"
         lines = [
             f"ip saddr {source} {to} accept comment {MARK}/accept/from/{source}/{note}" for source in rule["sources"]
