@@ -198,9 +198,15 @@ CASES = [
     ),
     (
         "open-server",
-        lambda: cluster_of(llama_server_host="192.0.2.1"),
+        lambda: cluster_of(llama_server_host="192.0.2.1", llama_server_allowed=["192.0.2.0/24"]),
         setting("head", llama_server_api_key_file="/etc/llama.key"),
         ["192.0.2.1:8080", "llama_server_api_key_file"],
+    ),
+    (
+        "server-for-everybody",
+        lambda: cluster_of(llama_server_host="192.0.2.1", llama_server_api_key_file="/etc/llama.key"),
+        setting("head", llama_server_allowed=["192.0.2.0/24"]),
+        ["192.0.2.1:8080", "llama_server_allowed", "closed to nobody"],
     ),
     (
         "unlimited-server",
@@ -210,8 +216,8 @@ CASES = [
             llama_server_api_key_file="/etc/llama.key",
             head_facts={"units_filter": False},
         ),
-        being("head", units_filter=True),
-        ["192.0.2.0/24", "head", "lacks BPF"],
+        being("head", firewall="ufw"),
+        ["192.0.2.0/24", "head", "lacks BPF", "no firewall is active"],
     ),
     (
         "hip-mmap-hang",
@@ -419,8 +425,20 @@ def test_an_advisory_that_is_not_in_the_list_of_accepted_ones_still_refuses(pair
     assert pair.plan()["refused"]
 
 
+def serving_networks(networks, **facts):
+    return cluster_of(
+        head_facts=facts,
+        llama_server_host="0.0.0.0",
+        llama_server_allowed=networks,
+        llama_server_api_key_file="/etc/llama.key",
+    )
+
+
 HEALTHY = {
     "two workers": lambda: cluster_of(2),
+    "a server that its unit limits": lambda: serving_networks(["192.0.2.0/24"]),
+    "a server that its firewall limits": lambda: serving_networks(["192.0.2.0/24"], units_filter=False, firewall="ufw"),
+    "a server for everybody, who needs no limit": lambda: serving_networks(["0.0.0.0/0"], units_filter=False),
     "three workers": lambda: cluster_of(3),
     "three workers on an older build": lambda: cluster_of(3, build=8600),
     "CUDA with types of the cache that differ": lambda: quantised_by_head_without_graphics("archive"),

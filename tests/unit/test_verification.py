@@ -633,7 +633,7 @@ def asked(server, tmp_path, **head):
     return {
         "head": {
             "host": "here",
-            "url": f"http://127.0.0.1:{server.server_port}",
+            "own_url": f"http://127.0.0.1:{server.server_port}",
             "argv": ["x"],
             "launcher": [],
             "api_key_file": None,

@@ -174,7 +174,7 @@ def collect(plan: dict, seconds: float) -> dict:
     head = plan["head"]
     own = plan["hosts"][head["host"]]
     folder = Path(own["state"])
-    evidence: dict = {"health": wait_for_health(head["url"], seconds)}
+    evidence: dict = {"health": wait_for_health(head["own_url"], seconds)}
     running = state.processes(own["prefix"], own["account"])
     evidence["ends"] = ends(folder / runtime.ENDS)
     launchers = [pid for pid, argv in running.items() if argv == [*head["launcher"], "--", *head["argv"]]]
@@ -204,7 +204,7 @@ def collect(plan: dict, seconds: float) -> dict:
         else {"prompt": PROMPT, "temperature": 0, "max_tokens": TOKENS}
     )
     key = first_key(head["api_key_file"])
-    address, port = _address(head["url"]).rsplit(":", 1)
+    address, port = _address(head["own_url"]).rsplit(":", 1)
 
     def objection() -> str | None:
         """The connection stands, so whoever listens now is who gets the key, or nobody does."""
@@ -212,7 +212,7 @@ def collect(plan: dict, seconds: float) -> dict:
         return stranger and f"the API key was not sent: {stranger}"
 
     evidence["completion"] = completion(
-        reading.ask(_address(head["url"]), "/v1/completions", SECONDS_FOR_ANSWER, question, key, objection)
+        reading.ask(_address(head["own_url"]), "/v1/completions", SECONDS_FOR_ANSWER, question, key, objection)
     )
     return evidence
 

@@ -19,6 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devic
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Cluster, Facts, Release, Server
 
 LOOPBACK = "127."
+EVERYBODY = "0.0.0.0/0"
 MIB = 1024 * 1024
 THREAD = "ggml-org/llama.cpp#{}"
 
@@ -137,11 +138,21 @@ def _open_server(seen: Seen) -> Cases:
     return [(head["host"], {"address": f"{head['address']}:{head['port']}"})]
 
 
+def _server_for_everybody(seen: Seen) -> Cases:
+    head = seen.plan["head"]
+    if head["address"].startswith(LOOPBACK) or head["allowed"]:
+        return []
+    return [(head["host"], {"address": f"{head['address']}:{head['port']}"})]
+
+
 def _unlimited_server(seen: Seen) -> Cases:
     head = seen.plan["head"]
-    if not head["allowed"] or head["address"].startswith(LOOPBACK) or seen.plan["hosts"][head["host"]]["unit_closes"]:
+    host = seen.plan["hosts"][head["host"]]
+    closes = host["unit_closes"] or host["firewall_manager"] or EVERYBODY in head["allowed"]
+    if not head["allowed"] or head["address"].startswith(LOOPBACK) or closes:
         return []
-    return [(head["host"], {"networks": ", ".join(head["allowed"]), "reason": _why_no_unit_closes(seen, head["host"])})]
+    reason = f"{_why_no_unit_closes(seen, head['host'])}, and no firewall is active there"
+    return [(head["host"], {"networks": ", ".join(head["allowed"]), "reason": reason})]
 
 
 def _unused_accelerators(seen: Seen) -> Cases:
@@ -424,13 +435,22 @@ ADVISORIES = (
         "https://github.com/ggml-org/llama.cpp/pull/25655",
     ),
     Advisory(
+        "server-for-everybody",
+        "error",
+        _server_for_everybody,
+        "The server listens on {address}, and llama_server_allowed does not say which networks may connect, so its port is closed to nobody.",
+        "Set llama_server_allowed to the networks of its clients, like 192.168.1.0/24, or set llama_server_host to 127.0.0.1.",
+        "docs/operating.md",
+    ),
+    Advisory(
         "unlimited-server",
         "error",
         _unlimited_server,
         "llama_server_allowed is {networks}, but nothing on {host} limits the server to that: {reason}.",
-        "Limit the port with a firewall of your own and accept this advisory, or leave llama_server_allowed out.",
+        "Start a firewall on {host} (firewalld, ufw or nftables), or set llama_server_host to 127.0.0.1. Where something of your own limits the "
+        "port, accept this advisory.",
         "docs/operating.md",
-        (("reason", "launchd does not filter addresses"),),
+        (("reason", "launchd does not filter addresses, and no firewall is active there"),),
     ),
     Advisory(
         "hip-mmap-hang",

@@ -37,6 +37,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
     Host,
     Model,
     Release,
+    Server,
     Worker,
 )
 
@@ -298,7 +299,7 @@ def _head(prepared: Prepared, holders: Sequence[devices.Holder], runtime_id: str
     build = prepared.builds[prepared.cluster.head][prepared.serves]
     serving = heads.Serving(
         server=server._replace(load_mode=heads.load_mode_of(server.load_mode, prepared.release, holders)),
-        facts=facts,
+        host=prepared.head.host,
         release=prepared.release,
         model=prepared.model,
         placed=placed,
@@ -310,7 +311,7 @@ def _head(prepared: Prepared, holders: Sequence[devices.Holder], runtime_id: str
         facts, prepared.head.workers, prepared.serves, bool(placed.own()), bool(placed.lent())
     )
     environment = {**backends.service_environment(build.backend, build.environment), **own}
-    return heads.plan_of(prepared.cluster.head, serving, environment)
+    return heads.plan_of(serving, environment)
 
 
 def _runtime(facts: Facts, runtime_id: str) -> str:
@@ -344,7 +345,7 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) ->
         "builds": [build.as_json() for build in built.values() if build.targets],
         "keep_releases": host.keep_releases,
         "workers": [_worker(prepared, worker, facts) for worker in entry.workers],
-        "firewall": [] if is_head else _firewall(prepared.head.host, entry.workers),
+        "firewall": _door(prepared.cluster.server) if is_head else _firewall(prepared.head.host, entry.workers),
         "firewall_manager": facts.firewall if system else None,
         "unit_closes": _unit_closes(facts),
         "knocks": [] if staged else _knocks(prepared, entry),
@@ -380,8 +381,16 @@ def _firewall(head: Host, declared: Sequence[Worker]) -> list[dict[str, Any]]:
     ]
 
 
+def _door(server: Server) -> list[dict[str, Any]]:
+    """The server's port is open to the networks of its clients; nothing where it listens on loopback, or nobody says whose they are."""
+    if not server.allowed or heads.is_local(server):
+        return []
+    sources = [network.removesuffix("/32") for network in server.allowed]
+    return [{"port": server.port, "protocol": "tcp", "sources": sources, "address": server.host}]
+
+
 def _unit_closes(facts: Facts) -> bool:
-    """Whether the definition of a worker closes its port to all but the head."""
+    """Whether the definition of a service closes its port to those who are not planned to connect."""
     return bool(service_managers.MANAGERS[facts.service_manager].closes_ports_by and facts.units_filter)
 
 

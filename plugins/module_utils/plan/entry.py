@@ -128,6 +128,7 @@ KNOWN: dict[str, Any] = {
     "firewall": Maybe(names.FIREWALLS),
     "units_filter": Maybe(bool),
     "option_files": Maybe([PATH]),
+    "addresses": Maybe([Text(r"\d+(\.\d+){3}", 15)]),
     "kernel": Maybe(Text()),
     "firmware": Maybe(Text()),
     "thunderbolt": Maybe(
@@ -319,7 +320,11 @@ def environment(where: str, given: Mapping[str, Any] | None) -> dict[str, str]:
 
 def _networks(where: str, values: Sequence[str] | None) -> tuple[str, ...]:
     try:
-        return tuple(str(ipaddress.IPv4Network(value)) for value in values or ())
+        networks = [ipaddress.IPv4Network(value) for value in values or ()]
+        wrong = [str(network) for network in networks if network.is_multicast or str(network) == "0.0.0.0/32"]
+        if wrong:
+            raise ValueError(f"{wrong[0]} is nobody's address; 0.0.0.0/0 is everybody's")
+        return tuple(map(str, networks))
     except ValueError as error:
         raise Refusal(
             f"{where} has a value that is not an IPv4 network ({error}): use a form like 192.168.1.0/24"
@@ -415,6 +420,7 @@ def facts_of(given: Mapping[str, Any]) -> Facts:
         thunderbolt=tuple(
             Thunderbolt(*(link[field] for field in Thunderbolt._fields)) for link in given.get("thunderbolt") or ()
         ),
+        addresses=tuple(given.get("addresses") or ()),
         round_trips={host: (link or {}).get("round_trip_ms") for host, link in (given.get("measured") or {}).items()},
     )
 

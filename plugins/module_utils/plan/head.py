@@ -17,6 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devic
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.entry import MOST_THREADS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
     Facts,
+    Host,
     Model,
     ModelRequest,
     Release,
@@ -27,6 +28,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
 PRIVATE_FOLDERS = ("/tmp/", "/var/tmp/")
 """The unit has its own ones (PrivateTmp)."""
 
+EVERY_ADDRESS = "0.0.0.0"
 SERVICE = "llamacpp-server"
 KEYS = "api-keys"
 CREDENTIALS = "/run/credentials/{service}.service/"
@@ -226,11 +228,33 @@ def backend_of(server: Server, head: Sequence[str], known: Collection[str]) -> s
     return wanted if wanted and wanted in head else head[0]
 
 
+def is_local(server: Server) -> bool:
+    """Whether only the head itself reaches the server."""
+    return ipaddress.IPv4Address(server.host).is_loopback
+
+
+def _address_for_clients(server: Server, host: Host) -> str:
+    """Where the server listens; where that is every address, one of the head's own: of a network of its clients if there is one."""
+    if server.host != EVERY_ADDRESS:
+        return server.host
+    own = [host.address, *(link.address.partition("/")[0] for link in host.links), *host.facts.addresses]
+    reachable = [address for address in own if address != "localhost" and not address.startswith("127.")]
+    networks = [ipaddress.IPv4Network(network) for network in server.allowed]
+    return next((address for address in reachable if _is_in(address, networks)), [*reachable, host.name][0])
+
+
+def _is_in(address: str, networks: Sequence[ipaddress.IPv4Network]) -> bool:
+    try:
+        return any(ipaddress.IPv4Address(address) in network for network in networks)
+    except ValueError:
+        return False
+
+
 class Serving(NamedTuple):
     """What llama-server's command line is made of."""
 
     server: Server
-    facts: Facts
+    host: Host
     release: Release
     model: Model
     placed: placement.Placed
@@ -241,22 +265,25 @@ class Serving(NamedTuple):
     state: str
     """Folder for what the launcher writes down."""
 
+    @property
+    def facts(self) -> Facts:
+        return self.host.facts
 
-def plan_of(name: str, serving: Serving, environment: Mapping[str, str]) -> dict[str, Any]:
+
+def plan_of(serving: Serving, environment: Mapping[str, str]) -> dict[str, Any]:
     """The plan's part for the head: llama-server's command line, and the launcher's before it.
 
-    :param name: of the head.
     :param environment: that llama-server needs to use its devices as planned.
     """
     server, placed, protocol = serving.server, serving.placed, serving.release.protocol
-    url = f"http://{'127.0.0.1' if server.host == '0.0.0.0' else server.host}:{server.port}"
+    own_url = f"http://{'127.0.0.1' if server.host == EVERY_ADDRESS else server.host}:{server.port}"
     kept, own = placed.on_head(), placed.own()
     launcher = [
         str(serving.facts.python),
         f"{serving.runtime}/runtime.py",
         "head",
         "--url",
-        url,
+        own_url,
         "--state",
         serving.state,
     ]
@@ -264,14 +291,15 @@ def plan_of(name: str, serving: Serving, environment: Mapping[str, str]) -> dict
     for worker in placed.lent():
         launcher += ["--worker", worker.endpoint]
     return {
-        "host": name,
+        "host": serving.host.name,
         "argv": argv_of(serving),
         "launcher": launcher,
         "runtime": serving.runtime,
         "environment": {**environment, **server.environment},
         "devices": [device.name for device in own],
         "backends": sorted({device.backend for device in own}),
-        "url": url,
+        "url": f"http://{_address_for_clients(server, serving.host)}:{server.port}",
+        "own_url": own_url,
         "address": server.host,
         "allowed": list(server.allowed),
         "port": server.port,

@@ -31,8 +31,14 @@ def _reachable_for_head(plan: dict[str, Any]) -> list[str]:
     if not head["allowed"]:
         return []
     used = [worker["endpoint"] for host in plan["hosts"].values() for worker in host["workers"] if worker["used"]]
-    own = [] if head["address"] == "0.0.0.0" else [head["address"]]
+    own = [] if head["address"] == heads.EVERY_ADDRESS else [head["address"]]
     return sorted({"localhost", *own, *(endpoint.rsplit(":", 1)[0] for endpoint in used), *head["allowed"]})
+
+
+def _may_connect(host: dict[str, Any], worker: dict[str, Any]) -> list[str]:
+    """To whom the firewall opens a worker's ports; those of the server are no matter of the workers beside it."""
+    address = worker["endpoint"].rsplit(":", 1)[0]
+    return [source for rule in host["firewall"] if rule["address"] == address for source in rule["sources"]]
 
 
 def of_host(plan: dict[str, Any], host: str) -> list[dict[str, Any]]:
@@ -57,7 +63,7 @@ def of_host(plan: dict[str, Any], host: str) -> list[dict[str, Any]]:
                 {
                     "localhost",
                     worker["endpoint"].rsplit(":", 1)[0],
-                    *(source for rule in plan["hosts"][host]["firewall"] for source in rule["sources"]),
+                    *_may_connect(plan["hosts"][host], worker),
                 }
             ),
         }

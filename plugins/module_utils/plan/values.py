@@ -76,6 +76,8 @@ class Facts(NamedTuple):
     option_files: tuple[str, ...]
     """Files of somebody else with options for llama-server, as facts/host.py finds them."""
     thunderbolt: tuple[Thunderbolt, ...]
+    addresses: tuple[str, ...]
+    """Of a head: its IPv4 addresses, without loopback; empty where it was not asked."""
     round_trips: Mapping[str, float | None]
     """Of a head: host → milliseconds that were measured of its link."""
 
