@@ -42,7 +42,16 @@ def test_who_limits_the_server_s_port(pair, firewall, filters):
     opened(pair, "198.51.100.0/24").hosts["head"]["facts"].update(firewall=firewall, units_filter=filters)
     assert not pair.plan()["refused"]
     pair.hosts["head"]["facts"].update(firewall=None, units_filter=False)
-    assert "and no firewall is active there. Start a firewall on head" in pair.reason()
+    assert "and no firewall is active there. Start firewalld, ufw or nftables on head" in pair.reason()
+
+
+def test_a_head_of_which_no_firewall_is_set_up_is_limited_by_its_operator(pair):
+    opened(pair, "198.51.100.0/24").hosts["head"]["facts"].update(
+        service_manager="launchd", system="Darwin", firewall=None
+    )
+    reason = pair.reason()
+    assert "launchd does not filter addresses. Limit the port with a firewall of your own and accept" in reason
+    assert "nftables" not in reason
 
 
 @pytest.mark.parametrize("value", ["224.0.0.0/4", "0.0.0.0"])

@@ -151,8 +151,12 @@ def _unlimited_server(seen: Seen) -> Cases:
     closes = host["unit_closes"] or host["firewall_manager"] or EVERYBODY in head["allowed"]
     if not head["allowed"] or head["address"].startswith(LOOPBACK) or closes:
         return []
-    reason = f"{_why_no_unit_closes(seen, head['host'])}, and no firewall is active there"
-    return [(head["host"], {"networks": ", ".join(head["allowed"]), "reason": reason})]
+    name, reason = head["host"], _why_no_unit_closes(seen, head["host"])
+    limit = "Limit the port with a firewall of your own and accept this advisory"
+    if host["host_settings"]:
+        reason += ", and no firewall is active there"
+        limit = f"Start firewalld, ufw or nftables on {name}"
+    return [(name, {"networks": ", ".join(head["allowed"]), "reason": reason, "limit": limit})]
 
 
 def _unused_accelerators(seen: Seen) -> Cases:
@@ -447,10 +451,12 @@ ADVISORIES = (
         "error",
         _unlimited_server,
         "llama_server_allowed is {networks}, but nothing on {host} limits the server to that: {reason}.",
-        "Start a firewall on {host} (firewalld, ufw or nftables), or set llama_server_host to 127.0.0.1. Where something of your own limits the "
-        "port, accept this advisory.",
+        "{limit}, or set llama_server_host to 127.0.0.1 and use a proxy of your own.",
         "docs/operating.md",
-        (("reason", "launchd does not filter addresses, and no firewall is active there"),),
+        (
+            ("reason", "launchd does not filter addresses"),
+            ("limit", "Limit the port with a firewall of your own and accept this advisory"),
+        ),
     ),
     Advisory(
         "hip-mmap-hang",
