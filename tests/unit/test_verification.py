@@ -637,6 +637,7 @@ def asked(server, tmp_path, **head):
             "argv": ["x"],
             "launcher": [],
             "api_key_file": None,
+            "tls_certificate_file": None,
             **head,
         },
         "hosts": {

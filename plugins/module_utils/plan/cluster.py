@@ -112,14 +112,16 @@ class Prepared(NamedTuple):
 def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue, staged: bool) -> Prepared:
     built = _backends(cluster, catalogue)
     wanted = _releases(cluster, built)
+    head = cluster.hosts[cluster.head]
+    serves = heads.backend_of(cluster.server, built[head.name], {name for names in built.values() for name in names})
+    secured = serves if cluster.server.tls else None
     equipped = {
-        name: _equip(host, cluster.head, built[name], catalogue, wanted) for name, host in cluster.hosts.items()
+        name: _equip(host, cluster.head, built[name], catalogue, wanted, secured)
+        for name, host in cluster.hosts.items()
     }
     for backend, release in wanted.items():
         builders = [host for name, host in cluster.hosts.items() if backend in built[name]]
         releases.check(backend, release, {host.name: host.facts.architecture for host in builders})
-    head = cluster.hosts[cluster.head]
-    serves = heads.backend_of(cluster.server, built[head.name], {name for names in built.values() for name in names})
     release = wanted[serves]
     bounded = advisories.VULKAN_MEMORY not in cluster.accepted
     own = devices.of_head(head, equipped[head.name].workers, serves, cluster.server.environment, bounded)
@@ -133,7 +135,7 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     declared = [worker for entry in equipped.values() for worker in entry.workers]
     _check_endpoints(declared)
     _check_names_of_the_head(head, equipped)
-    builds = releases.builds(equipped, wanted, cluster.server, catalogue)
+    builds = releases.builds(equipped, wanted, cluster.server, catalogue, secured)
     model = heads.model_of(cluster.model, model_found, head.facts)
     heads.check(head.name, cluster.server, equipped[head.name].workers, release)
     if declared and not serving:
@@ -229,9 +231,17 @@ def _check_same_release(cluster: Cluster) -> None:
 
 
 def _equip(
-    host: Host, head: str, built: tuple[str, ...], catalogue: Catalogue, wanted: Mapping[str, Release]
+    host: Host,
+    head: str,
+    built: tuple[str, ...],
+    catalogue: Catalogue,
+    wanted: Mapping[str, Release],
+    secured: str | None,
 ) -> Equipped:
-    """The host with its workers and the tools that it needs."""
+    """The host with its workers and the tools that it needs.
+
+    :param secured: backend of the llama-server that speaks TLS.
+    """
     facts = host.facts
     for account, home in facts.accounts.items():
         if facts.scope == "system" and account in (names.ACCOUNT, names.BUILD_ACCOUNT) and home != facts.prefix:
@@ -248,7 +258,7 @@ def _equip(
     return Equipped(
         host=host,
         backends=built,
-        tools=equipment.tools_of(host, built, catalogue, wanted),
+        tools=equipment.tools_of(host, built, catalogue, wanted, secured),
         optional_tools=equipment.optional_tools_of(host, catalogue, {wanted[backend].source for backend in built}),
         workers=tuple(
             workers.with_one_visible_device(worker, wanted[worker.build], len(facts.of_backend(worker.backend)))
@@ -306,6 +316,7 @@ def _head(prepared: Prepared, holders: Sequence[devices.Holder], runtime_id: str
         build=build.id,
         runtime=_runtime(facts, runtime_id),
         state=_state_folder(facts, staged),
+        service=heads.STAGED_SERVICE if staged else heads.SERVICE,
     )
     own = devices.environment_of_head(
         facts, prepared.head.workers, prepared.serves, bool(placed.own()), bool(placed.lent())

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers, untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, gguf, known_answer, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, placement
@@ -29,9 +29,11 @@ PRIVATE_FOLDERS = ("/tmp/", "/var/tmp/")
 """The unit has its own ones (PrivateTmp)."""
 
 EVERY_ADDRESS = "0.0.0.0"
-SERVICE = "llamacpp-server"
-KEYS = "api-keys"
-CREDENTIALS = "/run/credentials/{service}.service/"
+SERVICE, STAGED_SERVICE = f"{names.SERVICES}server", f"{names.STAGING_SERVICES}server"
+KEYS, CERTIFICATE, KEY = "api-keys", "tls-certificate", "tls-key"
+CREDENTIALS = {KEYS: "api_key_file", CERTIFICATE: "tls_certificate_file", KEY: "tls_key_file"}
+"""Name of a credential → field of Server, and key of the head's plan, with the file on the head."""
+HANDED_OVER = "/run/credentials/{service}.service/"
 """Where systemd puts what LoadCredential names, for the service alone."""
 
 
@@ -122,8 +124,7 @@ def check(name: str, server: Server, declared: Sequence[Worker], release: Releas
             raise Refusal(f"llama_server_{field} is {getattr(server, field)}: {limit}, or leave it out")
     _check_extra_arguments(server.extra_args, release)
     _check_environment(server.environment)
-    if server.api_key_file:
-        _check_whole("llama_server_api_key_file", server.api_key_file)
+    _check_files(server)
     for field in ("cache_type_k", "cache_type_v"):
         if getattr(server, field) not in caches.CACHE_TYPES:
             raise Refusal(
@@ -134,6 +135,18 @@ def check(name: str, server: Server, declared: Sequence[Worker], release: Releas
     except ValueError:
         raise Refusal(f"llama_server_host is {server.host!r}: use the numeric IPv4 address to listen on") from None
     _check_ports(name, server, declared)
+
+
+def _check_files(server: Server) -> None:
+    for field in CREDENTIALS.values():
+        if getattr(server, field):
+            _check_whole(f"llama_server_{field}", getattr(server, field))
+    given = [name for name in ("certificate", "key") if getattr(server, f"tls_{name}_file")]
+    if len(given) == 1:
+        other = "key" if given == ["certificate"] else "certificate"
+        raise Refusal(
+            f"llama_server_tls_{given[0]}_file is set and llama_server_tls_{other}_file is not: TLS needs both, so set or remove both"
+        )
 
 
 def _check_ports(name: str, server: Server, declared: Sequence[Worker]) -> None:
@@ -264,6 +277,8 @@ class Serving(NamedTuple):
     """Folder of the launcher."""
     state: str
     """Folder for what the launcher writes down."""
+    service: str
+    """Name of the service."""
 
     @property
     def facts(self) -> Facts:
@@ -276,7 +291,8 @@ def plan_of(serving: Serving, environment: Mapping[str, str]) -> dict[str, Any]:
     :param environment: that llama-server needs to use its devices as planned.
     """
     server, placed, protocol = serving.server, serving.placed, serving.release.protocol
-    own_url = f"http://{'127.0.0.1' if server.host == EVERY_ADDRESS else server.host}:{server.port}"
+    scheme = "https" if server.tls else "http"
+    own_url = f"{scheme}://{'127.0.0.1' if server.host == EVERY_ADDRESS else server.host}:{server.port}"
     kept, own = placed.on_head(), placed.own()
     launcher = [
         str(serving.facts.python),
@@ -298,12 +314,12 @@ def plan_of(serving: Serving, environment: Mapping[str, str]) -> dict[str, Any]:
         "environment": {**environment, **server.environment},
         "devices": [device.name for device in own],
         "backends": sorted({device.backend for device in own}),
-        "url": f"http://{_address_for_clients(server, serving.host)}:{server.port}",
+        "url": f"{scheme}://{_address_for_clients(server, serving.host)}:{server.port}",
         "own_url": own_url,
         "address": server.host,
         "allowed": list(server.allowed),
         "port": server.port,
-        "api_key_file": server.api_key_file,
+        **{field: getattr(server, field) for field in CREDENTIALS.values()},
         "start_timeout": server.start_timeout,
         "context": context_of(server, serving.model.summary),
         "load_mode": server.load_mode,
@@ -336,7 +352,9 @@ def argv_of(serving: Serving) -> list[str]:
         ("load-mode", server.load_mode),
         ("repack", "off" if _crashes_with_amx(serving) else None),
         ("warmup", "on" if server.warmup else "off"),
-        ("api-key-file", key_path(serving.facts, server.api_key_file) if server.api_key_file else None),
+        ("api-key-file", _readable(serving, KEYS)),
+        ("tls-certificate", _readable(serving, CERTIFICATE)),
+        ("tls-key", _readable(serving, KEY)),
         ("fit", "off"),
         ("log-verbosity", "4"),
     ]
@@ -378,10 +396,11 @@ def _unknown(name: str, value: object, release: Release) -> str:
     return f"{option.variable} is {value}, which {release.ref} does not know: use {' or '.join(known)}{newer}"
 
 
-def key_path(facts: Facts, path: str) -> str:
-    """Where the service finds the API keys: systemd hands them over, so that the file itself may be root's alone."""
-    handed_over = service_managers.MANAGERS[facts.service_manager].hands_over_keys
-    return CREDENTIALS.format(service=SERVICE) + KEYS if handed_over else path
+def _readable(serving: Serving, name: str) -> str | None:
+    """Where the service finds a credential: systemd hands it over, so that the file itself may be root's alone. None without one."""
+    path: str | None = getattr(serving.server, CREDENTIALS[name])
+    handed_over = service_managers.MANAGERS[serving.facts.service_manager].hands_over_keys
+    return HANDED_OVER.format(service=serving.service) + name if path and handed_over else path
 
 
 def load_mode_of(wanted: str | None, release: Release, used: Sequence[devices.Holder]) -> str | None:

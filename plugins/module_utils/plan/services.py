@@ -71,9 +71,10 @@ def of_host(plan: dict[str, Any], host: str) -> list[dict[str, Any]]:
     ]
     if host == plan["head"]["host"]:
         head = plan["head"]
+        credentials = {name: head[key] for name, key in heads.CREDENTIALS.items() if head[key]}
         services.append(
             {
-                "name": f"{prefix}server",
+                "name": heads.STAGED_SERVICE if plan["staging"] else heads.SERVICE,
                 "kind": "head",
                 "temporary": plan["staging"],
                 "description": f"llama.cpp server of cluster {plan['cluster']}",
@@ -81,10 +82,10 @@ def of_host(plan: dict[str, Any], host: str) -> list[dict[str, Any]]:
                 "process": head["argv"],
                 "environment": head["environment"],
                 "listens": f"{head['address']}:{head['port']}",
-                "reads": [plan["model"]["path"], *([head["api_key_file"]] if head["api_key_file"] else [])],
+                "reads": [plan["model"]["path"], *credentials.values()],
                 "after": [service["name"] for service in services],
                 "devices": sorted({path for backend in head["backends"] for path in backends.device_files(backend)}),
-                "credentials": {heads.KEYS: head["api_key_file"]} if head["api_key_file"] else {},
+                "credentials": credentials,
                 "allow": _reachable_for_head(plan),
             }
         )

@@ -183,9 +183,16 @@ class Server(NamedTuple):
     load_mode: str | None
     warmup: bool
     api_key_file: str | None
+    tls_certificate_file: str | None
+    tls_key_file: str | None
     extra_args: tuple[str, ...]
     environment: Mapping[str, str]
     start_timeout: int
+
+    @property
+    def tls(self) -> bool:
+        """Whether it speaks HTTPS."""
+        return bool(self.tls_certificate_file and self.tls_key_file)
 
 
 class ModelRequest(NamedTuple):
@@ -289,6 +296,8 @@ class Build(NamedTuple):
     """Program → where a distribution's package puts it."""
     builder: str
     """The host that compiles it for this one, or this one itself."""
+    tls: bool
+    """Whether its llama-server has to speak TLS."""
 
     def as_json(self) -> dict[str, Any]:
         """What the plan says of it."""
