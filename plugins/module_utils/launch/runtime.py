@@ -201,7 +201,7 @@ def healthy(url: str) -> bool:
     deadline = time.monotonic() + HEALTH_SECONDS
     said = b""
     try:
-        with _connected(scheme, address, int(port)) as connection:
+        with _connected(scheme, address, int(port), deadline) as connection:
             connection.sendall(b"GET /health HTTP/1.1\r\nHost: llamacpp\r\nConnection: close\r\n\r\n")
             while b"\n" not in said and len(said) < 256 and (left := deadline - time.monotonic()) > 0:
                 connection.settimeout(left)
@@ -214,13 +214,14 @@ def healthy(url: str) -> bool:
     return bool(re.match(rb"HTTP/1\.\d 200\b", said))
 
 
-def _connected(scheme: str, address: str, port: int) -> socket.socket:
+def _connected(scheme: str, address: str, port: int, deadline: float) -> socket.socket:
     connection = socket.create_connection((address, port), HEALTH_SECONDS)
     if scheme != "https":
         return connection
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
+    connection.settimeout(max(deadline - time.monotonic(), 0.01))  # of the whole handshake
     return context.wrap_socket(connection)
 
 
