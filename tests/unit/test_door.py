@@ -199,7 +199,7 @@ def test_the_last_lines_of_a_run_say_how_to_ask(pair, local):
     curl = """curl -s {}/v1/completions -d '{{"prompt": "", "temperature": 0}}'"""
     assert report.request_lines(local.plan()) == ["    " + curl.format("http://127.0.0.1:8080")]
     plan = opened(secured(pair), "198.51.100.0/24", host="0.0.0.0").plan()
-    asked = " ".join(line.strip(" \\\\") for line in report.request_lines(plan))
+    asked = " ".join("".join(report.request_lines(plan)).replace("\\", " ").split())
     assert "-H 'Authorization: Bearer KEY' https://192.0.2.10:8080/v1/completions -d" in asked
     plan["model"]["known_answer"] = None
     assert "Once upon a time" in "".join(report.request_lines(plan))

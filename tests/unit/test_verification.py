@@ -469,7 +469,7 @@ def test_a_server_that_ends_at_each_start_is_not_waited_for(local, monkeypatch):
 
 
 @pytest.mark.parametrize("answered", [True, False])
-def test_other_hosts_are_judged_by_their_answers(plan, drifts, evidence, monkeypatch, answered):
+def test_other_hosts_are_judged_by_their_answers(plan, drifts, evidence, monkeypatch, capsys, answered):
     """What they reported is an argument of the task, not a variable of the hosts."""
     answers = {"here": {"drift": drifts["here"], "changed": False}} if answered else {"here": {"unreachable": True}}
     task = mock.Mock(args={"plan": plan, "answers": answers}, async_val=0)
@@ -477,6 +477,7 @@ def test_other_hosts_are_judged_by_their_answers(plan, drifts, evidence, monkeyp
     monkeypatch.setattr(action, "_collect", lambda *_arguments: {"evidence": evidence})
     result = action.run(task_vars={"hostvars": {"here": {}}})
     assert bool(result.get("failed")) != answered
+    assert ("Ask it:" in capsys.readouterr().out) == answered
     assert answered or "release of here: the host does not answer" in result["msg"]
     identity = plan["hosts"]["here"]["builds"][0]["id"]
     recorded = {("here", identity): changes.Recorded({"bin/llama-server": "1" * 64}, True)}
