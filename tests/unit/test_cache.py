@@ -331,6 +331,7 @@ def inodes():
     return (f"size=64m,nr_inodes={number}" for number in range(2, 200))
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("sizes", [lambda: pages(2), inodes], ids=["bytes", "inodes"])
 def test_a_full_disk_wherever_a_model_is_written(disk, sizes):
     def work():
@@ -343,6 +344,7 @@ def test_a_full_disk_wherever_a_model_is_written(disk, sizes):
     }
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("sizes", [lambda: pages(5), inodes], ids=["bytes", "inodes"])
 def test_a_full_disk_wherever_a_source_is_written(disk, sizes, repository, tmp_path):
     path, commit = repository

@@ -732,6 +732,7 @@ def changed(data, changes):
     return bytes(data)
 
 
+@pytest.mark.fuzz
 @given(st.sampled_from(WHOLE), st.lists(CHANGE, min_size=1, max_size=4))
 @settings(thorough, max_examples=600)
 def test_a_changed_file_is_a_model_or_an_error(data, changes):
@@ -753,6 +754,7 @@ def test_every_bit_of_a_header():
             summary_or_error(changed(data, [("flip", position / min(len(data), 1200), bit)]))
 
 
+@pytest.mark.fuzz
 def test_changed_files_need_no_more_memory():
     data = files.vocabulary(30)
 
