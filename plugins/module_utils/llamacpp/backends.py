@@ -540,8 +540,23 @@ TOOLKITS = {record.name: record.toolkit for record in RECORDS.values() if record
 """Backend → its toolkit, of those that are installed side by side, each below a prefix of its own."""
 IK_LLAMA_BACKENDS = tuple(record.name for record in RECORDS.values() if record.in_ik_llama)
 IK_LLAMA_MAINTAINED = tuple(record.name for record in RECORDS.values() if record.maintained_in_ik_llama)
-OPENSSL = Library("openssl", "openssl/ssl.h", (), "", 0)
-"""What a llama-server with TLS is built with."""
+OPENSSL = Library(
+    "openssl",
+    "",
+    tuple(
+        f"{folder}/openssl/ssl.h"
+        for folder in (
+            "usr/include",
+            "usr/local/include",
+            "opt/homebrew/include",
+            "opt/homebrew/opt/openssl@3/include",
+            "usr/local/opt/openssl@3/include",
+        )
+    ),
+    "",
+    0,
+)
+"""What a llama-server with TLS is built with; on a Mac from Homebrew, which may not link it."""
 LIBRARIES = {
     **{library.name: library for record in RECORDS.values() for library in record.libraries},
     OPENSSL.name: OPENSSL,
