@@ -205,15 +205,33 @@ def test_a_server_that_speaks_tls(programs):
     programs(PLAIN.rpartition("http.server.HTTPServer")[0] + SECURE, tls=True)
 
 
+WAITS_FOR_A_LINE = """
+def serve(client):
+    asked = b""
+    while b"\\r\\n\\r\\n" not in asked and (part := client.recv(4096)):
+        asked += part
+    client.sendall(b'HTTP/1.0 200 OK\\r\\n\\r\\n{"status": "ok"}' if asked.startswith(b"GET") else b"")
+    client.close()
+listening = socket.create_server(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])))
+while True:
+    try:
+        serve(listening.accept()[0])
+    except OSError:
+        pass
+"""
+
+
 @pytest.mark.parametrize(
     "server, how",
     [
         (PLAIN, "answered without TLS"),
+        (WAITS_FOR_A_LINE, "answered without TLS"),
         ("print('E the server is built without SSL support', flush=True); sys.exit(1)", "ended with status 1"),
     ],
-    ids=["ik_llama.cpp", "llama.cpp"],
+    ids=["answers what is no request", "ik_llama.cpp", "llama.cpp"],
 )
-def test_a_server_that_was_built_without_tls(programs, server, how):
+def test_a_server_that_was_built_without_tls(programs, monkeypatch, server, how):
+    monkeypatch.setattr(trial, "HEALTH_SECONDS", 1)
     with pytest.raises(trial.TrialError) as failed:
         programs(server, tls=True)
     for part in (f"and {how}. It cannot serve with TLS", "llama_server_tls_certificate_file", "OPENSSL_ROOT_DIR"):

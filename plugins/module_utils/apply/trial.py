@@ -29,6 +29,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import b
 
 SECONDS = 60
 """How long the trial of a program may take; one or two are usual."""
+HEALTH_SECONDS = 5
+"""For one question: a server that does not speak TLS waits for more of what it takes for a request."""
 PAUSE_SECONDS = 0.05
 DYING_SECONDS = 10
 """How long a program that no longer answers may take to end: its memory may be written to disk first."""
@@ -142,9 +144,9 @@ def _check_server(program: Path, words: Collection[str], place: Place, tls: bool
     certificate = base64.b64decode(TLS_CERTIFICATE) if tls else None
     arguments = [word for item in settings.items() for word in options.render_listed(*item, words)]
     with _start([str(program), *arguments], place) as server:
-        while _ask(port, "/health", None, server.left(), certificate) is None:
+        while _ask(port, "/health", None, min(server.left(), HEALTH_SECONDS), certificate) is None:
             server.expect()
-            if tls and _ask(port, "/health", None, server.left(), None) is not None:
+            if tls and _ask(port, "/health", None, min(server.left(), HEALTH_SECONDS), None) is not None:
                 raise server.failure("answered without TLS", WITHOUT_TLS)
             time.sleep(PAUSE_SECONDS)
         question = {"prompt": small_model.question(), "n_predict": small_model.ANSWERED, "temperature": 0}
