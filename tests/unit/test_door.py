@@ -28,6 +28,8 @@ def test_the_server_s_port_is_opened_for_its_networks(pair):
         "  head  192.0.2.10: 8080 for 198.51.100.0/24, 203.0.113.7; closed to others by nftables"
         in report.plan_page(plan)
     )
+    page = report.plan_page(opened(pair, "0.0.0.0/0").plan())
+    assert "  head  192.0.2.10: 8080 for everybody" in page.splitlines()
     assert opened(pair, *sources).plan(staging=True)["hosts"]["head"]["firewall"] == []
     assert opened(pair, *sources, host="127.0.0.1").plan()["hosts"]["head"]["firewall"] == []
     assert opened(pair).plan()["hosts"]["head"]["firewall"] == []

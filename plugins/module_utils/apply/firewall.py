@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The second lock: the ports of a worker are open to its head, that of the server to its networks, and both are closed to everybody else.
 
-A *rule* is ``{"address", "port", "protocol", "sources"}``: on ``address``, which is the host's own or ANYWHERE, ``port`` takes new
+A *rule* is ``{"address", "port", "protocol", "sources"}``: on ``address``, which is the host's own or every one, ``port`` takes new
 connections from ``sources`` only, addresses and networks. A *state* is a list of lines for a person, one for each rule or file of ours that a manager has;
 the present and the wanted state are compared as such lists. They never contain what belongs to others.
 """
@@ -18,15 +18,12 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import firewall
 
 MARK = "llamacpp.cluster"
 PURPOSE = "Ports of llama.cpp, open to those who are planned to connect and closed to all others"
-ANYWHERE = "0.0.0.0"
-"""As the address of a rule: whichever address of the host it is. A program that listens there listens on all of them."""
-EVERYBODY = "0.0.0.0/0"
 COMMAND_SECONDS = 60
 LOCKED_IN = (
     "CapabilityBoundingSet=CAP_NET_ADMIN",
@@ -123,7 +120,7 @@ def _holds(name: str, present: str, planned: str) -> tuple[list[str], list[str]]
 
 def _closes(rule: dict) -> bool:
     """Whether there is somebody left to whom the port is closed."""
-    return EVERYBODY not in rule["sources"]
+    return names.EVERYBODY not in rule["sources"]
 
 
 # -------------------------------------------------------------------------------------------------------------- managers
@@ -175,7 +172,7 @@ class Ufw:
         lines = []
         for rule in rules:
             group = [self._line("allow", source, rule) for source in rule["sources"]]
-            deny = self._line("deny", EVERYBODY, rule)
+            deny = self._line("deny", names.EVERYBODY, rule)
             lines += [line for line in group if line not in others]
             if _closes(rule) and not others.intersection([*group, deny]):
                 lines.append(deny)
@@ -184,10 +181,10 @@ class Ufw:
     def _line(self, action: str, source: str, rule: dict) -> str:
         """One of the rule's, as ``ufw show added`` writes it: short where it names neither end."""
         port, protocol = rule["port"], rule["protocol"]
-        if rule["address"] == ANYWHERE and source == EVERYBODY:
+        if rule["address"] == names.EVERY_ADDRESS and source == names.EVERYBODY:
             return f"{action} {port}/{protocol}"
-        to = "any" if rule["address"] == ANYWHERE else rule["address"]
-        return f"{action}{'' if source == EVERYBODY else f' from {source}'} to {to} port {port} proto {protocol}"
+        to = "any" if rule["address"] == names.EVERY_ADDRESS else rule["address"]
+        return f"{action}{'' if source == names.EVERYBODY else f' from {source}'} to {to} port {port} proto {protocol}"
 
     def change(self, rules: list[dict]) -> None:
         present, wanted = self._groups(self._ours()), self._wanted(rules)
@@ -224,11 +221,11 @@ class Firewalld:
 
     def _rich(self, rule: dict) -> list[str]:
         """The rich rules of one rule, as firewall-cmd prints them."""
-        to = "" if rule["address"] == ANYWHERE else f'destination address="{rule["address"]}" '
+        to = "" if rule["address"] == names.EVERY_ADDRESS else f'destination address="{rule["address"]}" '
         to += f'port port="{rule["port"]}" protocol="{rule["protocol"]}"'
         accepts = []
         for source in rule["sources"]:
-            origin = "" if source == EVERYBODY else f'source address="{source}" '
+            origin = "" if source == names.EVERYBODY else f'source address="{source}" '
             accepts.append(f'rule priority="{self.accept}" family="ipv4" {origin}{to} accept')
         return [*accepts, *[f'rule priority="{self.drop}" family="ipv4" {to} drop'] * _closes(rule)]
 
@@ -238,10 +235,10 @@ class Firewalld:
             return ""
         lines = []
         for rule in rules:
-            to = "" if rule["address"] == ANYWHERE else f'<destination address="{rule["address"]}"/>'
+            to = "" if rule["address"] == names.EVERY_ADDRESS else f'<destination address="{rule["address"]}"/>'
             to += f'<port port="{rule["port"]}" protocol="{rule["protocol"]}"/>'
             for source in rule["sources"]:
-                origin = "" if source == EVERYBODY else f'<source address="{source}"/>'
+                origin = "" if source == names.EVERYBODY else f'<source address="{source}"/>'
                 lines.append(f'  <rule priority="{self.accept}" family="ipv4">{origin}{to}<accept/></rule>')
             if _closes(rule):
                 lines.append(f'  <rule priority="{self.drop}" family="ipv4">{to}<drop/></rule>')
@@ -372,7 +369,7 @@ class Nftables:
 
         The comment says what a rule is, so that nothing else of it has to be read again.
         """
-        to = EVERYBODY if rule["address"] == ANYWHERE else rule["address"]
+        to = names.EVERYBODY if rule["address"] == names.EVERY_ADDRESS else rule["address"]
         to = f"ip daddr {to} {rule['protocol']} dport {rule['port']}"
         note = f"to/{rule['address']}/{rule['protocol']}/{rule['port']}"
         lines = [
@@ -548,11 +545,11 @@ def _is_source(text: str) -> bool:
         network = ipaddress.IPv4Network(text)
     except ValueError:
         return False
-    return not network.is_multicast and (text == EVERYBODY or not network.network_address.is_unspecified)
+    return not network.is_multicast and text != names.EVERY_ADDRESS
 
 
 def _is_address(text: str) -> bool:
-    return text == ANYWHERE or ("/" not in text and _is_source(text))
+    return text == names.EVERY_ADDRESS or ("/" not in text and _is_source(text))
 
 
 def merge_rules(rules: list[dict]) -> list[dict]:

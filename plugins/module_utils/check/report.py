@@ -9,7 +9,7 @@ import math
 import shlex
 import textwrap
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 
 WIDTH = 100
 """Columns of the page."""
@@ -185,7 +185,8 @@ def _ports(plan: dict) -> list[str]:
         closed_by = host["firewall_manager"] or (unit if host["unit_closes"] else "")
         closed = f"closed to others by {closed_by}" if closed_by else "not closed to others by this collection"
         for (address, sources), numbers in ports.items():
-            text = f"{name}  {address}: {', '.join(numbers)} for {', '.join(sources)}; {closed}"
+            whom = "everybody" if names.EVERYBODY in sources else f"{', '.join(sources)}; {closed}"
+            text = f"{name}  {address}: {', '.join(numbers)} for {whom}"
             lines += _wrapped("  ", text)
     return lines or ["  none: the workers listen on loopback only"]
 

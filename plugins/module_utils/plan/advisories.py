@@ -13,13 +13,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Cluster, Facts, Release, Server
 
 LOOPBACK = "127."
-EVERYBODY = "0.0.0.0/0"
 MIB = 1024 * 1024
 THREAD = "ggml-org/llama.cpp#{}"
 
@@ -148,7 +147,7 @@ def _server_for_everybody(seen: Seen) -> Cases:
 def _unlimited_server(seen: Seen) -> Cases:
     head = seen.plan["head"]
     host = seen.plan["hosts"][head["host"]]
-    closes = host["unit_closes"] or host["firewall_manager"] or EVERYBODY in head["allowed"]
+    closes = host["unit_closes"] or host["firewall_manager"] or names.EVERYBODY in head["allowed"]
     if not head["allowed"] or head["address"].startswith(LOOPBACK) or closes:
         return []
     name, reason = head["host"], _why_no_unit_closes(seen, head["host"])

@@ -29,7 +29,7 @@ PRIVATE_FOLDERS = ("/tmp/", "/var/tmp/")
 """The unit has its own ones (PrivateTmp)."""
 
 EVERY_ADDRESS = "0.0.0.0"
-SERVICE, STAGED_SERVICE = f"{names.SERVICES}server", f"{names.STAGING_SERVICES}server"
+SERVICE, STAGED_SERVICE = names.HEADS
 KEYS, CERTIFICATE, KEY = "api-keys", "tls-certificate", "tls-key"
 CREDENTIALS = {KEYS: "api_key_file", CERTIFICATE: "tls_certificate_file", KEY: "tls_key_file"}
 """Name of a credential → field of Server, and key of the head's plan, with the file on the head."""
@@ -248,7 +248,7 @@ def is_local(server: Server) -> bool:
 
 def _address_for_clients(server: Server, host: Host) -> str:
     """Where the server listens; where that is every address, one of the head's own: of a network of its clients if there is one."""
-    if server.host != EVERY_ADDRESS:
+    if server.host != names.EVERY_ADDRESS:
         return server.host
     own = [host.address, *(link.address.partition("/")[0] for link in host.links), *host.facts.addresses]
     reachable = [address for address in own if address != "localhost" and not address.startswith("127.")]
@@ -292,7 +292,7 @@ def plan_of(serving: Serving, environment: Mapping[str, str]) -> dict[str, Any]:
     """
     server, placed, protocol = serving.server, serving.placed, serving.release.protocol
     scheme = "https" if server.tls else "http"
-    own_url = f"{scheme}://{'127.0.0.1' if server.host == EVERY_ADDRESS else server.host}:{server.port}"
+    own_url = f"{scheme}://{'127.0.0.1' if server.host == names.EVERY_ADDRESS else server.host}:{server.port}"
     kept, own = placed.on_head(), placed.own()
     launcher = [
         str(serving.facts.python),

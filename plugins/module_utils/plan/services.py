@@ -31,7 +31,7 @@ def _reachable_for_head(plan: dict[str, Any]) -> list[str]:
     if not head["allowed"]:
         return []
     used = [worker["endpoint"] for host in plan["hosts"].values() for worker in host["workers"] if worker["used"]]
-    own = [] if head["address"] == heads.EVERY_ADDRESS else [head["address"]]
+    own = [] if head["address"] == names.EVERY_ADDRESS else [head["address"]]
     return sorted({"localhost", *own, *(endpoint.rsplit(":", 1)[0] for endpoint in used), *head["allowed"]})
 
 
