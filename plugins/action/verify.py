@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -49,7 +50,7 @@ class ActionModule(ActionBase):
             for name, host in plan["hosts"].items()
             for worker in host["workers"]
             if not plan["staging"]
-            and worker["endpoint"].split(":")[0] == task_vars["hostvars"][name].get("ansible_host", name)
+            and worker["endpoint"].split(":")[0] in _addresses(task_vars["hostvars"][name].get("ansible_host", name))
         ]
         with ThreadPoolExecutor(max(1, len(exposed))) as threads:
             knocking = threads.map(verification.knock, exposed)
@@ -76,10 +77,7 @@ class ActionModule(ActionBase):
             f"{check['name']} of {check['subject']}: {check['evidence']}." for check in failed
         )
         if answer["evidence"].get("waits_for"):
-            message += (
-                " The worker's process runs, so something between the hosts closes its port, or another head uses it: check the firewalls"
-                " and the routes between head and worker."
-            )
+            message += f" {verification.remedy(plan, answer['evidence']['waits_for'])}"
         elif not answer["evidence"]["health"]["healthy"]:
             message += " The log of the server ends in:\n" + "\n".join(answer["evidence"]["log"])
         return {"failed": True, "msg": message}
@@ -105,6 +103,14 @@ class ActionModule(ActionBase):
             state = "; ".join(waits_for or [answer["evidence"]["health"]["said"]])
             display.display(f"  [{plan['head']['host']}] llama-server: {state}, {elapsed:.0f} s")
             wait = WAIT
+
+
+def _addresses(host: str) -> set[str]:
+    """The IPv4 addresses at which the controller reaches a host; a number is one itself."""
+    try:
+        return {str(entry[4][0]) for entry in socket.getaddrinfo(host, None, socket.AF_INET)}
+    except (OSError, UnicodeError):
+        return set()
 
 
 def _check(check, *arguments) -> None:

@@ -81,8 +81,11 @@ def cluster_of(workers=2, facts=None, build=None, head_facts=None, **variables):
     return cluster
 
 
-def with_model(cluster, **summary):
-    cluster.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_path="/srv/m.gguf")
+def with_model(cluster, accepted=("slower-than-one-host",), **summary):
+    """Serves a small model, which one host alone would serve faster."""
+    cluster.hosts["head"]["variables"].update(
+        llama_model_known_answer=None, llama_model_path="/srv/m.gguf", llama_accept_advisories=list(accepted)
+    )
     cluster.model = {"summary": {**model(1, layers=16), **summary}}
     return cluster
 
@@ -151,8 +154,7 @@ def wire(lanes=2, gbit=20.0):
 
 def mac(cluster):
     cluster.hosts["worker1"]["facts"].update(system="Darwin", service_manager="launchd")
-    cluster.hosts["head"]["variables"]["llama_accept_advisories"] = ["unprotected-worker", "rpc-remote-code-execution"]
-    return cluster
+    return accepting(cluster, "unprotected-worker", "rpc-remote-code-execution")
 
 
 def few_mib(memory):
@@ -176,6 +178,15 @@ def of_the_fork():
 
 
 OPTION_FILES = ("/etc/llama.cpp/config.ini", "/opt/llamacpp/.config/llama.cpp/config.ini")
+
+
+CARD = {"accelerators": [NVIDIA], "toolchain": TOOLS, "memory_mib": 65536}
+
+
+def crowded(**more):
+    """Weights that a card holds, of a model with 128 heads and 16384 tokens of context, and scores that it does not."""
+    variables = {"llama_server_context": 16384, "llama_server_flash_attention": "off", **more}
+    return with_model(cluster_of(1, CARD, **variables), **model(19, layers=40, context=16384, kv_heads=1))
 
 
 def with_option_files(cluster, files=OPTION_FILES, name="head"):
@@ -251,8 +262,8 @@ CASES = [
     ),
     (
         "wide-model-abort",
-        lambda: with_model(
-            accepting(cluster_of(build=6110), "rpc-remote-code-execution"), architecture="qwen3moe", width=6144
+        lambda: accepting(
+            with_model(cluster_of(build=6110), architecture="qwen3moe", width=6144), "rpc-remote-code-execution"
         ),
         released(
             **TREE, build=6110, patches=[{"path": "/srv/send.patch", "sha256": "c" * 64, "files": [advisories.SENDING]}]
@@ -320,6 +331,12 @@ CASES = [
         ["20251125-1", "linux-firmware"],
     ),
     (
+        "external-worker",
+        lambda: cluster_of(1, llama_external_workers=[{"endpoint": "192.0.2.77:50052", "memory_mib": 8192}]),
+        setting("head", llama_external_workers=[{"endpoint": "127.0.0.1:60077", "memory_mib": 8192}]),
+        ["192.0.2.77 runs 192.0.2.77:50052 by itself", "let only head reach the port", "127.0.0.1 of head"],
+    ),
+    (
         "backend-unmaintained",
         of_the_fork,
         released(**TREE, build=8600),
@@ -341,6 +358,27 @@ CASES = [
         ],
     ),
     (
+        "compute-over-capacity",
+        crowded,
+        setting("head", llama_server_flash_attention="on"),
+        ["of worker1 (≤ ", "of 23348 MiB)", "Set llama_server_flash_attention to 'on'."],
+    ),
+    (
+        "context-cut",
+        lambda: with_model(cluster_of(llama_server_context=16384)),
+        setting("head", llama_server_context=4096),
+        ["llama_server_context is 16384", "on paper was trained for 4096 tokens"],
+    ),
+    (
+        "context-shared",
+        lambda: with_model(cluster_of(llama_server_context=4096, llama_server_parallel=4)),
+        setting("head", llama_server_parallel=1),
+        [
+            "llama_server_parallel is 4, so each request gets 1024 of the 4096 tokens",
+            "Set llama_server_context to 16384",
+        ],
+    ),
+    (
         "variable-unknown",
         lambda: with_unknown_variables(cluster_of(1)),
         everywhere(lambda host: host.update(unknown_variables={})),
@@ -351,6 +389,12 @@ CASES = [
         lambda: cluster_of(1, llama_build_cmake_options={"GGML_HIP_UMA": "ON"}),
         everywhere(lambda host: host["variables"].update(llama_build_cmake_options={})),
         ["GGML_HIP_UMA is set for head", "up to 6169", "llama_build_cmake_options"],
+    ),
+    (
+        "slower-than-one-host",
+        lambda: with_model(cluster_of(1), accepted=()),
+        lambda cluster: cluster.hosts.pop("worker1"),
+        ["The cluster is predicted to generate ", "and head alone ", "Leave llama_workers empty."],
     ),
 ]
 IN_THE_TABLE = {advisory.id: advisory for advisory in advisories.ADVISORIES}
@@ -364,7 +408,10 @@ def ids(plan):
     "facts, said",
     [
         ({"units_filter": False}, "lacks BPF for control groups"),
-        ({"units_filter": None}, "systemd-run could not be run as root, or since its facts were kept"),
+        (
+            {"units_filter": None},
+            "the host is down and its facts are those of an older version of the collection (then start it",
+        ),
         ({"scope": "user", "service_manager": "systemd_user"}, "systemd_user does not filter addresses"),
     ],
 )
@@ -475,7 +522,8 @@ HEALTHY = {
 
 
 def accepting(cluster, *identifiers):
-    cluster.hosts["head"]["variables"]["llama_accept_advisories"] = list(identifiers)
+    given = cluster.hosts["head"]["variables"]
+    given["llama_accept_advisories"] = [*given["llama_accept_advisories"], *identifiers]
     return cluster
 
 

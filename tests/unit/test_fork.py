@@ -171,9 +171,21 @@ def gpu_head(release):
 def test_devices_of_the_head_come_first_where_they_cannot_be_named():
     planned = gpu_head(SUMMER).plan()
     assert [entry["device"] for entry in planned["placement"]] == ["CUDA0", "CUDA1", "RPC[192.0.2.11:50052]"]
-    assert "--tensor-split 6,6,5" in " ".join(planned["head"]["argv"])
+    assert "--tensor-split 5,6,6" in " ".join(planned["head"]["argv"])
     assert "--device" not in planned["head"]["argv"]
     assert "--device RPC0[192.0.2.11:50052],CUDA0,CUDA1" in line_of(gpu_head(RELEASE))
+
+
+def test_a_device_that_cannot_be_left_out_has_a_share_of_nothing():
+    cluster = gpu_head(SUMMER)
+    cluster.hosts["head"]["variables"]["llama_placement"] = "fastest"
+    planned = cluster.plan()
+    assert [(entry["device"], entry["layers"]) for entry in planned["placement"]] == [("CUDA0", 16), ("CUDA1", 0)]
+    assert planned["placement"][1]["reason"].endswith(": nothing")
+    assert "--tensor-split 17,0" in " ".join(planned["head"]["argv"])
+    cluster = gpu_head(RELEASE)
+    cluster.hosts["head"]["variables"]["llama_placement"] = "fastest"
+    assert [entry["device"] for entry in cluster.plan()["placement"]] == ["CUDA0"]
 
 
 def test_a_split_is_in_the_order_of_devices_that_cannot_be_named():

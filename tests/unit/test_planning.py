@@ -208,7 +208,7 @@ def test_a_split_that_asks_too_much_of_a_device(pair, big_model):
 def test_the_first_layers_stay_on_the_head_if_asked_for(pair):
     pair.hosts["head"]["variables"]["llama_server_gpu_layers"] = 7
     plan = pair.plan()
-    assert [(entry["layers"], entry["output"]) for entry in plan["placement"]] == [(4, False), (2, True)]
+    assert [(entry["layers"], entry["output"]) for entry in plan["placement"]] == [(3, False), (3, True)]
     assert plan["head"]["cpu"]["layers"] == 10
     assert plan["head"]["argv"][plan["head"]["argv"].index("--n-gpu-layers") + 1] == "7"
     pair.hosts["head"]["variables"]["llama_server_gpu_layers"] = 0
@@ -272,8 +272,11 @@ def test_a_device_that_an_override_names_is_used(pair, big_model):
     big_model["tensors"][1:1] = [{**big_model["tensors"][0], "name": "blk.*.b.weight", "layers": [3, 4]}]
     device = "RPC0[192.0.2.12:50052]"
     plan = serve(pair, sized(big_model, 20), llama_server_override_tensor=[f"b.weight={device}"])
-    assert [entry["device"] for entry in plan["placement"]] == ["RPC0[192.0.2.11:50052]", device]
-    assert plan["placement"][1]["weights_mib"] >= 2048
+    assert [entry["device"] for entry in plan["placement"]] == [device]
+    assert plan["placement"][0]["weights_mib"] >= 2048
+    pair.hosts["worker1"]["facts"]["memory_mib"] = 4 * 65536
+    plan = serve(pair, sized(big_model, 70), llama_server_override_tensor=[f"b.weight={device}"])
+    assert [entry["device"] for entry in plan["placement"]] == [device, "RPC0[192.0.2.11:50052]"]
 
 
 def test_overrides_leave_no_more_on_the_head_than_it_holds(pair, big_model):
@@ -363,9 +366,9 @@ def test_a_release_of_one_host_alone_is_refused(pair):
         release_variables(entry.read("test", pair.hosts), CATALOGUE)
 
 
-def test_moved_tensors_cross_the_network_more_often_than_is_counted(pair, big_model):
+def test_where_tensors_are_moved_the_network_takes_at_least_so_long(pair, big_model):
     plan = serve(pair, sized(big_model, 4), llama_placement="all")
-    assert plan["estimate"]["bound"] == "at most"
+    assert plan["estimate"]["bound"] == "about"
     moved = serve(pair, sized(big_model, 4), llama_server_override_tensor=["blk=CPU"])
     assert moved["estimate"]["bound"] == "at least"
 
@@ -441,7 +444,7 @@ def test_a_head_that_lends_its_devices_uses_them_through_its_workers(own):
     own.hosts["head"]["groups"].append("worker")
     plan = own.plan()
     devices = [entry["device"] for entry in plan["placement"]]
-    assert devices[:2] == ["RPC0[127.0.0.1:50052]", "RPC0[127.0.0.1:50053]"]
+    assert {"RPC0[127.0.0.1:50052]", "RPC0[127.0.0.1:50053]"} < set(devices)
     assert not any("CUDA" in device for device in devices)
     assert plan["hosts"]["head"]["services"][-1]["devices"] == []
     assert plan["head"]["environment"] == {"CUDA_VISIBLE_DEVICES": "-1"}
@@ -474,12 +477,14 @@ def test_a_head_that_lends_some_by_another_backend_keeps_none_of_its_own(own):
     assert own.plan()["head"]["devices"] == []
 
 
-def test_a_head_keeps_no_device_that_shares_the_memory_that_it_lends(own):
+def test_a_head_drives_graphics_that_share_the_memory_of_which_its_worker_has_the_rest(own):
     head = own.hosts["head"]
     head["groups"].append("worker")
     head["facts"]["accelerators"] = [{**GPU, "unified": True}]
     head["variables"]["llama_worker_endpoints"] = [{"device": "CPU"}]
-    assert own.plan()["head"]["devices"] == []
+    plan = own.plan()
+    capacities = {entry["device"]: entry["capacity_mib"] for entry in plan["placement"] if entry["host"] == "head"}
+    assert capacities == {"RPC0[127.0.0.1:50052]": 65536 - 6553 - (24576 - 2457), "CUDA0": 24576 - 2457}
 
 
 def test_devices_that_the_head_does_not_use_are_hidden_from_it_unless_the_operator_sets_that(own, big_model):
@@ -836,11 +841,11 @@ def test_a_model_that_does_not_fit_on_a_head_alone(big_model):
     assert "MiB are missing" in cluster.reason()
 
 
-def test_seventeen_workers_are_too_many():
+def test_sixteen_workers_are_too_many():
     cluster = Cluster().add("head", "head", address="192.0.2.1", llama_model_known_answer=known_answer_of(layers=40))
-    for number in range(17):
+    for number in range(16):
         cluster.add(f"worker{number}", "worker", address=f"192.0.2.{100 + number}")
-    assert "17 workers" in cluster.reason()
+    assert "16 devices (16 of workers" in cluster.reason()
     cluster.hosts["head"]["variables"]["llama_placement"] = "fewest"
     assert not cluster.plan()["refused"]
 
@@ -1598,7 +1603,7 @@ def test_a_worker_of_each_backend_by_default(both):
     both.hosts["head"]["variables"].update(llama_release_vulkan=None, llama_backend="cpu")
     plan = both.plan()
     assert [(entry["device"], entry["used"]) for entry in plan["hosts"]["worker1"]["workers"]] == [
-        ("Vulkan0", False),
+        ("Vulkan0", True),
         ("CPU", True),
     ]
 

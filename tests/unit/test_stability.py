@@ -119,6 +119,22 @@ def test_with_one_host_unreachable(facts, name):
     assert kept_again == kept
 
 
+def test_a_host_that_is_too_busy_to_try_whether_systemd_filters(facts):
+    """What the last run saw stands while the kernel is the same."""
+    first, kept = run(facts)
+    assert not first["refused"]
+    busy = after(facts, kept)
+    busy["one"].update(units_filter=None)
+    again, kept_again = run(busy)
+    assert json.dumps(again) == json.dumps(first)
+    assert kept_again == kept
+    busy["one"].update(kernel="6.18.11")
+    assert not run(busy)[0]["hosts"]["one"]["unit_closes"]
+    del busy["head"]["kept"]["one"]["units_filter"]
+    busy["one"].update(kernel="6.18.10")
+    assert not run(busy)[0]["hosts"]["one"]["unit_closes"]
+
+
 @pytest.mark.parametrize("name", ["head", "one"])
 def test_with_a_host_unreachable_of_which_nothing_is_kept(facts, name):
     _first, kept = run(facts)

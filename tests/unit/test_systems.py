@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from ansible.vars.hostvars import HostVars
 from ansible.vars.manager import VariableManager
 from ansible_collections.llamacpp.cluster.plugins.action import plan as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import tensor_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import advisories, entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import make, refused
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
@@ -52,6 +54,18 @@ def plan(source, **extra):
         return make(read, {}, CATALOGUE, "runtime-id")
     except Refusal as refusal:
         return refused(cluster, refusal)
+
+
+FORK = {"source": "git", "fork": "ik_llama.cpp", "ref": "8337e4cd3861406fc04e0854b1409cd1b027fbc9", "build": 4840}
+PLAIN = {"llama_server_extra_args": [], "llama_server_load_mode": "none", "llama_backend": "cpu"}
+
+
+def with_a_type(kind):
+    """The model of strix_halo_pair, with one tensor of this type."""
+    extra = of_file("strix_halo_pair/group_vars/llama_cluster/model.yml")
+    row = {"name": "output.weight", "type": kind, "shape": [64], "bytes": 36, "layers": None}
+    extra["llama_model_gguf_summary"]["tensors"] = [row]
+    return extra
 
 
 def line(planned):
@@ -104,6 +118,20 @@ def test_a_constructed_model_has_the_size_of_the_real_one(name, gib):
     assert size / GIB == pytest.approx(gib, abs=0.006)
 
 
+TYPES = {kind.name: kind for kind in tensor_types.ALL.values()}
+
+
+def test_sizes_of_a_constructed_model_are_those_of_its_types():
+    summary = of_file("cuda_triple/group_vars/llama_cluster/model.yml")["llama_model_gguf_summary"]
+    layers = [0] * summary["layers"]
+    for row in summary["tensors"]:
+        width, *others = row["shape"]
+        assert row["bytes"] == TYPES[row["type"]].size(width, math.prod(others)), row["name"]
+        for layer in row["layers"] or ():
+            layers[layer] += row["bytes"]
+    assert summary["layer_bytes"] == layers
+
+
 @pytest.mark.parametrize(
     "name, shares, units",
     [
@@ -151,8 +179,8 @@ def test_mac_loopback():
     }
     assert line(planned) == (
         f"/Users/me/.local/share/llamacpp/releases/{planned['hosts']['mac']['builds'][0]['id']}/bin/llama-server "
-        "--rpc 127.0.0.1:50052,127.0.0.1:50053 --device RPC0,RPC1 --model /Users/me/.models/GLM-4.7-Flash-Q4_K_M.gguf "
-        "--host 127.0.0.1 --port 8080 --n-gpu-layers 48 --tensor-split 21,27 --ctx-size 8192 --parallel 1"
+        "--rpc 127.0.0.1:50053,127.0.0.1:50052 --device RPC0,RPC1 --model /Users/me/.models/GLM-4.7-Flash-Q4_K_M.gguf "
+        "--host 127.0.0.1 --port 8080 --n-gpu-layers 48 --tensor-split 1,47 --ctx-size 8192 --parallel 1"
     )
     mac = planned["hosts"]["mac"]
     assert (mac["service_manager"], mac["units"]) == ("launchd", "/Users/me/Library/LaunchAgents")
@@ -174,7 +202,29 @@ def test_mac_loopback_with_five_nodes():
         *[f"-H 127.0.0.1 -p {port} -d CPU -t 4" for port in range(50053, 50057)],
     ]
     assert [entry["layers"] > 0 for entry in planned["placement"]] == [True] * 5
-    assert f"--rpc {','.join(workers_of(planned))}" in line(planned)
+    graphics, *processors = workers_of(planned)
+    assert f"--rpc {','.join([*processors, graphics])}" in line(planned)
+    assert "--tensor-split 1,1,1,1,44" in line(planned)
+
+
+def test_a_processor_gets_layers_only_where_graphics_have_no_room():
+    planned = plan("mac_loopback", llama_placement="fewest")
+    assert [(entry["device"], entry["layers"]) for entry in planned["placement"]] == [("RPC0[127.0.0.1:50052]", 47)]
+    endpoints = [{"device": "MTL0", "port": 50052, "memory_mib": 12000}, {"device": "CPU", "port": 50053}]
+    planned = plan("mac_loopback", llama_placement="fewest", llama_worker_endpoints=endpoints)
+    processor, graphics = planned["placement"]
+    assert processor["device"] == "RPC0[127.0.0.1:50053]"
+    assert graphics["total_mib"] + graphics["total_mib"] / graphics["layers"] > graphics["capacity_mib"]
+
+
+def test_mac_loopback_with_graphics_that_the_head_drives_itself():
+    planned = plan("mac_loopback", **of_file("variants/mac_local_metal.yml"))
+    assert not planned["refused"]
+    assert workers_of(planned) == {"127.0.0.1:50052": "-H 127.0.0.1 -p 50052 -d CPU -t 16"}
+    assert "--rpc 127.0.0.1:50052 --device RPC0,MTL0 " in line(planned)
+    processor, graphics = planned["placement"]
+    assert processor["layers"] < graphics["layers"]
+    assert processor["capacity_mib"] + graphics["capacity_mib"] == 65536 - 6553
 
 
 def test_mac_loopback_with_another_model():
@@ -186,7 +236,7 @@ def test_mac_loopback_with_another_model():
 @pytest.mark.parametrize(
     "generation, program, devices",
     [
-        ("0.3.16", "rpc-server", "RPC[127.0.0.1:50052],RPC[127.0.0.1:50053]"),
+        ("0.3.16", "rpc-server", "RPC[127.0.0.1:50053],RPC[127.0.0.1:50052]"),
         ("0.3.20", "rpc-server", "RPC0,RPC1"),
         ("0.3.36", "ggml-rpc-server", "RPC0,RPC1"),
     ],
@@ -226,7 +276,7 @@ def test_strix_halo_quad():
     assert line(planned).split("bin/", 1)[1] == (
         f"llama-server --rpc {endpoints(12, 13, port=50054)} --device RPC[192.168.128.12:50054],RPC[192.168.128.13:50054],ROCm0 "
         "--model /models/gguf/DeepSeek-R1-UD-Q2_K_XL/DeepSeek-R1-UD-Q2_K_XL-00001-of-00005.gguf --host 127.0.0.1 --port 8080 "
-        "--n-gpu-layers 62 --tensor-split 21,20,21 --ctx-size 8192 --parallel 1 --no-mmap"
+        "--n-gpu-layers 62 --tensor-split 22,19,21 --ctx-size 8192 --parallel 1 --no-mmap"
     )
     assert accepted(planned) == ["rpc-remote-code-execution"] * 2
 
@@ -246,9 +296,9 @@ def test_a_large_model_is_on_all_four_hosts_by_hip_without_mmap():
     planned = plan("strix_halo_quad", **of_file("models/deepseek_r1_q4_k_m.yml"))
     assert not planned["refused"]
     assert f"--rpc {endpoints(12, 13, 14, port=50054)}" in line(planned)
-    assert "--tensor-split 15,16,15,16" in line(planned)
+    assert "--tensor-split 17,15,15,15" in line(planned)
+    assert max(entry["weights_mib"] for entry in planned["placement"]) == pytest.approx(97323.9, abs=0.1)
     assert "--no-mmap" in planned["head"]["argv"]
-    assert all(layers >= 15 for layers in layers_of(planned).values())
 
 
 def test_a_large_model_does_not_fit_with_a_long_context():
@@ -323,7 +373,7 @@ def test_strix_halo_pair():
     assert workers_of(planned) == {"10.99.0.2:50052": "-H 10.99.0.2 -p 50052 -d ROCm0"}
     assert line(planned).split("bin/", 1)[1] == (
         "llama-server --rpc 10.99.0.2:50052 --device RPC0,ROCm0 --model /models/MiniMax-M2.5-REAP-139B-A10B-Q8_0.gguf "
-        "--host 127.0.0.1 --port 8081 --n-gpu-layers 63 --tensor-split 32,31 --ctx-size 4096 --parallel 1 --flash-attn on -dio --no-warmup"
+        "--host 127.0.0.1 --port 8081 --n-gpu-layers 63 --tensor-split 31,32 --ctx-size 4096 --parallel 1 --flash-attn on -dio --no-warmup"
     )
     assert planned["head"]["environment"]["ROCBLAS_USE_HIPBLASLT"] == "1"
     for host in planned["hosts"].values():
@@ -335,11 +385,12 @@ def test_strix_halo_pair():
     assert accepted(planned) == ["unprotected-worker"]
 
 
-def test_strix_halo_pair_splits_the_model_as_it_was_seen():
-    """«local (~68 GB) and remote (~72 GB)» of the guide."""
+def test_strix_halo_pair_splits_the_model_more_evenly_than_it_was_seen():
+    """«local (~68 GB) and remote (~72 GB)» of the guide, by ``-ts 1/1``, which divides layers and not bytes."""
     shares = {entry["host"]: entry["weights_mib"] for entry in plan("strix_halo_pair")["placement"]}
-    assert shares["halo2"] == pytest.approx(72000, abs=500)
-    assert shares["halo1"] == pytest.approx(68000, abs=500)
+    assert shares == {"halo1": pytest.approx(70540, abs=100), "halo2": pytest.approx(69920, abs=100)}
+    by_hand = plan("strix_halo_pair", llama_server_tensor_split=[1, 1])["placement"]
+    assert [entry["weights_mib"] for entry in by_hand] == [pytest.approx(72000, abs=500), pytest.approx(68000, abs=500)]
 
 
 @pytest.mark.parametrize("model", ["qwen3_5_397b", "qwen3_coder_next"])
@@ -420,7 +471,10 @@ def test_cuda_triple():
     assert overrides[0] == r"blk\.(1|2|3|4|5|6)\.ffn_.*=CUDA0"
     assert overrides[4] == r"blk\.(19|20|21|22)\.ffn_.*=RPC[10.0.0.28:50052]"
     assert overrides[-2:] == [r"blk\.(47|48|49|50)\.ffn_.*=RPC[10.0.0.40:50055]", "exps=CPU"]
-    assert all(14000 < entry["weights_mib"] < 17000 for entry in planned["placement"])
+    assert all(15000 < entry["weights_mib"] < 18000 for entry in planned["placement"])
+    beside = [entry["device"] for entry in planned["placement"] for _layer in range(entry["layers"])]
+    for layers, device in re.findall(r"blk\\\.\(([0-9|]+)\)\\\.ffn_\.\*=(.*)", "\n".join(overrides)):
+        assert {beside[int(layer)] for layer in layers.split("|")} == {device}
     assert list(layers_of(planned)) == [f"CUDA{index}" for index in range(4)] + [f"RPC[{card}]" for card in cards]
     options = planned["hosts"]["gpu1"]["builds"][0]["cmake_options"]
     assert {key: options[key] for key in ("GGML_CUDA", "GGML_BLAS", "GGML_RPC", "GGML_SCHED_MAX_COPIES")} == {
@@ -452,6 +506,48 @@ def test_cuda_triple_with_llama_cpp_names_the_options_of_the_fork(release):
         assert "but ubuntu has no package of it" in said
     else:
         assert "llama_server_extra_args has -mla, -amb, -fmoe, which only ik_llama.cpp knows" in said
+
+
+@pytest.mark.parametrize("release", ["b8600", GENERATIONS["0.3.16"], GENERATIONS["0.3.36"]])
+def test_llama_cpp_does_not_get_a_file_with_types_of_the_fork(release):
+    said = reason(plan("cuda_triple", llama_release=release, llama_server_extra_args=[]))
+    assert "types that only ik_llama.cpp has (IQ2_K_R4, IQ3_K_R4, IQ5_K, IQ5_KS)" in said
+    assert "set llama_release to a release of ik_llama.cpp" in said
+
+
+def test_the_variable_of_the_release_that_serves_is_named():
+    said = reason(plan("cuda_triple", llama_release_cuda="b8600", llama_server_extra_args=[]))
+    assert "set llama_release_cuda to a release of ik_llama.cpp" in said
+    said = reason(plan("strix_halo_pair", llama_release=FORK, **with_a_type("NVFP4"), **PLAIN))
+    assert "types that only llama.cpp has (NVFP4)" in said
+
+
+@pytest.mark.parametrize(
+    "release, kind, first",
+    [("b6170", "NVFP4", 6171), ("b8643", "Q1_0", 8644)],
+)
+def test_a_type_that_is_newer_than_the_release_is_refused(release, kind, first):
+    said = reason(plan("strix_halo_pair", llama_release=release, **with_a_type(kind), **PLAIN))
+    assert f"types that {release} does not have ({kind})" in said
+    assert f"set llama_release to build {first} of llama.cpp or a newer one" in said
+
+
+def test_a_type_that_is_newer_than_the_commit_of_the_fork_is_refused():
+    extra = of_file("cuda_triple/group_vars/llama_cluster/model.yml")
+    extra["llama_model_gguf_summary"]["tensors"][0]["type"] = "IQ2_KL"
+    said = reason(plan("cuda_triple", **extra))
+    assert "(IQ2_KL): set llama_release to build 3800 of ik_llama.cpp or a newer one" in said
+
+
+@pytest.mark.parametrize(
+    "name, mib, exact",
+    [("mac_loopback", 423, True), ("cuda_triple", 583, False)],
+)
+def test_latent_attention_caches_no_values(name, mib, exact):
+    """GLM-4.7-Flash with b7991 (#19067), and DeepSeek R1 with -mla 3 and flash attention of ik_llama.cpp; exact means printed without ≤."""
+    planned = plan(name)
+    assert round(sum(entry["kv_mib"] for entry in planned["placement"]) + planned["head"]["cpu"]["kv_mib"]) == mib
+    assert all(("kv_mib" in entry["exact"]) is exact for entry in planned["placement"])
 
 
 # What every system has in common
@@ -510,6 +606,7 @@ def big(layers=40):
             "keys": {},
             "layers": layers,
             "layer_bytes": [GIB] * layers,
+            "expert_bytes": [0] * layers,
         },
     }
 
@@ -539,13 +636,31 @@ def test_a_head_without_an_accelerator(written):
     assert sorted(workers_of(planned)) == ["192.0.2.2:50052", "192.0.2.3:50052"]
 
 
-def test_seventeen_endpoints(written):
-    found = {f"host{number}": {"ansible_host": f"192.0.2.{number + 1}"} for number in range(18)}
+@pytest.mark.parametrize(
+    "workers, own, refused", [(15, 0, False), (16, 0, True), (11, 4, False), (12, 4, True), (16, 4, True)]
+)
+def test_as_many_devices_as_llama_cpp_uses(written, workers, own, refused):
+    """The head's own are counted, and so is its processor: 15 beside it."""
+    found = {f"host{number}": {"ansible_host": f"192.0.2.{number + 1}"} for number in range(workers + 1)}
+    found["host0"]["llama_hardware"] = {**CPU_HOST, "accelerators": [GPU] * own}
     data = cluster_of(False, found, llama_model_known_answer={**KNOWN_ANSWER, "layers": 40})
+    if not refused:
+        assert len(written(data)["placement"]) == workers + own
+        return
     said = reason(written(data))
-    assert "needs 17 workers" in said
-    assert "connects to 16 at most" in said
+    assert f"needs {workers + own} devices ({workers} of workers, {own} of the head)" in said
+    assert "llama.cpp uses 15 at most beside the head's processor: set llama_placement to fastest" in said
     assert not written(data, llama_placement="fewest")["refused"]
+
+
+def test_more_devices_than_llama_cpp_uses_cannot_be_had(written):
+    found = {f"host{number}": {"ansible_host": f"192.0.2.{number + 1}"} for number in range(17)}
+    data = cluster_of(False, found, **big(200), llama_hardware={"memory_mib": 16384})
+    assert "needs 16 devices" in reason(written(data))
+    assert "use fewer, larger ones" in reason(written(data))
+    split = [1] * 16
+    assert "give 0 in llama_server_tensor_split" in reason(written(data, **big(20), llama_server_tensor_split=split))
+    assert not written(data, **big(20), llama_server_tensor_split=[*split[1:], 0])["refused"]
 
 
 def test_two_clusters_in_one_inventory(written):
@@ -587,3 +702,13 @@ def test_a_cache_that_a_release_does_not_know(written):
     said = reason(written(data, llama_accept_advisories=["rpc-remote-code-execution"]))
     assert "has cache: true, but rpc-server of b4900" in said
     assert "b4981 or newer" in said
+
+
+@pytest.mark.parametrize(
+    "name, measured",
+    [("strix_halo_pair", 15.85), ("strix_halo_quad", 7.87), ("cuda_triple", 5.49), ("mac_loopback", 60.2)],
+)
+def test_a_plan_predicts_the_speed_that_was_measured_there(name, measured):
+    """Tokens per second of the documents; on four Strix Halo all four hosts were used."""
+    estimate = plan(name)["estimate"]
+    assert estimate["generation_tokens_per_s"] == pytest.approx(measured, rel=0.2)

@@ -95,7 +95,8 @@ def _layers(plan: dict) -> list[str]:
 def _topology(plan: dict) -> list[str]:
     head = plan["head"]
     links = {link["endpoint"]: link for link in plan["estimate"]["links"]}
-    workers = {worker["endpoint"]: worker for host in plan["hosts"].values() for worker in host["workers"]}
+    devices = {worker["endpoint"]: worker["device"] for host in plan["hosts"].values() for worker in host["workers"]}
+    devices.update({worker["endpoint"]: f"{worker['backend']}, run elsewhere" for worker in plan["external_workers"]})
     kept = head["cpu"]["layers"]
     rows = [["├─", head["host"], "CPU", "", _range(0, kept), ""]] * bool(kept and plan["placement"])
     for index, (entry, layers) in enumerate(zip(plan["placement"], _layers(plan))):
@@ -105,7 +106,7 @@ def _topology(plan: dict) -> list[str]:
             [
                 "└─" if index == len(plan["placement"]) - 1 else "├─",
                 entry["host"],
-                workers[endpoint]["device"] if endpoint else entry["device"],
+                devices[endpoint] if endpoint else entry["device"],
                 endpoint or "",
                 layers,
                 f"{link['kind']}, {link['one_way_ms']:g} ms{'' if link['measured'] else ' assumed'}" if link else "",
@@ -117,6 +118,11 @@ def _topology(plan: dict) -> list[str]:
         f"{name} {worker['device']} {worker['endpoint']}"
         for name, host in plan["hosts"].items()
         for worker in host["workers"]
+        if not worker["used"]
+    ]
+    unused += [
+        f"{worker['host']} {worker['backend']} {worker['endpoint']}, run elsewhere"
+        for worker in plan["external_workers"]
         if not worker["used"]
     ]
     return text + (_wrapped("  declared and not used: ", ", ".join(unused)) if unused else [])
@@ -146,7 +152,15 @@ def _memory(plan: dict) -> list[str]:
             ]
         )
     legend = ", ".join(f"{sign} {part.replace('kv', 'KV cache')}" for part, sign in PARTS.items())
-    return [*table(rows).splitlines(), f"  in MiB, ≤ an upper bound; {legend}, {FREE} free"]
+    return [*table(rows).splitlines(), f"  in MiB, ≤ an upper bound; {legend}, {FREE} free", *reasons(plan)]
+
+
+def reasons(plan: dict) -> list[str]:
+    """Why each device gets what it gets, those with the same reason in one line."""
+    alike: dict[str, list[str]] = {}
+    for entry in plan["placement"]:
+        alike.setdefault(entry["reason"], []).append(entry["device"])
+    return [line for reason, names in alike.items() for line in _wrapped("  ", f"{reason}: {', '.join(names)}")]
 
 
 def command_lines(argv: list[str], environment: dict[str, str], start: str = "      ") -> list[str]:
@@ -188,6 +202,10 @@ def _ports(plan: dict) -> list[str]:
             whom = "everybody" if names.EVERYBODY in sources else f"{', '.join(sources)}; {closed}"
             text = f"{name}  {address}: {', '.join(numbers)} for {whom}"
             lines += _wrapped("  ", text)
+    for worker in plan["external_workers"]:
+        lines += _wrapped(
+            "  ", f"{worker['host']}  {worker['endpoint']}: run elsewhere, so nobody here knows who reaches it"
+        )
     return lines or ["  none: the workers listen on loopback only"]
 
 
@@ -206,6 +224,33 @@ def _advisories(plan: dict) -> list[str]:
     return lines or ["  none"]
 
 
+RATES = {
+    "measured": "measured on their hosts",
+    "table": "taken from a table by name and architecture",
+    "assumed": "assumed, of at least one of them",
+}
+
+
+def _speed(plan: dict) -> list[str]:
+    estimate, best = plan["estimate"], plan["estimate"]["best_single_host"]
+    if estimate["generation_tokens_per_s"] is None:
+        return []
+    rows = [
+        ["generation", f"{estimate['generation_tokens_per_s']:g} tokens per second", estimate["limited_by"]],
+        ["prompts", f"{estimate['prompt_tokens_per_s']:g} tokens per second", estimate["prompt_limited_by"]],
+        ["loading", f"{estimate['load_s']:g} seconds", estimate["load_limited_by"]],
+    ]
+    rows = [[name, figure, f"limited by: {limit}"] for name, figure, limit in rows]
+    alone = "does not hold the model"
+    if best["fits"]:
+        alone = f"{best['generation_tokens_per_s']:g} tokens per second in generation, {best['prompt_tokens_per_s']:g} in prompts"
+    known = (
+        f"Rates of devices are {RATES.get(estimate['rates'], estimate['rates'])}. A prompt has 512 tokens, the context is empty, and no "
+        "worker has a cache of the model."
+    )
+    return [*table(rows).splitlines(), *_wrapped("  ", f"{best['host']} alone: {alone}"), *_wrapped("  ", known)]
+
+
 def _network(plan: dict) -> list[str]:
     estimate = plan["estimate"]
     if not estimate["links"]:
@@ -214,8 +259,8 @@ def _network(plan: dict) -> list[str]:
     ways = ", ".join(f"{time:g} ms by {kind} ({'measured' if known else 'assumed'})" for kind, time, known in kinds)
     return _wrapped(
         "  ",
-        f"{estimate['bound']} {estimate['network_ms_per_token']:g} ms for each token: it crosses the network {estimate['crossings']} times, one way "
-        f"{ways}. The time that drivers and devices need is not included.",
+        f"{estimate['bound']} {estimate['network_ms_per_token']:g} ms for each token, with what workers need beside computing: it crosses the "
+        f"network {estimate['crossings']} times, one way {ways}.",
     )
 
 
@@ -263,6 +308,7 @@ def plan_parts(plan: dict, changed: list[str] | None = None) -> dict[str, list[s
         "Commands": _commands(plan),
         "Open ports": _ports(plan),
         "Advisories": _advisories(plan),
+        "Predicted speed": _speed(plan),
         "What the network adds": _network(plan),
         "What site.yml would change": changed or [],
         **refused,

@@ -18,9 +18,14 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, untrusted
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading import printable
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Each, Maybe, Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import (
+    Each,
+    Maybe,
+    Number,
+    Text,
+    printable,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer, rpc
@@ -207,6 +212,26 @@ def waits_for(answers: dict) -> list[str]:
         for endpoint, answer in sorted(answers.items())
         if answer["state"] != "ok"
     ]
+
+
+def remedy(plan: dict, waiting: list[str]) -> str:
+    """What to do about workers that the launcher waits for.
+
+    :param waiting: of waits_for.
+    """
+    elsewhere = [
+        worker
+        for worker in plan["external_workers"]
+        if any(f"worker {worker['endpoint']}:" in sentence for sentence in waiting)
+    ]
+    others = ", ".join(f"{worker['endpoint']} on {worker['host']}" for worker in elsewhere)
+    texts = [f"Nothing here runs {others}: start it there, with a release of the head's protocol."] if elsewhere else []
+    if len(elsewhere) < len(waiting):
+        texts.append(
+            "The worker's process runs, so something between the hosts closes its port, or another head uses it: check the firewalls and the routes "
+            "between head and worker."
+        )
+    return " ".join(texts)
 
 
 def collect(plan: dict, seconds: float) -> dict:
@@ -440,7 +465,7 @@ def _closed(plan: dict, drifts: dict, knocks: dict[str, str | None], changed: Co
     tries = _tries(drifts, knocks, counts)
     for name, planned in plan["hosts"].items():
         for worker in planned["workers"]:
-            address = worker["endpoint"].rsplit(":", 1)[0]
+            address = worker["listens"].rsplit(":", 1)[0]
             service = (drifts.get(name) or {"services": {}})["services"].get(f"llamacpp-worker-{worker['name']}", {})
             listening = service.get("addresses", [])
             if any(other != address for other in listening):
@@ -450,7 +475,15 @@ def _closed(plan: dict, drifts: dict, knocks: dict[str, str | None], changed: Co
             else:
                 judged = _judge_tries(planned, tries.get(worker["endpoint"], []), name in accepted)
             checks.append(_check("closed", worker["endpoint"], *judged))
-    return checks
+    return [
+        *checks,
+        *(
+            _check(
+                "closed", worker["endpoint"], None, f"{worker['host']} runs it by itself: only a look there can tell"
+            )
+            for worker in plan["external_workers"]
+        ),
+    ]
 
 
 def _judge_tries(planned: dict, tries: list[Try], accepted: bool) -> tuple[bool | None, str]:
@@ -488,39 +521,39 @@ def _links(evidence: dict) -> list[dict]:
 
 
 def _handshakes(plan: dict, evidence: dict) -> list[dict]:
-    checks = []
-    answers = evidence["handshakes"]["workers"]
-    capacities = {entry["endpoint"]: entry["capacity_mib"] for entry in plan["placement"]}
-    for planned in plan["hosts"].values():
-        for worker in planned["workers"]:
-            endpoint = worker["endpoint"]
-            answer = answers.get(endpoint)
-            if not answer:
-                checks.append(
-                    _check(
-                        "handshake",
-                        endpoint,
-                        False,
-                        evidence["handshakes"].get("error")
-                        or "the launcher on the head recorded no handshake before llama-server started",
-                    )
-                )
-            elif answer["state"] != "ok":
-                checks.append(_check("handshake", endpoint, False, f"{answer['state']}: {answer['detail']}"))
-            else:
-                total = sum(device["total_mib"] for device in answer["devices"])
-                needed = capacities.get(endpoint, 0)
-                answered = f"protocol {answer['protocol']}, {len(answer['devices'])} device, {total} MiB"
-                right = len(answer["devices"]) == 1 and total >= needed
-                checks.append(
-                    _check(
-                        "handshake",
-                        endpoint,
-                        right,
-                        answered if right else f"{answered}, planned: 1 device with {needed} MiB or more",
-                    )
-                )
-    return checks
+    """Of workers that others run only those are asked that the plan uses: any other one may serve somebody else."""
+    recorded = evidence["handshakes"]
+    needed = {entry["endpoint"]: entry["capacity_mib"] for entry in plan["placement"]}
+    own = [worker["endpoint"] for planned in plan["hosts"].values() for worker in planned["workers"]]
+    used = [worker["endpoint"] for worker in plan["external_workers"] if worker["used"]]
+    checks = [
+        _check("handshake", endpoint, *_judge_answer(recorded, endpoint, needed.get(endpoint, 0)))
+        for endpoint in [*own, *used]
+    ]
+    return checks + [
+        _check(
+            "handshake", worker["endpoint"], None, f"{worker['host']} runs it by itself, and the plan does not use it"
+        )
+        for worker in plan["external_workers"]
+        if not worker["used"]
+    ]
+
+
+def _judge_answer(recorded: dict, endpoint: str, needed: int) -> tuple[bool, str]:
+    """Whether a worker answered as planned, and what it said.
+
+    :param needed: MiB that the plan may put there.
+    """
+    answer = recorded["workers"].get(endpoint)
+    if not answer:
+        missing = "the launcher on the head recorded no handshake before llama-server started"
+        return False, recorded.get("error") or missing
+    if answer["state"] != "ok":
+        return False, f"{answer['state']}: {answer['detail']}"
+    total = sum(device["total_mib"] for device in answer["devices"])
+    answered = f"protocol {answer['protocol']}, {len(answer['devices'])} device, {total} MiB"
+    right = len(answer["devices"]) == 1 and total >= needed
+    return right, answered if right else f"{answered}, planned: 1 device with {needed} MiB or more"
 
 
 def _buffers(plan: dict, evidence: dict) -> list[dict]:

@@ -24,10 +24,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     names,
     reading,
     service_managers,
+    untrusted,
     versions,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import firewall, hardware, toolchains
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import firewall, hardware, reached, toolchains
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 
 MINIMUM_PYTHON = (3, 9)
@@ -176,7 +177,7 @@ def measured_links(prefix: str) -> dict:
             found = reading.read_object(path, LINK_BYTES)
             numbers = {key: found.get(key) for key in ("mbit_per_second", "round_trip_ms")}
             numbers = {key: None if number is None else float(number) for key, number in numbers.items()}
-            links[path.stem] = {**numbers, "detail": reading.printable(found.get("detail", ""))}
+            links[path.stem] = {**numbers, "detail": untrusted.printable(found.get("detail", ""))}
     return links
 
 
@@ -280,10 +281,7 @@ def facts(wanted_scope: str, catalogue: dict | None = None) -> dict:
         "python": interpreter,
         "service_manager": manager,
         "supervisor": supervisor(place["prefix"]),
-        "lingering": {
-            "enabled": lingers(user),
-            "by_us": os.path.exists(place["prefix"] + "/lingering"),
-        },
+        "lingering": {"enabled": lingers(user), "by_us": os.path.exists(place["prefix"] + "/lingering")},
         "firewall": firewall.of_host() if record.host_settings else None,
         "units_filter": firewall.of_units(interpreter) if record.closes_ports_by else None,
         "host_settings": record.host_settings,
@@ -293,6 +291,7 @@ def facts(wanted_scope: str, catalogue: dict | None = None) -> dict:
         "addresses": addresses(),
         "measured": measured_links(place["prefix"]),
         "option_files": option_files(wanted_scope, place["prefix"], environment),
+        "reached_at": reached.address(),
         "kept": kept_facts(place["prefix"]),
         "defined": defined_services(manager, place["units"]),
         **place,
@@ -308,11 +307,12 @@ def supervisor(prefix: str) -> dict:
 
 
 def supervisor_runs(prefix: str) -> bool:
-    """Whether the installation's own supervisor runs."""
+    """Whether the installation's own supervisor runs. One that stands still takes no connection, and is not waited for."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control:
+        control.setblocking(False)
         try:
             control.connect(prefix + "/supervisor/control.sock")
-        except PermissionError:
+        except (PermissionError, BlockingIOError):
             return True
         except OSError:
             return False

@@ -217,6 +217,8 @@ class Backend:
     libraries: tuple[Library, ...]
     device: str
     """Name under which a worker offers its devices, as ``-d`` takes it, around a number."""
+    any_vendor: bool
+    """Whether it drives devices that backends of their vendors drive, too."""
     device_files: tuple[str, ...]
     """What systemd must let a service open, as DeviceAllow takes it."""
     kernel_driver: str
@@ -256,6 +258,7 @@ CPU = Backend(
     toolkit=None,
     libraries=(),
     device="CPU",
+    any_vendor=False,
     device_files=(),
     kernel_driver="",
     visible=None,
@@ -316,6 +319,7 @@ VULKAN = Backend(
         ),
     ),
     device="Vulkan{}",
+    any_vendor=True,
     device_files=("char-drm", "char-nvidia*"),
     kernel_driver="",
     visible=Visible("GGML_VK_VISIBLE_DEVICES", "{}", "", False),
@@ -373,6 +377,7 @@ HIP = Backend(
         Library("rocblas", "rocblas/rocblas.h", (), _AMD, 0),
     ),
     device="ROCm{}",
+    any_vendor=False,
     device_files=("char-drm", "/dev/kfd"),
     kernel_driver="amdgpu",
     visible=Visible("HIP_VISIBLE_DEVICES", "{}", "-1", True),
@@ -435,6 +440,7 @@ CUDA = Backend(
     ),
     libraries=(Library("cublas", "cublas_v2.h", (), _NVIDIA, 0),),
     device="CUDA{}",
+    any_vendor=False,
     device_files=("char-nvidia*",),
     kernel_driver="nvidia",
     visible=Visible("CUDA_VISIBLE_DEVICES", "{}", "-1", True),
@@ -461,6 +467,7 @@ METAL = Backend(
     toolkit=None,
     libraries=(),
     device="MTL{}",
+    any_vendor=False,
     device_files=(),
     kernel_driver="",
     visible=None,
@@ -520,6 +527,7 @@ SYCL = Backend(
         ),
     ),
     device="SYCL{}",
+    any_vendor=False,
     device_files=("char-drm",),
     kernel_driver="",
     visible=Visible("ONEAPI_DEVICE_SELECTOR", "level_zero:{}", None, False),

@@ -46,8 +46,11 @@ PROTOCOLS = [
 ]
 """First build → RPC protocol; None is older than the handshake. From 6.0.0 on (August 2026) the first builds are not known."""
 
-MAX_ENDPOINTS = 16
-"""Workers that one llama-server connects to (GGML_RPC_MAX_SERVERS)."""
+MAX_BACKENDS = 16
+"""Of one llama-server: each device has one, and the processor (GGML_SCHED_MAX_BACKENDS of ggml-backend.cpp, an assertion; the same in 6170, 8643, 11063
+and ik_llama.cpp 4840)."""
+MAX_DEVICES = MAX_BACKENDS - 1
+"""Beside the processor. ``--tensor-split`` takes no more either: fewer shares than llama_max_devices (arg.cpp), which is 16 (#13293)."""
 
 SECURITY_FLOOR = 8492
 """First build without CVE-2026-34159, unauthenticated remote code execution in the RPC server."""

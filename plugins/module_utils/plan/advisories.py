@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, memory
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Cluster, Facts, Release, Server
 
 LOOPBACK = "127."
@@ -27,6 +27,8 @@ THREE_ENDPOINTS_HANG = (10620, 10819)
 RDNA35_GARBAGE = (10040, 11062)
 """From the build that lets integrated devices read the host's buffers (#24233) to the last before a tree that does not (11063)."""
 RDNA35 = ("gfx1150", "gfx1151")
+FASTER_ALONE = 1.05
+"""So many times as fast has one host to be predicted before it is said: predictions are not surer than that."""
 CHUNKED_SENDS = 6141
 """First build that sends a tensor in pieces (#15188)."""
 LARGEST_SEND = 1 << 31
@@ -111,11 +113,20 @@ def _unmaintained_backends(seen: Seen) -> Cases:
 def _unprotected_workers(seen: Seen) -> Cases:
     cases = []
     for name, host in seen.plan["hosts"].items():
-        exposed = [worker["endpoint"] for worker in host["workers"] if not worker["endpoint"].startswith(LOOPBACK)]
+        exposed = [worker["listens"] for worker in host["workers"] if not worker["listens"].startswith(LOOPBACK)]
         if exposed and not host["unit_closes"] and not host["firewall_manager"]:
             reason = f"{_why_no_unit_closes(seen, name)}, and the run sets up no firewall there"
             cases.append((name, {"endpoints": ", ".join(exposed), "reason": reason}))
     return cases
+
+
+def _external_workers(seen: Seen) -> Cases:
+    """Those that the head reaches over a network. At the end of a tunnel nobody else is."""
+    ports: dict[str, list[str]] = {}
+    for worker in seen.plan["external_workers"]:
+        if not worker["endpoint"].startswith(LOOPBACK):
+            ports.setdefault(worker["host"], []).append(worker["endpoint"])
+    return [(name, {"endpoints": ", ".join(endpoints), "head": seen.cluster.head}) for name, endpoints in ports.items()]
 
 
 def _why_no_unit_closes(seen: Seen, name: str) -> str:
@@ -124,8 +135,8 @@ def _why_no_unit_closes(seen: Seen, name: str) -> str:
         return f"{facts.service_manager} does not filter addresses"
     if facts.units_filter is None:
         return (
-            "it is not known whether systemd there filters addresses, since systemd-run could not be run as root, or since its facts were kept "
-            "by an older version of the collection"
+            "it is not known whether systemd there filters addresses, since systemd-run could not be run as root (then run with become), or since "
+            "the host is down and its facts are those of an older version of the collection (then start it, or leave it out of the inventory)"
         )
     return "systemd there does not filter addresses, since the kernel or the container lacks BPF for control groups"
 
@@ -164,6 +175,39 @@ def _unused_accelerators(seen: Seen) -> Cases:
         for name, host in seen.plan["hosts"].items()
         if host["unused_accelerators"]
     ]
+
+
+def _slower_than_one_host(seen: Seen) -> Cases:
+    """The known-answer model is there to try workers, however fast."""
+    estimate, server = seen.plan["estimate"], seen.server
+    together, best = estimate["generation_tokens_per_s"], estimate["best_single_host"]
+    if seen.plan["model"]["known_answer"] or not estimate["links"] or not together or not best["fits"]:
+        return []
+    alone, host, head = best["generation_tokens_per_s"], best["host"], seen.cluster.head
+    if alone < FASTER_ALONE * together:
+        return []
+    steps = [f"put {host} into llama_head in place of {head}, with the model's files"] if host != head else []
+    steps.append("leave llama_workers empty")
+    given = [f"llama_server_{key}" for key in ("tensor_split", "override_tensor") if getattr(server, key)]
+    if best["gpu_layers"] is not None:
+        steps.append(f"set llama_server_gpu_layers to {best['gpu_layers']}")
+    elif server.gpu_layers is not None:
+        given.append("llama_server_gpu_layers")
+    steps += [f"remove {name}" for name in given]
+    remedy = ", ".join(steps)
+    return [(host, {"together": f"{together:g}", "alone": f"{alone:g}", "steps": remedy[0].upper() + remedy[1:]})]
+
+
+def _compute_over_capacity(seen: Seen) -> Cases:
+    return memory.over_capacity(seen.plan, seen.server, seen.summary, seen.release)
+
+
+def _cut_context(seen: Seen) -> Cases:
+    return memory.cut_context(seen.plan, seen.server, seen.summary)
+
+
+def _shared_context(seen: Seen) -> Cases:
+    return memory.shared_context(seen.plan, seen.server)
 
 
 def _unknown_variables(seen: Seen) -> Cases:
@@ -261,7 +305,7 @@ def _sends_whole_tensors(seen: Seen) -> bool:
 def _wide_tensor(seen: Seen) -> Cases:
     largest = seen.summary.get("largest_tensor_bytes", 0)
     concerned = {seen.plan["head"]["host"], *(device.host for device in seen.used if device.endpoint)}
-    mac = [name for name in sorted(concerned) if seen.cluster.hosts[name].facts.system == "Darwin"]
+    mac = [name for name in sorted(concerned) if seen.cluster.places[name].facts.system == "Darwin"]
     if not _sends_whole_tensors(seen) or largest < LARGEST_SEND or not mac:
         return []
     return [(mac[0], {"build": seen.generation, "mib": largest // MIB, "first": CHUNKED_SENDS})]
@@ -302,11 +346,11 @@ def _cache_kernels(seen: Seen) -> Cases:
     for name in dict.fromkeys(device.host for device in seen.used if backends.RECORDS[device.backend].all_quants):
         options = [
             build["cmake_options"].get(option, "OFF")
-            for build in seen.plan["hosts"][name]["builds"]
+            for build in seen.plan["hosts"].get(name, {"builds": []})["builds"]
             for option in [backends.RECORDS[build["backend"]].all_quants]
             if option
         ]
-        if not all(backends.is_on(value) for value in options):
+        if not options or not all(backends.is_on(value) for value in options):
             cases.append((name, {"type_k": kinds[0], "type_v": kinds[1]}))
     return cases
 
@@ -370,7 +414,7 @@ def _untuned(seen: Seen) -> Cases:
 def _strix_halos(seen: Seen) -> list[tuple[str, Facts]]:
     """Name and facts of hosts with graphics of this kind that get layers."""
     names = dict.fromkeys(device.host for device in seen.used if device.architecture == STRIX_HALO)
-    return [(name, seen.cluster.hosts[name].facts) for name in names]
+    return [(name, seen.cluster.hosts[name].facts) for name in names if name in seen.cluster.hosts]
 
 
 def _old_kernel(seen: Seen) -> Cases:
@@ -428,6 +472,15 @@ ADVISORIES = (
         "filters addresses.",
         "https://github.com/ggml-org/llama.cpp/blob/master/tools/rpc/README.md",
         (("reason", "launchd does not filter addresses"),),
+    ),
+    Advisory(
+        "external-worker",
+        "error",
+        _external_workers,
+        "RPC has no authentication, and {host} runs {endpoints} by itself: nobody here can verify that the port is closed to others.",
+        "Have a firewall on {host} let only {head} reach the port and accept this advisory, or reach the worker through a tunnel: it listens on 127.0.0.1 "
+        "there, and the tunnel ends on 127.0.0.1 of {head}, which is its endpoint in llama_external_workers then.",
+        "https://github.com/ggml-org/llama.cpp/blob/master/tools/rpc/README.md",
     ),
     Advisory(
         "open-server",
@@ -605,8 +658,8 @@ ADVISORIES = (
         "accelerator-unused",
         "warning",
         _unused_accelerators,
-        "{host} has {devices}, but builds llama.cpp for the CPU: it has no toolchain for these devices.",
-        "Install ROCm with hipBLAS, CUDA with cuBLAS, or glslc and the Vulkan headers, or set llama_backend to cpu to accept this.",
+        "{host} has {devices}, but no build of llama.cpp uses them: it has no toolchain for these devices.",
+        "Install ROCm with hipBLAS, CUDA with cuBLAS, or glslc and the Vulkan headers, or name the backends to build for in llama_backend to accept this.",
         "docs/variables.md",
     ),
     Advisory(
@@ -618,6 +671,45 @@ ADVISORIES = (
         "Give these options in llama_server_extra_args, and remove them from {files}.",
         "docs/architecture.md",
         (("files", "/etc/llama.cpp/config.ini"),),
+    ),
+    Advisory(
+        "slower-than-one-host",
+        "warning",
+        _slower_than_one_host,
+        "The cluster is predicted to generate {together} tokens per second, and {host} alone {alone}.",
+        "{steps}.",
+        "docs/plan.md",
+        (("steps", "Leave llama_workers empty"),),
+    ),
+    Advisory(
+        "compute-over-capacity",
+        "warning",
+        _compute_over_capacity,
+        "Weights, KV cache and compute buffers may be more than devices hold: {devices}. Compute buffers are planned with an upper bound, {compute} "
+        "MiB; if they come near it, llama-server runs out of memory when it starts.",
+        "{smaller}.",
+        "docs/plan.md",
+        (
+            ("devices", "CUDA0 of gpu1 (≤ 31020 of 23336 MiB)"),
+            ("smaller", "Set llama_server_flash_attention to 'on'"),
+        ),
+    ),
+    Advisory(
+        "context-cut",
+        "warning",
+        _cut_context,
+        "llama_server_context is {wanted}, but {model} was trained for {context} tokens: llama-server gets {context}.",
+        "Set llama_server_context to {context} or less.",
+        "docs/plan.md",
+    ),
+    Advisory(
+        "context-shared",
+        "warning",
+        _shared_context,
+        "llama_server_parallel is {parallel}, so each request gets {each} of the {context} tokens of llama_server_context.",
+        "Set llama_server_context to {whole} if each request needs {context} tokens, add --kv-unified to llama_server_extra_args if requests share "
+        "them as they need, or accept this.",
+        "docs/plan.md",
     ),
     Advisory(
         "variable-unknown",

@@ -11,15 +11,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, gguf
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import (
     advisories,
     devices,
     equipment,
     estimate,
+    external,
+    idle,
     layout,
+    physical,
     placement,
     releases,
     services,
@@ -29,6 +32,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import (
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
+    Accelerator,
     Build,
     Catalogue,
     Cluster,
@@ -48,7 +52,7 @@ KNOCKING_HOSTS = 2
 
 def refused(cluster: str, refusal: Refusal) -> dict[str, Any]:
     """The plan of a refused cluster: only the reason."""
-    name = gguf.printable(cluster)
+    name = untrusted.printable(cluster)
     return {"schema": SCHEMA, "cluster": name, "refused": True, "fits": False, "reasons": [str(refusal)]}
 
 
@@ -62,6 +66,7 @@ def make(
     :param staged: plan the instances that prove the release on the staging ports with the known-answer model, beside those that serve.
     :returns: the plan; when ``refused`` is true, ``reasons`` says why and nothing may be applied.
     """
+    cluster = cluster._replace(elsewhere=external.hosts_of(cluster.external))
     try:
         prepared = _prepare(staging.cluster_of(cluster) if staged else cluster, model_found, catalogue, staged)
         plan = _plan(prepared, runtime_id, staged)
@@ -109,42 +114,86 @@ class Prepared(NamedTuple):
         return self.wanted[self.serves]
 
 
+class Lending(NamedTuple):
+    """Who drives the devices of each host: its workers, or on the head llama-server itself."""
+
+    declared: Mapping[str, Sequence[workers.Declared]]
+    """Host → its endpoints."""
+    driven: Sequence[tuple[str, Accelerator]]
+    """The head's own devices, with their names."""
+    shares: Mapping[str, Mapping[str, int]]
+    """Host → workers.shares_of_memory."""
+
+
+def _lending(cluster: Cluster, built: Mapping[str, tuple[str, ...]], serves: str, selects: bool) -> Lending:
+    """:param selects: whether llama-server can be told which devices to use."""
+    head = cluster.hosts[cluster.head]
+    declared = {
+        name: workers.declare(host, built[name], serves if host.is_head else None) if host.is_worker else []
+        for name, host in cluster.hosts.items()
+    }
+    lends = [entry.device.device for entry in declared[head.name]]
+    driven = devices.driven_by_head(head.facts, lends, serves, selects)
+    names_of_driven = [name for name, _device in driven]
+    shares = {
+        name: workers.shares_of_memory(host, declared[name], names_of_driven if host.is_head else [])
+        for name, host in cluster.hosts.items()
+    }
+    return Lending(declared, driven, shares)
+
+
 def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue, staged: bool) -> Prepared:
     built = _backends(cluster, catalogue)
     wanted = _releases(cluster, built)
+    built = {name: _supported(cluster.hosts[name], own, wanted) for name, own in built.items()}
     head = cluster.hosts[cluster.head]
     serves = heads.backend_of(cluster.server, built[head.name], {name for names in built.values() for name in names})
+    release = wanted[serves]
     secured = serves if cluster.server.tls else None
+    lending = _lending(cluster, built, serves, release.capabilities["device_name"] is not None)
     equipped = {
-        name: _equip(host, cluster.head, built[name], catalogue, wanted, secured)
+        name: _equip(
+            host,
+            built[name],
+            catalogue,
+            wanted,
+            workers.workers_of(host, lending.declared[name], cluster.head, lending.shares[name]),
+            secured,
+        )
         for name, host in cluster.hosts.items()
     }
-    for backend, release in wanted.items():
+    for backend, needed in wanted.items():
         builders = [host for name, host in cluster.hosts.items() if backend in built[name]]
-        releases.check(backend, release, {host.name: host.facts.architecture for host in builders})
-    release = wanted[serves]
+        releases.check(backend, needed, {host.name: host.facts.architecture for host in builders})
     bounded = advisories.VULKAN_MEMORY not in cluster.accepted
-    own = devices.of_head(head, equipped[head.name].workers, serves, cluster.server.environment, bounded)
-    fitting = {backend for backend in wanted if wanted[backend] == release}
-    serving = _serving(equipped, cluster.server.backend or serves, fitting, staged)
+    own = devices.of_head(head, lending.driven, lending.shares[head.name], cluster.server.environment, bounded)
+    fitting = {backend for backend in wanted if releases.same_source(wanted[backend], release)}
+    driven = {head.name: [name for name, _device in lending.driven]}
+    serving = _serving(equipped, cluster.server.backend or serves, fitting, driven, staged)
     if staged:
         equipped = {
             name: entry._replace(workers=tuple(worker for worker in serving if worker.host == name))
             for name, entry in equipped.items()
         }
-    declared = [worker for entry in equipped.values() for worker in entry.workers]
-    _check_endpoints(declared)
+    external.check_protocol(cluster.external, release)
+    others = external.workers_of(cluster.external)
+    running = [worker for entry in equipped.values() for worker in entry.workers]
+    _check_tunnels([*running, *others], cluster.server)
+    _check_endpoints([*running, *others])
     _check_names_of_the_head(head, equipped)
     builds = releases.builds(equipped, wanted, cluster.server, catalogue, secured)
     model = heads.model_of(cluster.model, model_found, head.facts)
     heads.check(head.name, cluster.server, equipped[head.name].workers, release)
-    if declared and not serving:
+    heads.check_types(model.path, model.summary, release, releases.variable_of(serves, cluster.releases))
+    if running and not serving:
         raise Refusal(
             f"the head serves with {serves}, and no worker has a build of the same release: set "
             "llama_server_backend to their backend, or llama_release to the same release for both"
         )
-    lent = devices.of_workers(serving, cluster.hosts, release, bounded)
-    placed = layout.lay_out(cluster.server, cluster.placement, model, release, [*lent, *own], head.name, head.facts)
+    lent = devices.of_workers([*serving, *others], cluster.places, release, bounded)
+    placed = layout.lay_out(cluster.server, cluster.placement, model, release, [*lent, *own], head.name, cluster.places)
+    if placed.reasons:
+        placed = placed._replace(reasons=(*placed.reasons, *idle.sentence(equipped, [*lent, *own], placed)))
     return Prepared(cluster, equipped, wanted, builds, serves, model, placed)
 
 
@@ -153,7 +202,7 @@ def _plan(prepared: Prepared, runtime_id: str, staged: bool) -> dict[str, Any]:
     cluster, placed, model, release = prepared.cluster, prepared.placed, prepared.model, prepared.release
     placing = layout.as_json(placed, heads.as_planned(cluster.server) and release.mainline, cluster.server.load_mode)
     holders = [
-        devices.holder(device, cluster.hosts[device.host].facts, entry["weights_mib"], entry["kv_mib"])
+        devices.holder(device, cluster.places[device.host].facts, entry["weights_mib"], entry["kv_mib"])
         for device, entry in zip(placed.devices, placing)
     ]
     plan: dict[str, Any] = {
@@ -173,20 +222,39 @@ def _plan(prepared: Prepared, runtime_id: str, staged: bool) -> dict[str, Any]:
             **{key: model.summary[key] for key in ("name", "architecture", "layers")},
         },
         "hosts": {name: _host(prepared, entry, runtime_id, staged) for name, entry in prepared.equipped.items()},
+        "external_workers": _external(prepared),
         "head": _head(prepared, holders, runtime_id, staged),
         "placement": placing,
         "fits": not placed.reasons,
         "links": [
             name
             for name, entry in prepared.equipped.items()
-            if entry.workers and entry.host.links and name != cluster.head
+            if entry.host.links and name != cluster.head and not all(worker.tunnel for worker in entry.workers)
         ],
         "fallbacks": [],
-        "estimate": estimate.network(release, holders, cluster.hosts, bool(cluster.server.override_tensor)),
+        "estimate": _estimate(prepared),
     }
     hosts = {name: {**host, "services": services.of_host(plan, name)} for name, host in plan["hosts"].items()}
     seen = advisories.Seen(plan, cluster, release, model.summary, holders)
     return {**plan, "hosts": hosts, "advisories": advisories.evaluate(seen)}
+
+
+def _estimate(prepared: Prepared) -> dict[str, Any]:
+    cluster, placed = prepared.cluster, prepared.placed
+    known = {backend for entry in prepared.equipped.values() for backend in entry.backends}
+    case = estimate.Case(
+        release=prepared.release,
+        placed=placed,
+        summary=prepared.model.summary,
+        head=cluster.head,
+        hosts=cluster.hosts,
+        places=cluster.places,
+        fits=not placed.reasons,
+        serves_of={
+            name: heads.backend_of(cluster.server, entry.backends, known) for name, entry in prepared.equipped.items()
+        },
+    )
+    return estimate.of_plan(case, bool(cluster.server.override_tensor))
 
 
 def _backends(cluster: Cluster, catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
@@ -198,6 +266,13 @@ def _backends(cluster: Cluster, catalogue: Catalogue) -> dict[str, tuple[str, ..
         )
         for name, host in cluster.hosts.items()
     }
+
+
+def _supported(host: Host, chosen: tuple[str, ...], wanted: Mapping[str, Release]) -> tuple[str, ...]:
+    """The backends of a host without those that ``auto`` added and that their release does not have."""
+    if host.backends != ("auto",):
+        return chosen
+    return (chosen[0], *(backend for backend in chosen[1:] if releases.supports(backend, wanted[backend])))
 
 
 def _backends_in_use(built: Mapping[str, Sequence[str]]) -> list[str]:
@@ -232,10 +307,10 @@ def _check_same_release(cluster: Cluster) -> None:
 
 def _equip(
     host: Host,
-    head: str,
     built: tuple[str, ...],
     catalogue: Catalogue,
     wanted: Mapping[str, Release],
+    declared: Sequence[Worker],
     secured: str | None,
 ) -> Equipped:
     """The host with its workers and the tools that it needs.
@@ -254,7 +329,6 @@ def _equip(
             f"llama_links of {host.name} has manage: true, which needs systemd and root: configure the interface yourself, and "
             "set manage: false"
         )
-    declared = workers.workers_of(host, built, head) if host.is_worker else []
     return Equipped(
         host=host,
         backends=built,
@@ -267,15 +341,21 @@ def _equip(
     )
 
 
-def _serving(equipped: Mapping[str, Equipped], backend: str, fitting: set[str], staged: bool) -> list[Worker]:
+def _serving(
+    equipped: Mapping[str, Equipped], backend: str, fitting: set[str], driven: Mapping[str, Sequence[str]], staged: bool
+) -> list[Worker]:
     """The workers that the head may use, for staging with their two ports exchanged.
 
-    :param fitting: backends whose release is the head's.
+    :param backend: that is preferred where several drive a device.
+    :param fitting: backends whose release is of the head's source.
+    :param driven: host → names of the devices that llama-server itself drives there.
     """
     serving = [
         worker
-        for entry in equipped.values()
-        for worker in workers.usable(entry.workers, entry.backends, backend, fitting)
+        for name, entry in equipped.items()
+        for worker in workers.usable(
+            entry.workers, (backend, *entry.backends), fitting, physical.twins(entry.host.facts), driven.get(name, ())
+        )
     ]
     return [workers.on_its_staging_port(worker) for worker in serving] if staged else serving
 
@@ -287,17 +367,40 @@ def _check_endpoints(declared: Sequence[Worker]) -> None:
         if other != worker.host:
             raise Refusal(
                 f"{worker.host} and {other} both have the worker {worker.endpoint}: give each host its own address "
-                "in ansible_host or llama_links"
+                "in ansible_host, llama_links or llama_external_workers"
             )
+
+
+def _check_tunnels(declared: Sequence[Worker], server: Server) -> None:
+    """Refuses a tunnel that ends on a port of the head which something else has."""
+    taken = {server.port: "llama_server_port", server.staging_port: "llama_server_staging_port"}
+    for worker in declared:
+        if worker.address == workers.LOOPBACK and not worker.tunnel and not worker.external:
+            taken.update(dict.fromkeys((worker.port, worker.staging_port), f"the worker {worker.name} of the head"))
+    for worker in declared:
+        ends = [worker.tunnel.port, worker.tunnel.staging_port] if worker.tunnel else []
+        if worker.external and worker.address.startswith("127."):
+            ends = [worker.port]
+        for port in ends:
+            if port in taken:
+                variable = (
+                    "endpoint in llama_external_workers" if worker.external else "tunnel in llama_worker_endpoints"
+                )
+                raise Refusal(
+                    f"the tunnel to the worker {worker.name} of {worker.host} ends on port {port} of the head, which {taken[port]} has: end it on another "
+                    f"one, and set {variable} to that"
+                )
+            taken[port] = f"the tunnel to {worker.name} of {worker.host}"
 
 
 def _check_names_of_the_head(head: Host, equipped: Mapping[str, Equipped]) -> None:
     """Refuses a head that is in the inventory twice: it would use its devices twice, itself and through workers."""
     for name, entry in equipped.items():
-        if name == head.name or not entry.workers:
+        direct = [worker for worker in entry.workers if not worker.tunnel]
+        if name == head.name or not direct:
             continue
         address = workers.address_of(head, name)
-        if entry.workers[0].address == address:
+        if direct[0].address == address:
             raise Refusal(
                 f"{name} has the address {address}, which is that of the head {head.name}: remove {name} from the inventory, and add "
                 f"{head.name} itself to llama_workers if it lends its devices"
@@ -319,7 +422,11 @@ def _head(prepared: Prepared, holders: Sequence[devices.Holder], runtime_id: str
         service=heads.STAGED_SERVICE if staged else heads.SERVICE,
     )
     own = devices.environment_of_head(
-        facts, prepared.head.workers, prepared.serves, bool(placed.own()), bool(placed.lent())
+        facts,
+        [worker.device for worker in prepared.head.workers],
+        prepared.serves,
+        bool(placed.own()),
+        bool(placed.lent()),
     )
     environment = {**backends.service_environment(build.backend, build.environment), **own}
     return heads.plan_of(serving, environment)
@@ -367,7 +474,7 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) ->
 
 def _worker(prepared: Prepared, worker: Worker, facts: Facts) -> dict[str, Any]:
     release = prepared.wanted[worker.build]
-    shown = ("name", "endpoint", "staging_port", "backend", "device", "shared", "cache", "cache_mib")
+    shown = ("name", "endpoint", "listens", "staging_port", "backend", "device", "shared", "cache", "cache_mib")
     build = prepared.builds[worker.host][worker.build]
     return {
         **{key: getattr(worker, key) for key in shown},
@@ -376,6 +483,23 @@ def _worker(prepared: Prepared, worker: Worker, facts: Facts) -> dict[str, Any]:
         "protocol": release.protocol,
         "argv": workers.argv_of(worker, build, release, facts.prefix + "/releases"),
     }
+
+
+def _external(prepared: Prepared) -> list[dict[str, Any]]:
+    """What the plan says of workers that others run."""
+    used = {worker.endpoint for worker in prepared.placed.lent()}
+    return [
+        {
+            "name": worker.name,
+            "host": worker.host,
+            "endpoint": worker.endpoint,
+            "backend": worker.backend,
+            "memory_mib": worker.capacity_mib,
+            "protocol": declared.protocol or prepared.release.protocol,
+            "used": worker.endpoint in used,
+        }
+        for worker, declared in zip(external.workers_of(prepared.cluster.external), prepared.cluster.external)
+    ]
 
 
 def _firewall(head: Host, declared: Sequence[Worker]) -> list[dict[str, Any]]:
@@ -388,6 +512,7 @@ def _firewall(head: Host, declared: Sequence[Worker]) -> list[dict[str, Any]]:
             "address": worker.address,
         }
         for worker in declared
+        if not worker.tunnel
         for port in (worker.port, worker.staging_port)
     ]
 
@@ -415,7 +540,7 @@ def _knocks(prepared: Prepared, entry: Equipped) -> list[str]:
     following = [prepared.equipped[other] for other in [*names[place + 1 :], *names[:place]][:KNOCKING_HOSTS]]
     closed = [other for other in following if _unit_closes(other.host.facts) or other.host.facts.firewall]
     own = [entry] if _unit_closes(entry.host.facts) else []
-    return [worker.endpoint for other in [*own, *closed] for worker in other.workers]
+    return [worker.endpoint for other in [*own, *closed] for worker in other.workers if not worker.tunnel]
 
 
 def _accounts(facts: Facts, sources: set[str]) -> list[dict[str, Any]]:

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import physical, workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
     Accelerator,
     Device,
@@ -30,11 +31,7 @@ OTHER_DRIVERS = ("Intel", "NVIDIA")
 
 def accelerator_of(facts: Facts, name: str) -> Accelerator | None:
     """The accelerator that llama.cpp calls ``name`` on a host; None for its processor."""
-    for backend in backends.BACKENDS[1:]:
-        for index, accelerator in enumerate(facts.of_backend(backend)):
-            if backends.device_name(backend, index) == name:
-                return accelerator
-    return None
+    return dict(physical.named(facts)).get(name)
 
 
 def visible_mib(backend: str, accelerator: Accelerator, environment: Mapping[str, str]) -> float:
@@ -82,58 +79,78 @@ def of_workers(used: Iterable[Worker], hosts: Mapping[str, Host], release: Relea
     return [_with_visible_memory(device, hosts[device.host].facts) if bounded else device for device in devices]
 
 
-def _not_lent(facts: Facts, lending: Sequence[Worker], backend: str) -> list[Accelerator]:
-    """Accelerators of the backend that a host does not lend: those before the first one that it lends, so that the others can be hidden.
-    None where it lends some by another backend, which may be the same ones."""
-    accelerators = facts.of_backend(backend)
-    lent = {worker.device for worker in lending if worker.backend != backends.CPU.name}
-    if not lent:
-        return accelerators
-    names = [backends.device_name(backend, index) for index, _accelerator in enumerate(accelerators)]
-    if not backends.hiding(backend) or not lent <= set(names):
-        return []
-    return accelerators[: min(map(names.index, lent))]
+def _visible(facts: Facts, lent: Collection[str], backend: str, selects: bool) -> list[tuple[str, Accelerator]]:
+    """The accelerators of the backend that llama-server may see and use, each with its name: those that the host does not lend, by whatever
+    backend. Where others are hidden, only those before the first one that it lends.
+
+    :param lent: names of the devices that the host lends.
+    :param selects: whether llama-server can be told which devices to use.
+    """
+    same = physical.twins(facts)
+    taken = {same[name] for name in lent if name in same}
+    of_backend = [(name, device) for name, device in physical.named(facts) if device.backend == backend]
+    free = [(name, device) for name, device in of_backend if same[name] not in taken]
+    if backends.hiding(backend):
+        return [*itertools.takewhile(lambda entry: same[entry[0]] not in taken, of_backend)]
+    return free if selects or len(free) == len(of_backend) else []
+
+
+def driven_by_head(facts: Facts, lent: Collection[str], backend: str, selects: bool) -> list[tuple[str, Accelerator]]:
+    """Names and accelerators that llama-server itself uses. Those that share the host's memory only where there is no other, lent or not, as
+    llama.cpp does it. One whose memory is not known is left out."""
+    known = [entry for entry in _visible(facts, lent, backend, selects) if entry[1].memory_mib]
+    own = [entry for entry in known if not entry[1].unified]
+    lends_better = any(name in lent and not accelerator.unified for name, accelerator in physical.named(facts))
+    return own or ([] if lends_better else known[:1])
 
 
 def of_head(
-    head: Host, lending: Sequence[Worker], backend: str, environment: Mapping[str, str], bounded: bool
+    head: Host,
+    driven: Sequence[tuple[str, Accelerator]],
+    shares: Mapping[str, int],
+    environment: Mapping[str, str],
+    bounded: bool,
 ) -> list[Device]:
-    """Accelerators that llama-server itself uses on the head: those of its backend that the host does not lend. Those that share the
-    host's memory only where there is no other, as llama.cpp does it, and where the host lends nothing of that memory. One whose memory is
-    not known is left out.
+    """The devices that llama-server itself drives.
 
-    :param lending: the workers of the head.
+    :param driven: of driven_by_head.
+    :param shares: of workers.shares_of_memory.
     :param environment: of llama-server.
     :param bounded: whether they hold no more than their driver shows as their own.
     """
-    own: list[Device] = []
-    shared: list[Device] = []
-    for index, accelerator in enumerate(_not_lent(head.facts, lending, backend)):
-        name = backends.device_name(backend, index)
-        reserve = workers.reserve_mib(accelerator.memory_mib, accelerator.unified)
-        device = Device(head.name, backend, name, name, max(0, accelerator.memory_mib - reserve), environment)
-        if accelerator.memory_mib:
-            (shared if accelerator.unified else own).append(device)
-    chosen = own or ([] if lending else shared[:1])
+    same = physical.twins(head.facts)
+    chosen = []
+    for name, accelerator in driven:
+        whole = accelerator.memory_mib - workers.reserve_mib(accelerator.memory_mib, accelerator.unified)
+        capacity = shares[same[name]] if accelerator.unified else max(0, whole)
+        chosen.append(Device(head.name, accelerator.backend, name, name, capacity, environment))
     return [_with_visible_memory(device, head.facts) for device in chosen] if bounded else chosen
 
 
+def alone(host: Host, backend: str) -> list[Device]:
+    """The devices that llama-server would drive if this host served without workers."""
+    driven = driven_by_head(host.facts, (), backend, selects=True)
+    shares = workers.shares_of_memory(host, [], [name for name, _accelerator in driven])
+    return of_head(host, driven, shares, {}, bounded=True)
+
+
 def environment_of_head(
-    facts: Facts, lending: Sequence[Worker], backend: str, uses_own: bool, uses_workers: bool
+    facts: Facts, lent: Collection[str], backend: str, uses_own: bool, uses_workers: bool
 ) -> dict[str, str]:
     """What makes llama-server count devices as planned, and take no memory of those that it does not use.
 
-    :param lending: the workers of the head.
+    :param lent: names of the devices that the head lends.
     :param uses_own: whether it uses devices of its own.
     :param uses_workers: whether it uses workers.
     """
-    accelerators, kept = facts.of_backend(backend), _not_lent(facts, lending, backend)
-    bus_order, hiding = backends.RECORDS[backend].bus_order, backends.hiding(backend)
+    accelerators, hiding = facts.of_backend(backend), backends.hiding(backend)
+    bus_order = backends.RECORDS[backend].bus_order
     environment: dict[str, str] = {}
     if uses_own and bus_order and len({accelerator.name for accelerator in accelerators}) > 1:
         environment.update([bus_order])
-    if hiding and uses_own and len(kept) < len(accelerators):
-        environment[hiding.variable] = hiding.devices.format(",".join(map(str, range(len(kept)))))
+    seen = len(_visible(facts, lent, backend, selects=True))
+    if hiding and uses_own and seen < len(accelerators):
+        environment[hiding.variable] = hiding.devices.format(",".join(map(str, range(seen))))
     elif hiding and hiding.none is not None and accelerators and uses_workers and not uses_own:
         environment[hiding.variable] = hiding.none
     return environment

@@ -20,6 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
     Cluster,
     Distribution,
     Endpoint,
+    External,
     Facts,
     Host,
     KnownAnswer,
@@ -35,6 +36,8 @@ STAGING_DISTANCE = 100
 """A staging port is so far above the port that serves, where the inventory does not say."""
 
 MOST_MIB = 1 << 40
+UNNAMED = "declared"
+"""Name of a device in ``llama_hardware`` that has none; nothing follows from two devices that have it."""
 MOST_THREADS = 4096
 
 DECLARED: dict[str, Any] = {
@@ -69,16 +72,28 @@ NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 """Of a variable of a process."""
 HOST_NAME = r"\w[\w.:@+-]*"
 """Of a host or a cluster in an inventory: it stands in names of files, in definitions and in commands."""
-SECRET_NAME = r"(?i).*(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|_KEY|ACCESS_KEY_ID|SECRET_KEY_BASE|CREDENTIALS?|(^|_)(PASS|PWD|AUTH|PAT))"
+SECRET_NAME = r"(?i).*(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|_KEY|ACCESS_KEY_ID|SECRET_KEY_BASE|CREDENTIALS?|(^|_)(PASS|PWD|AUTH|PAT))_?\d*"
 """Of a variable of a process whose value is a secret."""
 
-PLANNED_FROM = {*DECLARED, "device_groups", "firewall", "kernel", "firmware", "option_files", "thunderbolt"}
+PLANNED_FROM = {
+    *DECLARED,
+    "device_groups",
+    "firewall",
+    "kernel",
+    "firmware",
+    "option_files",
+    "thunderbolt",
+    "reached_at",
+}
 """Facts that a plan depends on."""
 
 PATH = Text(r"""[/~][^%$\\'"`;#]*""", 4096)
 """Of a host's own folders, which stand in definitions where a service manager has no quotes."""
 WORD = Text("[A-Za-z0-9_.:+~-]*")
+EXTERNAL = "llama_external_workers"
+PROTOCOL = r"\d{1,3}(\.\d{1,3}){1,2}"
 MEMORY_MIB = Number(0, MOST_MIB)
+LINK_FIGURES = ("round_trip_ms", "mbit_per_second")
 KNOWN: dict[str, Any] = {
     "system": Text(),
     "architecture": WORD,
@@ -134,7 +149,8 @@ KNOWN: dict[str, Any] = {
     "thunderbolt": Maybe(
         [{"device": Text(), "lanes": Number(0, 1024), "gbit_per_lane": Number(0, 1 << 20, real=True)}]
     ),
-    "measured": Maybe(Each(Maybe({"round_trip_ms": Maybe(Number(0, 1 << 20, real=True))}))),
+    "reached_at": Maybe(Text(r"[0-9.]+", 15)),
+    "measured": Maybe(Each(Maybe({key: Maybe(Number(0, 1 << 30, real=True)) for key in LINK_FIGURES}))),
 }
 """Facts that planning reads, as facts/host.py returns them. What an older version of the collection did not ask for may be missing."""
 
@@ -150,6 +166,7 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]]) -> Cluster:
     :raises Refusal: what the inventory says is not possible.
     """
     for host, given in hosts.items():
+        # After types were converted: a text may have become a mapping, and that has texts of its own.
         check(host, {"ansible_host": given["ansible_host"], **given["variables"]})
         misspelt = untrusted.problem("a variable", given["unknown_variables"])
         if misspelt:
@@ -171,6 +188,7 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]]) -> Cluster:
         placement=variables["llama_placement"],
         accepted=frozenset(variables["llama_accept_advisories"] or ()),
         releases=_releases(variables),
+        external=_external(variables["llama_external_workers"] or (), hosts),
     )
 
 
@@ -189,7 +207,8 @@ def check(host: str, given: Mapping[str, Any]) -> None:
 def _check_name(what: str, name: str) -> None:
     if not untrusted.is_plain(name) or not re.fullmatch(HOST_NAME, name) or len(name) > untrusted.LONGEST_NAME:
         raise Refusal(
-            f"{what} has the name {untrusted.show(name)} in the inventory: use letters, digits, - and ., and no spaces"
+            f"{what} has the name {untrusted.show(name)} in the inventory: use letters, digits, and . : @ + - _ between them, "
+            f"at most {untrusted.LONGEST_NAME}; an address like ::1 goes into ansible_host"
         )
 
 
@@ -208,6 +227,9 @@ def _host(name: str, given: Mapping[str, Any], hosts: Collection[str]) -> Host:
         raise Refusal(
             f"{name} could not be reached or --limit leaves it out, and llama_hardware does not declare it: bring the host up, or declare it"
         )
+    given_address = str(given["ansible_host"])
+    if is_numeric(given_address):
+        facts.pop("reached_at", None)
     declared = untrusted.mismatch("llama_hardware", facts, KNOWN)
     if declared:
         raise Refusal(f"{declared.where} of {name} {declared.why}: correct it, or leave it out")
@@ -215,7 +237,7 @@ def _host(name: str, given: Mapping[str, Any], hosts: Collection[str]) -> Host:
         name=name,
         is_head="head" in given["groups"],
         is_worker="worker" in given["groups"],
-        address=str(given["ansible_host"]),
+        address=facts.get("reached_at") or given_address,
         facts=facts_of(facts),
         kept_facts=facts_for_plan(facts),
         backends=_backends(name, variables["llama_backend"]),
@@ -240,6 +262,11 @@ def _host(name: str, given: Mapping[str, Any], hosts: Collection[str]) -> Host:
         releases=_releases(variables),
         unknown_variables=dict(given["unknown_variables"]),
     )
+
+
+def is_numeric(address: str) -> bool:
+    """Whether this is an IPv4 address, and not the name of a host."""
+    return bool(re.fullmatch(r"\d+(\.\d+){3}", address, re.ASCII))
 
 
 def _releases(variables: Mapping[str, Any]) -> dict[str, Any]:
@@ -299,6 +326,7 @@ def _endpoint(where: str, given: Mapping[str, Any]) -> Endpoint:
         cache_mib=given.get("cache_mib") or 0,
         memory_mib=given.get("memory_mib"),
         environment=environment(f"environment in {where}", given.get("environment")),
+        tunnel=given.get("tunnel"),
     )
 
 
@@ -313,7 +341,7 @@ def environment(where: str, given: Mapping[str, Any] | None) -> dict[str, str]:
             raise Refusal(f"{where} has the name {str(name)!r}: use letters, digits and _, with a letter or _ first")
         if value is None or isinstance(value, (dict, list)):
             raise Refusal(f"{where} has {name}: {value!r}: use a text, a number, true or false, or remove it")
-        _check_not_secret(where, str(name))
+        _check_not_secret(where, str(name), str(value))
         values[str(name)] = str(value).lower() if isinstance(value, bool) else str(value)
     return values
 
@@ -331,12 +359,75 @@ def _networks(where: str, values: Sequence[str] | None) -> tuple[str, ...]:
         ) from None
 
 
-def _check_not_secret(where: str, name: str) -> None:
+def _external(given: Sequence[Mapping[str, Any]], hosts: Collection[str]) -> tuple[External, ...]:
+    """``llama_external_workers`` of the head.
+
+    :param hosts: names of the cluster's hosts.
+    :raises Refusal: an entry is not possible.
+    """
+    workers: list[External] = []
+    for index, values in enumerate(given):
+        where = f"{EXTERNAL}[{index}]"
+        address, port = _place(where, values.get("endpoint"))
+        worker = External(
+            address=address,
+            port=port,
+            host=values.get("host") or address,
+            memory_mib=values["memory_mib"],
+            protocol=values.get("protocol"),
+            backend=values.get("backend") or backends.CPU.name,
+            architecture=values.get("architecture") or "",
+        )
+        _check_external(where, worker, hosts, workers)
+        workers.append(worker)
+    return tuple(workers)
+
+
+def _place(where: str, given: Any) -> tuple[str, int]:
+    address, _colon, port = str(given).rpartition(":")
+    try:
+        parsed = ipaddress.IPv4Address(address)
+    except ValueError:
+        parsed = ipaddress.IPv4Address("0.0.0.0")
+    number = int(port) if re.fullmatch(r"[0-9]{1,5}", port) else 0
+    if parsed.is_unspecified or not 0 < number < 65536:
+        raise Refusal(
+            f"{where} has the endpoint {given!r}: use the numeric IPv4 address and the port at which the head reaches the worker, like 192.0.2.7:50052"
+        )
+    return str(parsed), number
+
+
+def _check_external(where: str, worker: External, hosts: Collection[str], before: Sequence[External]) -> None:
+    limit = untrusted.limit(worker.memory_mib, 1, MOST_MIB)
+    if limit:
+        raise Refusal(f"{where} has the memory_mib {worker.memory_mib}: {limit}")
+    if worker.protocol is not None and not re.fullmatch(PROTOCOL, worker.protocol, re.ASCII):
+        raise Refusal(
+            f"{where} has the protocol {worker.protocol!r}: use the version that its rpc-server prints when it starts, like 7.0.0"
+        )
+    if worker.backend not in backends.BACKENDS:
+        raise Refusal(f"{where} has the backend {worker.backend!r}: use one of {', '.join(backends.BACKENDS)}")
+    if not untrusted.is_plain(worker.host) or not re.fullmatch(HOST_NAME, worker.host):
+        raise Refusal(
+            f"{where} has the host {untrusted.show(worker.host)}: use letters, digits, - and ., and no spaces"
+        )
+    if worker.host in hosts:
+        raise Refusal(
+            f"{where} has the host {worker.host}, which this cluster has itself: declare the worker in llama_worker_endpoints of {worker.host}, or "
+            "use another name"
+        )
+    if any((worker.address, worker.port) == (other.address, other.port) for other in before):
+        raise Refusal(
+            f"{where} has the endpoint {worker.address}:{worker.port} a second time: one worker serves one head"
+        )
+
+
+def _check_not_secret(where: str, name: str, value: str) -> None:
     """Refuses a variable of a process that holds a secret: service managers show it, and definitions may be read by everybody."""
     option = options.of_variable(name)
     if option and option.secret:
         raise Refusal(f"{where} has {name}, which the plan decides: {option.instead()}")
-    if re.fullmatch(SECRET_NAME, name):
+    if re.fullmatch(SECRET_NAME, name) or (re.search("(?i)proxy", name) and "@" in value):
         raise Refusal(
             f"{where} has {name}, a secret, which service managers show to every account of the host: remove it"
         )
@@ -391,6 +482,11 @@ def _without_null(given: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in given.items() if value is not None}
 
 
+def _measured(given: Mapping[str, Any], figure: str) -> dict[str, float | None]:
+    """Host → one of LINK_FIGURES of its link."""
+    return {host: (link or {}).get(figure) for host, link in (given.get("measured") or {}).items()}
+
+
 def facts_of(given: Mapping[str, Any]) -> Facts:
     """Facts as values. What an older version did not ask for is empty.
 
@@ -421,7 +517,8 @@ def facts_of(given: Mapping[str, Any]) -> Facts:
             Thunderbolt(*(link[field] for field in Thunderbolt._fields)) for link in given.get("thunderbolt") or ()
         ),
         addresses=tuple(given.get("addresses") or ()),
-        round_trips={host: (link or {}).get("round_trip_ms") for host, link in (given.get("measured") or {}).items()},
+        round_trips=_measured(given, "round_trip_ms"),
+        link_mbit=_measured(given, "mbit_per_second"),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases, toolchains
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import physical, releases, toolchains
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
     Accelerator,
     Catalogue,
@@ -29,6 +29,8 @@ def backends_of(host: Host, sources: Mapping[str, str], packaged: Collection[str
     :param packaged: backends of which the distribution has packages.
     """
     chosen = tuple(_backend_of(host, wanted, sources, packaged) for wanted in host.backends)
+    if host.backends == ("auto",) and host.is_worker:
+        chosen += _for_the_others(host, chosen[0], sources, packaged)
     for backend in chosen:
         if sources[backend] not in ("package", "binary"):
             for accelerator in host.facts.of_backend(backend):
@@ -71,13 +73,47 @@ def _backend_of(host: Host, wanted: str, sources: Mapping[str, str], packaged: C
 
 
 def _best(facts: Facts, sources: Mapping[str, str], packaged: Collection[str]) -> str:
-    for backend in backends.PREFERRED:
-        further = backends.tools(backend)[len(backends.BUILD_TOOLS) :]
-        buildable = all(facts.toolchain.get(tool) for tool in further) and not _missing_libraries(facts, backend)
-        possible = {"package": backend in packaged, "binary": False}.get(sources[backend], buildable)
-        if facts.of_backend(backend) and possible:
-            return backend
-    return backends.CPU.name
+    possible = (backend for backend in backends.PREFERRED if _possible(facts, backend, sources, packaged))
+    return next(possible, backends.CPU.name)
+
+
+def _possible(facts: Facts, backend: str, sources: Mapping[str, str], packaged: Collection[str]) -> bool:
+    """Whether the host has devices of this backend, and what its programs need."""
+    further = backends.tools(backend)[len(backends.BUILD_TOOLS) :]
+    buildable = all(facts.toolchain.get(tool) for tool in further) and not _missing_libraries(facts, backend)
+    possible = {"package": backend in packaged, "binary": False}.get(sources[backend], buildable)
+    return bool(facts.of_backend(backend)) and possible
+
+
+def _for_the_others(host: Host, first: str, sources: Mapping[str, str], packaged: Collection[str]) -> tuple[str, ...]:
+    """The backends beside the first one that drive the host's other accelerators with memory of their own, as far as they can be built."""
+    facts, chosen = host.facts, [first]
+    for backend in backends.PREFERRED if first != backends.CPU.name else ():
+        if idle_accelerators(facts, chosen) & {
+            physical.twins(facts)[name] for name, own in physical.named(facts) if own.backend == backend
+        }:
+            chosen += [backend] * (_possible(facts, backend, sources, packaged) and _compiles(host, backend, sources))
+    return tuple(chosen[1:])
+
+
+def idle_accelerators(facts: Facts, chosen: Collection[str]) -> set[str]:
+    """Names that stand for accelerators with memory of their own that none of these backends drives."""
+    same = physical.twins(facts)
+    driven = {same[name] for name, accelerator in physical.named(facts) if accelerator.backend in chosen}
+    return {same[name] for name, accelerator in physical.named(facts) if not accelerator.unified} - driven
+
+
+def _compiles(host: Host, backend: str, sources: Mapping[str, str]) -> bool:
+    """Whether a toolkit of the host compiles for its devices of this backend."""
+    if sources[backend] == "package":
+        return True
+    try:
+        for accelerator in host.facts.of_backend(backend):
+            _check_architecture(host.name, accelerator)
+        toolchains.choose(host.name, backend, host.facts, host.toolchain, host.facts.architectures(backend), [])
+    except Refusal:
+        return False
+    return True
 
 
 def _missing_libraries(facts: Facts, backend: str, generation: int = 0, fork: str = capabilities.MAINLINE) -> list[str]:
@@ -89,13 +125,16 @@ def _missing_libraries(facts: Facts, backend: str, generation: int = 0, fork: st
 
 
 def unused_accelerators(host: Host, chosen: Collection[str]) -> list[str]:
-    """Names of the accelerators of a host for which ``auto`` found no toolchain.
+    """Names of the accelerators of a host for which ``auto`` found no toolchain; integrated ones only where there is no other.
 
     :param chosen: its backends.
     """
-    if tuple(chosen) != ("cpu",) or host.backends != ("auto",):
+    if host.backends != ("auto",):
         return []
-    return sorted({accelerator.name for accelerator in host.facts.accelerators})
+    if tuple(chosen) == (backends.CPU.name,):
+        return sorted({accelerator.name for accelerator in host.facts.accelerators})
+    idle = idle_accelerators(host.facts, chosen) if host.is_worker else set()
+    return sorted({accelerator.name for name, accelerator in physical.named(host.facts) if name in idle})
 
 
 class Needs(NamedTuple):

@@ -12,7 +12,13 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, gguf, known_answer, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
+    caches,
+    gguf,
+    known_answer,
+    options,
+    tensor_types,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.entry import MOST_THREADS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
@@ -49,25 +55,36 @@ LIMITS = {
 """Field of Server → its smallest and its largest value."""
 
 
-def settings_of(server: Server, summary: Mapping[str, Any]) -> caches.Settings:
-    """The settings of llama-server's cache."""
+def settings_of(server: Server, summary: Mapping[str, Any], fork: str = options.MAINLINE) -> caches.Settings:
+    """The settings of llama-server's cache and compute buffers."""
     given = _memory_arguments(server.extra_args)
-    tokens = caches.MICRO_BATCH
-    if "micro_batch" in given:
-        word, number = given["micro_batch"]
-        if not (number.isascii() and number.isdigit() and int(number)):
-            raise Refusal(f"llama_server_extra_args has {word} {number!r}: use a number of tokens, 1 or more")
-        tokens = int(number)
     return caches.Settings(
-        context_of(server, summary),
-        server.parallel,
-        server.cache_type_k,
-        server.cache_type_v,
-        server.flash_attention,
-        "unified" in given and options.meaning(given["unified"][0]) != "off",
-        "full_window" in given,
-        tokens,
+        context=context_of(server, summary),
+        parallel=server.parallel,
+        type_k=server.cache_type_k,
+        type_v=server.cache_type_v,
+        flash_attention=server.flash_attention,
+        unified="unified" in given and options.meaning(given["unified"][0]) != "off",
+        full_window="full_window" in given,
+        micro_batch=_whole_number(given, "micro_batch", 1, "a number of tokens") or caches.MICRO_BATCH,
+        batch=_whole_number(given, "batch", 1, "a number of tokens") or caches.BATCH,
+        fork=fork,
+        latent_attention=_whole_number(given, "latent_attention", 0, "a number"),
+        attention_batch=_whole_number(given, "attention_batch", 0, "a number of MiB"),
     )
+
+
+def _whole_number(given: Mapping[str, tuple[str, str]], field: str, least: int, what: str) -> int | None:
+    """The value of a further argument; None where it is not given.
+
+    :param what: it is, for the message.
+    """
+    if field not in given:
+        return None
+    word, number = given[field]
+    if not (number.isascii() and number.isdigit() and least <= int(number) < 1 << 31):
+        raise Refusal(f"llama_server_extra_args has {word} {number!r}: use {what}, {least} or more")
+    return int(number)
 
 
 def _memory_arguments(arguments: Sequence[str]) -> dict[str, tuple[str, str]]:
@@ -322,6 +339,7 @@ def plan_of(serving: Serving, environment: Mapping[str, str]) -> dict[str, Any]:
         **{field: getattr(server, field) for field in CREDENTIALS.values()},
         "start_timeout": server.start_timeout,
         "context": context_of(server, serving.model.summary),
+        "context_per_request": context_per_request(server, serving.model.summary),
         "load_mode": server.load_mode,
         "cpu": {
             "layers": kept.layers,
@@ -416,6 +434,33 @@ def load_mode_of(wanted: str | None, release: Release, used: Sequence[devices.Ho
 def context_of(server: Server, summary: Mapping[str, Any]) -> int:
     trained: int = summary["context"]
     return min(server.context, trained)
+
+
+def check_types(path: str, summary: Mapping[str, Any], release: Release, variable: str) -> None:
+    """Refuses a model with types of tensors that llama-server of this release does not have: it would not load it.
+
+    :param variable: that sets the release.
+    """
+    kinds = {row["type"] for row in summary.get("tensors", ())}
+    strange = tensor_types.of_others(kinds, release.fork)
+    if strange:
+        other = options.IK_LLAMA if release.mainline else options.MAINLINE
+        raise Refusal(
+            f"llama_model_path is {path!r}, whose tensors have types that only {other} has ({', '.join(strange)}), but {release.ref} is a "
+            f"release of {release.fork}: set {variable} to a release of {other}, or use a file of the model without these types"
+        )
+    later = tensor_types.of_later_builds(kinds, release.fork, release.generation)
+    if later:
+        raise Refusal(
+            f"llama_model_path is {path!r}, whose tensors have types that {release.ref} does not have ({', '.join(sorted(later))}): set "
+            f"{variable} to build {max(later.values())} of {release.fork} or a newer one, or use a file of the model without these types"
+        )
+
+
+def context_per_request(server: Server, summary: Mapping[str, Any]) -> int:
+    """Tokens that each of the requests at the same time may have: they divide the context, unless they share one cache."""
+    settings = settings_of(server, summary)
+    return settings.context if settings.unified else max(1, settings.context // settings.parallel)
 
 
 def _check_whole(variable: str, path: str) -> None:

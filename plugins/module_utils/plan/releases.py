@@ -211,6 +211,12 @@ def of_backends(requests: Mapping[str, Any], facts: Mapping[str, Facts], used: I
     return wanted
 
 
+def supports(backend: str, release: Release) -> bool:
+    """Whether a release has a backend in a form that is planned for."""
+    linked = release.fork != capabilities.IK_LLAMA or backend in backends.IK_LLAMA_BACKENDS
+    return linked and backends.among(release.generation, backends.RECORDS[backend].builds)
+
+
 def check(backend: str, release: Release, architectures: Mapping[str, str]) -> None:
     """Refuses a backend that the fork does not have, and programs that are compiled already where hosts of the backend differ in their
     processors.
@@ -285,6 +291,21 @@ def _with_id(
     if patches:
         identity["patches"] = [patch.sha256 for patch in patches]
     return release._replace(id=f"{ref}-{_sha(identity)}")
+
+
+def same_source(one: Release, other: Release) -> bool:
+    """Whether programs of two releases are of the same tree with the same patches, so that head and worker understand each other. They may
+    have come as sources and as programs."""
+    if one.id == other.id:
+        return True
+    patches = [{patch.sha256 for patch in release.patches} for release in (one, other)]
+    if (one.fork, one.protocol, patches[0]) != (other.fork, other.protocol, patches[1]):
+        return False
+    commits = sorted((one.commit, other.commit), key=len)
+    if "unknown" not in commits:
+        return commits[1].startswith(commits[0])
+    usual = [release.origin.get("repository") in (None, capabilities.FORKS[release.fork]) for release in (one, other)]
+    return one.build is not None and one.build == other.build and all(usual)
 
 
 class _Kind(NamedTuple):

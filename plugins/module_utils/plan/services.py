@@ -30,14 +30,15 @@ def _reachable_for_head(plan: dict[str, Any]) -> list[str]:
     head = plan["head"]
     if not head["allowed"]:
         return []
-    used = [worker["endpoint"] for host in plan["hosts"].values() for worker in host["workers"] if worker["used"]]
+    workers = [*plan["external_workers"], *(worker for host in plan["hosts"].values() for worker in host["workers"])]
+    used = [worker["endpoint"] for worker in workers if worker["used"]]
     own = [] if head["address"] == names.EVERY_ADDRESS else [head["address"]]
     return sorted({"localhost", *own, *(endpoint.rsplit(":", 1)[0] for endpoint in used), *head["allowed"]})
 
 
 def _may_connect(host: dict[str, Any], worker: dict[str, Any]) -> list[str]:
     """To whom the firewall opens a worker's ports; those of the server are no matter of the workers beside it."""
-    address = worker["endpoint"].rsplit(":", 1)[0]
+    address = worker["listens"].rsplit(":", 1)[0]
     return [source for rule in host["firewall"] if rule["address"] == address for source in rule["sources"]]
 
 
@@ -53,7 +54,7 @@ def of_host(plan: dict[str, Any], host: str) -> list[dict[str, Any]]:
             "argv": [*_cache_keeper(plan, host, worker), *worker["argv"]],
             "process": worker["argv"],
             "environment": worker["environment"],
-            "listens": worker["endpoint"],
+            "listens": worker["listens"],
             "protocol": worker["protocol"],
             "reads": [],
             "after": [],
@@ -62,7 +63,7 @@ def of_host(plan: dict[str, Any], host: str) -> list[dict[str, Any]]:
             "allow": sorted(
                 {
                     "localhost",
-                    worker["endpoint"].rsplit(":", 1)[0],
+                    worker["listens"].rsplit(":", 1)[0],
                     *_may_connect(plan["hosts"][host], worker),
                 }
             ),

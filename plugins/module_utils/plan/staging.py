@@ -11,17 +11,19 @@ from typing import Any
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Cluster, KnownAnswer, ModelRequest
 
-MODEL = KnownAnswer(2 * capabilities.MAX_ENDPOINTS, 128, "f32")
+MODEL = KnownAnswer(2 * capabilities.MAX_BACKENDS, 128, "f32")
 ROOM_MIB = 1024
 """What has to be free on a device beyond the known-answer model, for what a backend takes for itself."""
 
 
 def cluster_of(cluster: Cluster) -> Cluster:
-    """The cluster that serves the known-answer model on its head's staging port, with every worker and to itself only."""
+    """The cluster that serves the known-answer model on its head's staging port, with every worker of its own and to itself only.
+    Those that others run have no staging ports."""
     server = cluster.server
     return cluster._replace(
         model=ModelRequest(None, MODEL, None),
         placement="all",
+        external=(),
         server=server._replace(
             host="127.0.0.1",
             allowed=(),

@@ -80,6 +80,8 @@ class Facts(NamedTuple):
     """Of a head: its IPv4 addresses, without loopback; empty where it was not asked."""
     round_trips: Mapping[str, float | None]
     """Of a head: host → milliseconds that were measured of its link."""
+    link_mbit: Mapping[str, float | None] = {}
+    """The same: host → Mbit/s."""
 
     def of_backend(self, backend: str) -> list[Accelerator]:
         """The accelerators that this backend drives, in the order in which it numbers them."""
@@ -114,6 +116,7 @@ class Endpoint(NamedTuple):
     cache_mib: int = 0
     memory_mib: int | None = None
     environment: Mapping[str, str] = {}
+    tunnel: str | None = None
 
 
 class Tuning(NamedTuple):
@@ -211,6 +214,23 @@ class Model(NamedTuple):
     summary: Mapping[str, Any]
 
 
+class External(NamedTuple):
+    """An entry of ``llama_external_workers``: a worker that others run."""
+
+    address: str
+    port: int
+    host: str
+    """Its name for people; the address where none is given."""
+    memory_mib: int
+    protocol: str | None
+    backend: str
+    architecture: str
+
+    @property
+    def endpoint(self) -> str:
+        return f"{self.address}:{self.port}"
+
+
 class Cluster(NamedTuple):
     """The inventory of one cluster. Server, model and releases are those of its head."""
 
@@ -222,6 +242,14 @@ class Cluster(NamedTuple):
     placement: str | None
     accepted: frozenset[str]
     releases: Mapping[str, Any]
+    external: tuple[External, ...] = ()
+    elsewhere: Mapping[str, Host] = {}
+    """The hosts of these, which no run contacts."""
+
+    @property
+    def places(self) -> dict[str, Host]:
+        """Every host that a device may be on."""
+        return {**self.hosts, **self.elsewhere}
 
 
 class Catalogue(NamedTuple):
@@ -304,6 +332,14 @@ class Build(NamedTuple):
         return {**self._asdict(), "targets": list(self.targets)}
 
 
+class Tunnel(NamedTuple):
+    """Where a tunnel to a worker's two ports ends on the head."""
+
+    address: str
+    port: int
+    staging_port: int
+
+
 class Worker(NamedTuple):
     """A worker of a host: one RPC server process that lends one device."""
 
@@ -325,9 +361,21 @@ class Worker(NamedTuple):
     """Whether the device's memory is the host's own."""
     capacity_mib: int
     environment: Mapping[str, str]
+    tunnel: Tunnel | None = None
+    """None where the head reaches it at its own address."""
 
     @property
     def endpoint(self) -> str:
+        """Where the head reaches it."""
+        return f"{self.tunnel.address}:{self.tunnel.port}" if self.tunnel else self.listens
+
+    @property
+    def external(self) -> bool:
+        """Whether others run it: then there is no build."""
+        return not self.build
+
+    @property
+    def listens(self) -> str:
         return f"{self.address}:{self.port}"
 
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import physical
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.entry import (
     MOST_MIB,
     MOST_THREADS,
@@ -23,10 +24,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
     Endpoint,
     Host,
     Release,
+    Tunnel,
     Worker,
 )
 
 FIRST_PORT = 50052
+LOOPBACK = "127.0.0.1"
+LEAST_MIB = 2048
+"""What a worker on the processor may hold at least, beside accelerators in the same memory; assumed."""
 WORKER_NAME = r"[a-z0-9][a-z0-9_-]{0,31}"
 
 
@@ -64,7 +69,7 @@ def address_of(host: Host, peer: str) -> str:
     except ValueError:
         raise Refusal(
             f"{variable} of {host.name} is {address!r}: workers and the head need a numeric IPv4 address; "
-            "set it in ansible_host, or in llama_links the address in the network that joins them"
+            "set it in ansible_host, or in llama_links the address in the network that joins them; a host that answers by SSH says it itself"
         ) from None
     if parsed.is_loopback:
         raise Refusal(
@@ -180,11 +185,58 @@ class Declared(NamedTuple):
     device: Lendable
     port: int
     staging_port: int
+    tunnel: Tunnel | None
 
 
-def _declare(host: Host, built: Collection[str], offered: list[Lendable]) -> list[Declared]:
-    lent = [device for device in offered if device.device != "CPU" or "cpu" in built]
-    endpoints: Sequence[Endpoint] = host.endpoints or [Endpoint()] * len(lent)
+def _tunnel(where: str, host: Host, given: str | None) -> Tunnel | None:
+    """Where a tunnel ends on the head, which alone can tell: an address of the head's loopback, and its staging port as far above the port as
+    a worker's is."""
+    if given is None:
+        return None
+    address, _colon, number = given.rpartition(":")
+    try:
+        ends_on_head = ipaddress.IPv4Address(address).is_loopback
+    except ValueError:
+        ends_on_head = False
+    port = int(number) if re.fullmatch(r"[0-9]{1,5}", number) else 0
+    if not ends_on_head or not 0 < port < 65536 - STAGING_DISTANCE:
+        raise Refusal(
+            f"{where} has the tunnel {given!r}: use address and port at which it ends on the head, like 127.0.0.1:60052, and "
+            f"a port up to {65535 - STAGING_DISTANCE}, since the tunnel to the staging port ends {STAGING_DISTANCE} above it"
+        )
+    if host.is_head:
+        raise Refusal(f"{where} has the tunnel {given!r}, but the head reaches its own workers itself: remove tunnel")
+    return Tunnel(address, port, port + STAGING_DISTANCE)
+
+
+def _by_default(host: Host, built: Collection[str], offered: Sequence[Lendable], serves: str | None) -> list[Lendable]:
+    """The devices that a host lends where it does not say which: all of its builds, the processor only where there is a build for it.
+
+    A head with several builds keeps what its llama-server drives itself. Where ``llama_backend`` is auto, each device is lent once.
+
+    :param serves: on the head, the backend of its llama-server.
+    """
+    same = physical.twins(host.facts)
+    keeps = [device.device for device in offered if device.backend == serves] if len(built) > 1 else []
+    taken = {same[name] for name in keeps if name in same}
+    lent = []
+    for device in offered:
+        again = same.get(device.device) in taken
+        if not again and (device.device != "CPU" or "cpu" in built):
+            lent.append(device)
+            taken |= {same[device.device]} if host.backends == ("auto",) and device.device in same else set()
+    return lent
+
+
+def declare(host: Host, built: Collection[str], serves: str | None) -> list[Declared]:
+    """The endpoints of a host, those that it gives or those that it has by default.
+
+    :param built: the host's backends.
+    :param serves: on the head, the backend of its llama-server; None elsewhere.
+    """
+    offered = lendable(host, built)
+    lent = _by_default(host, built, offered, serves)
+    endpoints: Sequence[Endpoint] = host.endpoints or [Endpoint(device=device.device) for device in lent]
     declared: list[Declared] = []
     for index, endpoint in enumerate(endpoints):
         where = f"llama_worker_endpoints[{index}] of {host.name}"
@@ -195,44 +247,80 @@ def _declare(host: Host, built: Collection[str], offered: list[Lendable]) -> lis
         _check_numbers(where, endpoint, port, staging_port, taken)
         number = str(index) if len(endpoints) > 1 and device.device == "CPU" else ""
         name = _name_of(where, endpoint, device.device.lower() + number, {other.name for other in declared})
-        declared.append(Declared(name, endpoint, device, port, staging_port))
+        declared.append(Declared(name, endpoint, device, port, staging_port, _tunnel(where, host, endpoint.tunnel)))
     return declared
 
 
-def workers_of(host: Host, built: Collection[str], head: str) -> list[Worker]:
+def shares_of_memory(host: Host, declared: Sequence[Declared], driven: Collection[str]) -> dict[str, int]:
+    """Device that uses the host's memory → MiB that it may hold: the name that stands for an accelerator, or CPU for each worker there.
+
+    It is one memory. Accelerators come first, since they read it faster; processors have what these leave.
+
+    :param driven: names of the accelerators that llama-server itself drives.
+    """
+    same, facts = physical.twins(host.facts), host.facts
+    wanted: dict[str, int] = {}
+    sizes = {name: accelerator.memory_mib for name, accelerator in physical.named(facts) if accelerator.unified}
+    given = {entry.device.device: entry.endpoint.memory_mib for entry in declared if entry.endpoint.memory_mib}
+    for name in [*driven, *(entry.device.device for entry in declared)]:
+        if name in sizes:
+            most = given.get(name) or max(0, sizes[name] - reserve_mib(sizes[name], shared=True))
+            wanted[same[name]] = max(wanted.get(same[name], 0), most)
+    processors = [entry for entry in declared if entry.device.device == "CPU"]
+    if len(wanted) + len(processors) < 2:
+        return {**wanted, "CPU": _usable_mib(facts.memory_mib)}
+    dividing = sum(not entry.endpoint.memory_mib for entry in processors)
+    room = _usable_mib(facts.memory_mib) - sum(entry.endpoint.memory_mib or 0 for entry in processors)
+    for_accelerators = max(0, room - LEAST_MIB * dividing)
+    asked = sum(wanted.values())
+    if asked > for_accelerators:
+        wanted = {name: size * for_accelerators // asked for name, size in wanted.items()}
+    return {**wanted, "CPU": max(0, room - sum(wanted.values())) // max(1, dividing)}
+
+
+def _usable_mib(memory_mib: int) -> int:
+    """Of a host's memory."""
+    return max(0, memory_mib - reserve_mib(memory_mib, shared=True))
+
+
+def _environment_of(host: Host, entry: Declared) -> dict[str, str]:
+    """Of a worker's process, as far as its release does not matter."""
+    environment = dict(entry.endpoint.environment)
+    bus_order = backends.RECORDS[entry.device.backend].bus_order
+    if bus_order and len({accelerator.name for accelerator in host.facts.of_backend(entry.device.backend)}) > 1:
+        environment.setdefault(*bus_order)
+    if entry.endpoint.cache:
+        environment.setdefault("LLAMA_CACHE", f"{host.facts.prefix}/state/cache/{entry.name}")
+        if not environment["LLAMA_CACHE"].startswith("/"):
+            raise Refusal(
+                f"LLAMA_CACHE of the worker {entry.name} of {host.name} is {environment['LLAMA_CACHE']!r}: use the whole path of a folder, "
+                "from / on, or remove it"
+            )
+    return environment
+
+
+def workers_of(host: Host, declared: Sequence[Declared], head: str, shares: Mapping[str, int]) -> list[Worker]:
     """The declared workers of one host.
 
-    :param built: the host's backends.
     :param head: name of the head.
+    :param shares: of shares_of_memory.
     """
-    offered = lendable(host, built)
-    declared = _declare(host, built, offered)
-    address = "127.0.0.1" if host.name == head else address_of(host, head)
+    same = physical.twins(host.facts)
+    direct = any(entry.tunnel is None for entry in declared) and not host.is_head
+    address = address_of(host, head) if direct else LOOPBACK
     cpu_workers = sum(entry.device.backend == "cpu" for entry in declared)
     workers = []
     for entry in declared:
         endpoint, device = entry.endpoint, entry.device
-        sharing = sum(other.device.shared for other in declared if other.device.build == device.build)
-        usable = device.memory_mib - reserve_mib(device.memory_mib, device.shared)
         threads = endpoint.threads
         if device.backend == "cpu" and threads is None:
             threads = max(1, host.facts.cpu["cores"] // cpu_workers)
-        environment = dict(endpoint.environment)
-        bus_order = backends.RECORDS[device.backend].bus_order
-        if bus_order and len({other.name for other in offered if other.backend == device.backend}) > 1:
-            environment.setdefault(*bus_order)
-        if endpoint.cache:
-            environment.setdefault("LLAMA_CACHE", f"{host.facts.prefix}/state/cache/{entry.name}")
-            if not environment["LLAMA_CACHE"].startswith("/"):
-                raise Refusal(
-                    f"LLAMA_CACHE of the worker {entry.name} of {host.name} is {environment['LLAMA_CACHE']!r}: use the whole path of a folder, "
-                    "from / on, or remove it"
-                )
+        own = max(0, device.memory_mib - reserve_mib(device.memory_mib, device.shared))
         workers.append(
             Worker(
                 name=entry.name,
                 host=host.name,
-                address=address,
+                address=LOOPBACK if entry.tunnel else address,
                 port=entry.port,
                 staging_port=entry.staging_port,
                 backend=device.backend,
@@ -243,27 +331,44 @@ def workers_of(host: Host, built: Collection[str], head: str) -> list[Worker]:
                 cache=endpoint.cache,
                 cache_mib=endpoint.cache_mib,
                 shared=device.shared,
-                capacity_mib=endpoint.memory_mib or max(0, usable // (sharing if device.shared else 1)),
-                environment=environment,
+                capacity_mib=endpoint.memory_mib or (shares[same.get(device.device, "CPU")] if device.shared else own),
+                environment=_environment_of(host, entry),
+                tunnel=entry.tunnel,
             )
         )
     return workers
 
 
-def usable(workers: Sequence[Worker], built: Sequence[str], backend: str, fitting: Collection[str]) -> list[Worker]:
-    """The workers of a host that a head may use: those of one build, since devices are lent once by each.
+def usable(
+    workers: Sequence[Worker],
+    order: Sequence[str],
+    fitting: Collection[str],
+    same: Mapping[str, str],
+    driven: Collection[str],
+) -> list[Worker]:
+    """The workers of a host that a head may use: those of the head's own source, and of those that lend the same device one.
 
-    :param built: the host's backends.
-    :param backend: that is preferred; a host without it lends the devices of the first one that fits.
-    :param fitting: backends whose release is the head's.
+    :param order: backends, the preferred ones first.
+    :param fitting: backends whose release is of the head's source.
+    :param same: physical.twins of the host.
+    :param driven: names of the devices that llama-server itself drives there.
     """
-    fits = [build for build in (backend, *built) if build in built and build in fitting]
-    return [worker for worker in workers if fits and worker.build == fits[0]]
+    taken = {same[name] for name in driven}
+    chosen = set()
+    for worker in sorted(
+        (worker for worker in workers if worker.build in fitting), key=lambda worker: order.index(worker.build)
+    ):
+        device = same.get(worker.device)
+        if device is None or device not in taken:
+            chosen.add(worker.name)
+            taken |= {device} if device else set()
+    return [worker for worker in workers if worker.name in chosen]
 
 
 def on_its_staging_port(worker: Worker) -> Worker:
-    """The worker with its two ports exchanged."""
-    return worker._replace(port=worker.staging_port, staging_port=worker.port)
+    """The worker with its two ports exchanged, and those of its tunnel."""
+    tunnel = worker.tunnel and worker.tunnel._replace(port=worker.tunnel.staging_port, staging_port=worker.tunnel.port)
+    return worker._replace(port=worker.staging_port, staging_port=worker.port, tunnel=tunnel)
 
 
 def with_one_visible_device(worker: Worker, release: Release, devices: int) -> Worker:

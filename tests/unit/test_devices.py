@@ -1,0 +1,292 @@
+"""All accelerators of a host together, each once, and how they share its memory."""
+
+import copy
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry, physical
+from conftest import FACTS, RELEASE, Cluster, known_answer_of
+from machines import Machine
+
+RTX_4070 = {
+    "backend": "cuda",
+    "name": "RTX 4070",
+    "architecture": "8.9",
+    "memory_mib": 12282,
+    "unified": False,
+}
+MI50 = {"backend": "hip", "name": "MI50", "architecture": "gfx906", "memory_mib": 32752, "unified": False}
+METAL = {"backend": "metal", "name": "M4 Max", "architecture": "apple", "memory_mib": 49152, "unified": True}
+TOOLS = {**FACTS["toolchain"], "nvcc": "12.9", "hipconfig": "6.3", "glslc": "2025"}
+
+
+def by_vulkan(accelerator):
+    return {**accelerator, "backend": "vulkan", "architecture": ""}
+
+
+BOTH = {
+    "accelerators": [RTX_4070, MI50, by_vulkan(RTX_4070), by_vulkan(MI50)],
+    "toolchain": TOOLS,
+    "memory_mib": 131072,
+}
+
+
+def box(*groups, facts=BOTH, **variables):
+    """One host with a 4070 and an MI50."""
+    return Cluster().add(
+        "box", *groups, facts=copy.deepcopy(facts), llama_model_known_answer=known_answer_of(), **variables
+    )
+
+
+def devices_of(plan):
+    assert not plan["refused"], plan["reasons"]
+    return [entry["device"] for entry in plan["placement"]]
+
+
+def workers_of(plan, host):
+    return [(worker["device"], worker["used"]) for worker in plan["hosts"][host]["workers"]]
+
+
+def test_the_head_drives_its_own_devices_beside_a_worker_for_those_of_another_backend():
+    plan = box("head", "worker", llama_backend=["cuda", "hip"]).plan()
+    assert devices_of(plan) == ["RPC0[127.0.0.1:50052]", "CUDA0"]
+    assert workers_of(plan, "box") == [("ROCm0", True)]
+    assert "-cuda-" in plan["head"]["argv"][0]
+    assert "-hip-" in plan["hosts"]["box"]["workers"][0]["argv"][0]
+    assert plan["head"]["environment"] == {}
+
+
+def test_which_devices_the_head_drives_itself_follows_from_the_backend_that_serves():
+    plan = box("head", "worker", llama_backend=["cuda", "hip"], llama_server_backend="hip").plan()
+    assert devices_of(plan) == ["RPC0[127.0.0.1:50052]", "ROCm0"]
+    assert workers_of(plan, "box") == [("CUDA0", True)]
+
+
+def test_each_device_that_several_backends_drive_is_used_once():
+    plan = box("head", "worker", llama_backend=["cuda", "vulkan"]).plan()
+    assert devices_of(plan) == ["RPC0[127.0.0.1:50052]", "CUDA0"]
+    assert workers_of(plan, "box") == [("Vulkan1", True)]
+    everything = box("head", "worker", llama_backend=["vulkan", "cuda", "hip"]).plan()
+    assert sorted(devices_of(everything)) == ["Vulkan0", "Vulkan1"]
+    assert workers_of(everything, "box") == []
+
+
+def test_the_workers_of_a_host_lend_all_of_its_devices_each_once():
+    cluster = box("worker", llama_backend=["cuda", "hip", "vulkan"])
+    cluster.add("head", "head", address="192.0.2.10", llama_model_known_answer=known_answer_of())
+    plan = cluster.plan()
+    assert [worker for worker in workers_of(plan, "box") if worker[1]] == [("CUDA0", True), ("ROCm0", True)]
+    assert workers_of(plan, "box")[2:] == [("Vulkan0", False), ("Vulkan1", False)]
+    cluster.hosts["head"]["facts"].update(copy.deepcopy(BOTH))
+    cluster.hosts["head"]["variables"]["llama_backend"] = "vulkan"
+    assert workers_of(cluster.plan(), "box")[2:] == [("Vulkan0", True), ("Vulkan1", True)]
+
+
+@pytest.mark.parametrize(
+    "tools, chosen, lent",
+    [
+        (TOOLS, ["cuda", "hip"], ["CUDA0", "ROCm0"]),
+        ({**TOOLS, "hipconfig": None}, ["cuda", "vulkan"], ["CUDA0", "Vulkan1"]),
+        ({**TOOLS, "hipconfig": "6.0"}, ["cuda", "vulkan"], ["CUDA0", "Vulkan1"]),
+        ({**TOOLS, "nvcc": None}, ["hip", "vulkan"], ["ROCm0", "Vulkan0"]),
+        ({**TOOLS, "nvcc": None, "hipconfig": None}, ["vulkan"], ["Vulkan0", "Vulkan1"]),
+        ({**TOOLS, "hipconfig": None, "glslc": None}, ["cuda"], ["CUDA0"]),
+    ],
+)
+def test_auto_builds_for_all_devices_of_a_worker(tools, chosen, lent):
+    cluster = box("worker", facts={**BOTH, "toolchain": tools})
+    cluster.add("head", "head", address="192.0.2.10", llama_model_known_answer=known_answer_of())
+    plan = cluster.plan()
+    assert [build["backend"] for build in plan["hosts"]["box"]["builds"]] == chosen
+    assert workers_of(plan, "box") == [(device, True) for device in lent]
+    unused = [advisory["message"] for advisory in plan["advisories"] if advisory["id"] == "accelerator-unused"]
+    assert bool(unused) == (len(lent) == 1)
+    assert all("box has MI50, but no build of llama.cpp uses them" in message for message in unused)
+
+
+def test_auto_leaves_out_what_the_release_does_not_have():
+    fork = {"source": "git", "ref": "main", "fork": "ik_llama.cpp", "commit": "8" * 40, "build": 4800}
+    cluster = box("worker", llama_release=fork, llama_accept_advisories=["rpc-remote-code-execution"])
+    cluster.add("head", "head", address="192.0.2.10", llama_model_known_answer=known_answer_of(), llama_release=fork)
+    cluster.hosts["head"]["variables"]["llama_accept_advisories"] = ["rpc-remote-code-execution"]
+    plan = cluster.plan()
+    assert [build["backend"] for build in plan["hosts"]["box"]["builds"]] == ["cuda"]
+
+
+def test_auto_leaves_out_integrated_graphics_beside_discrete_ones():
+    integrated = {**MI50, "name": "AMD gfx1036", "architecture": "gfx1036", "unified": True}
+    cluster = box("worker", facts={**BOTH, "accelerators": [RTX_4070, integrated]})
+    cluster.add("head", "head", address="192.0.2.10", llama_model_known_answer=known_answer_of())
+    plan = cluster.plan()
+    assert [build["backend"] for build in plan["hosts"]["box"]["builds"]] == ["cuda"]
+    assert "accelerator-unused" not in [advisory["id"] for advisory in plan["advisories"]]
+
+
+def mac(**variables):
+    return Cluster().add(
+        "mac",
+        "head",
+        "worker",
+        facts={"accelerators": [METAL], "memory_mib": 65536},
+        llama_model_known_answer=known_answer_of(),
+        **variables,
+    )
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"llama_backend": ["metal", "cpu"]},
+        {"llama_backend": "metal", "llama_worker_endpoints": [{"device": "CPU"}]},
+    ],
+)
+def test_a_head_drives_its_graphics_beside_a_worker_on_its_processor(variables):
+    plan = mac(**variables).plan()
+    assert devices_of(plan) == ["RPC0[127.0.0.1:50052]", "MTL0"]
+    processor, graphics = (entry["capacity_mib"] for entry in plan["placement"])
+    assert graphics == 49152 - 4915
+    assert processor == 65536 - 6553 - graphics
+
+
+@pytest.mark.parametrize(
+    "endpoints, capacities",
+    [
+        ([{"device": "MTL0"}, {"device": "CPU"}], [44237, 14746]),
+        ([{"device": "MTL0"}, *[{"device": "CPU"}] * 4], [44237, *[3686] * 4]),
+        ([{"device": "MTL0"}, *[{"device": "CPU"}] * 10], [58983 - 20480, *[2048] * 10]),
+        ([{"device": "MTL0"}, {"device": "CPU", "memory_mib": 30000}], [28983, 30000]),
+        ([{"device": "MTL0", "memory_mib": 20000}, {"device": "CPU"}], [20000, 38983]),
+        ([{"device": "CPU"}, {"device": "CPU"}], [29491, 29491]),
+    ],
+)
+def test_accelerators_come_first_in_the_memory_that_they_share_with_the_processor(endpoints, capacities):
+    cluster = mac(llama_backend="metal", llama_worker_endpoints=endpoints)
+    if endpoints[0]["device"] == "CPU":
+        cluster.hosts["mac"]["facts"]["accelerators"][0]["memory_mib"] = 0
+    assert [entry["capacity_mib"] for entry in cluster.plan()["placement"]] == capacities
+
+
+def release(**more):
+    return {"source": "git", "ref": "b9900", **more}
+
+
+ARCHIVE = {"source": "archive", "path": "/x.tar.gz", "checksum": "sha256:" + "b" * 64, "build": 9900}
+
+
+@pytest.mark.parametrize(
+    "one, other, same",
+    [
+        (release(), release(), True),
+        (release(), {**ARCHIVE, "source": "binary"}, True),
+        (release(), ARCHIVE, True),
+        (release(), {**ARCHIVE, "build": 9901}, False),
+        (release(), {**ARCHIVE, "build": 6000}, False),
+        (release(repository="/srv/mine"), ARCHIVE, False),
+        (release(commit="c" * 40), {**ARCHIVE, "commit": "c" * 9}, True),
+        (release(commit="c" * 40), {**ARCHIVE, "commit": "d" * 9}, False),
+        (release(patches=[{"path": "/p", "sha256": "1" * 64, "files": ["x"]}]), ARCHIVE, False),
+        (RELEASE, {**RELEASE, "commit": "0c1e570" + "0" * 33}, True),
+    ],
+)
+def test_releases_are_alike_by_source_patches_and_protocol(one, other, same):
+    cluster = box("head", "worker", llama_backend=["cuda", "hip"], llama_release=one, llama_release_hip=other)
+    plan = cluster.plan()
+    if same:
+        assert devices_of(plan) == ["RPC0[127.0.0.1:50052]", "CUDA0"]
+    else:
+        assert "no worker has a build of the same release" in " ".join(plan["reasons"])
+
+
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        ("constructed/strix_halo", {"ROCm0": "ROCm0", "Vulkan0": "ROCm0"}),
+        (
+            "constructed/mi300x",
+            {"ROCm0": "ROCm0", "ROCm1": "ROCm1", "Vulkan0": "ROCm0", "Vulkan1": "ROCm1"},
+        ),
+        ("constructed/rdna3", {"ROCm0": "ROCm0", "ROCm1": "ROCm1", "Vulkan0": "ROCm0"}),
+        ("constructed/intel_arc", {"SYCL0": "SYCL0", "SYCL1": "SYCL1", "Vulkan0": "SYCL0", "Vulkan1": "Vulkan1"}),
+    ],
+)
+def test_devices_that_are_one_and_the_same(name, expected, tmp_path, monkeypatch):
+    machine = Machine(name, tmp_path).settle(monkeypatch)
+    facts = entry.facts_of({**FACTS, "accelerators": machine.accelerators()})
+    assert physical.twins(facts) == expected
+
+
+@pytest.mark.parametrize(
+    "one, other, same",
+    [
+        ({"memory_mib": 90000, "unified": True}, {"memory_mib": 60000, "unified": True}, True),
+        ({"memory_mib": 12282}, {"memory_mib": 32752}, False),
+        ({"memory_mib": 12282}, {"memory_mib": 12282}, True),
+        ({"memory_mib": 12282, "name": "mine"}, {"memory_mib": 12000, "name": "mine"}, True),
+    ],
+)
+def test_declared_devices_that_are_one_and_the_same(one, other, same):
+    declared = {"name": "declared", "architecture": "", "unified": False}
+    accelerators = [{**declared, **one, "backend": "hip"}, {**declared, **other, "backend": "vulkan"}]
+    facts = entry.facts_of({**FACTS, "accelerators": accelerators})
+    assert (physical.twins(facts)["Vulkan0"] == "ROCm0") is same
+
+
+# What a refusal says of memory that is not offered
+
+
+def served(cluster, model):
+    (head,) = (host for host in cluster.hosts.values() if "head" in host["groups"])
+    head["variables"].update(llama_model_known_answer=None, llama_model_path="/models/big.gguf")
+    cluster.model = {"summary": model}
+    return cluster
+
+
+def sized(big_model, layers):
+    """The big model with so many layers, of 1 GiB each."""
+    rows = [{**row, "layers": list(range(layers))} if row["layers"] else row for row in big_model["tensors"]]
+    return {**big_model, "layers": layers, "layer_bytes": [1 << 30] * layers, "tensors": rows}
+
+
+def reason(cluster):
+    return " ".join(cluster.plan()["reasons"])
+
+
+def test_a_refusal_names_the_memory_of_the_head_and_what_would_offer_it(big_model):
+    cluster = served(box("head", llama_backend="cuda"), sized(big_model, 80))
+    said = reason(cluster)
+    assert (
+        "31115 MiB of MI50 (ROCm0) of box (add box to llama_workers and set its llama_backend to [cuda, hip])" in said
+    )
+    assert "of the processor of box (add box to llama_workers and set its llama_backend to [cuda, cpu])" in said
+    assert "not enough" not in said
+    cluster.hosts["box"]["groups"].append("worker")
+    cluster.hosts["box"]["variables"]["llama_backend"] = ["cuda", "cpu"]
+    plan = cluster.plan()
+    assert not plan["refused"], plan["reasons"]
+    assert {entry["device"] for entry in plan["placement"]} == {"RPC0[127.0.0.1:50052]", "CUDA0"}
+    assert "that alone is not enough" in reason(served(cluster, sized(big_model, 200)))
+
+
+def test_a_refusal_names_what_further_endpoints_would_lend(big_model):
+    cluster = box("worker", llama_backend="cuda", llama_worker_endpoints=[{"device": "CUDA0"}])
+    cluster.add("head", "head", address="192.0.2.10", facts={"memory_mib": 8192})
+    served(cluster, sized(big_model, 60))
+    assert "of the processor of box (add {device: CPU} to its llama_worker_endpoints)" in reason(cluster)
+    assert "of head (add head to llama_workers)" in reason(cluster)
+    cluster.hosts["box"]["variables"]["llama_worker_endpoints"].append({"device": "CPU"})
+    assert not cluster.plan()["refused"]
+
+
+def test_a_refusal_names_no_memory_where_all_is_offered(big_model):
+    alone = served(Cluster().add("alone", "head"), big_model)
+    assert "not offered" not in reason(alone)
+    cluster = served(mac(llama_backend=["metal", "cpu"]), big_model)
+    assert "MiB are missing" in reason(cluster)
+    assert "not offered" not in reason(cluster)
+
+
+def test_a_refusal_names_a_device_whose_release_is_another_one(big_model):
+    cluster = box("head", "worker", llama_backend=["cuda", "hip", "cpu"], llama_release_hip=ARCHIVE)
+    cluster.hosts["box"]["variables"]["llama_accept_advisories"] = ["hip-garbage"]
+    assert "MI50 (ROCm0) of box (give llama_release_hip the release of the head)" in reason(
+        served(cluster, sized(big_model, 140))
+    )

@@ -1,0 +1,200 @@
+"""Workers that others run: planned with, shaken hands with, and never changed."""
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report, verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry
+from conftest import known_answer_of
+
+WINDOWS = {
+    "endpoint": "192.0.2.77:50052",
+    "memory_mib": 24000,
+    "protocol": "7.0.0",
+    "host": "gaming-pc",
+    "backend": "cuda",
+    "architecture": "8.9",
+}
+
+
+@pytest.fixture
+def mixed(pair):
+    """Two workers of the cluster and one on Windows."""
+    pair.hosts["head"]["variables"].update(
+        llama_external_workers=[WINDOWS], llama_accept_advisories=["external-worker"]
+    )
+    return pair
+
+
+def given(cluster, **values):
+    cluster.hosts["head"]["variables"]["llama_external_workers"] = [{**WINDOWS, **values}]
+    return cluster
+
+
+def test_a_worker_that_others_run_is_planned_with_and_never_changed(mixed):
+    plan = mixed.plan()
+    assert not plan["refused"], plan["reasons"]
+    assert list(plan["hosts"]) == ["head", "worker1", "worker2"]
+    assert [entry["host"] for entry in plan["placement"]] == ["worker1", "worker2", "gaming-pc"]
+    share = plan["placement"][-1]
+    assert (share["endpoint"], share["worker"], share["capacity_mib"]) == ("192.0.2.77:50052", "external0", 24000)
+    assert share["exact"] == ["kv_mib"]
+    assert plan["external_workers"] == [
+        {
+            "name": "external0",
+            "host": "gaming-pc",
+            "endpoint": "192.0.2.77:50052",
+            "backend": "cuda",
+            "memory_mib": 24000,
+            "protocol": "7.0.0",
+            "used": True,
+        }
+    ]
+    argv = plan["head"]["argv"]
+    assert argv[argv.index("--rpc") + 1].endswith(",192.0.2.77:50052")
+    assert plan["head"]["launcher"][-2:] == ["--worker", "192.0.2.77:50052"]
+    assert not any("192.0.2.77" in str(plan["hosts"][name]) for name in ("worker1", "worker2"))
+
+
+def test_workers_that_others_run_are_enough(pair):
+    for name in ("worker1", "worker2"):
+        del pair.hosts[name]
+    pair.hosts["head"]["variables"]["llama_accept_advisories"] = ["external-worker"]
+    plan = given(pair, protocol=None, host=None, backend=None, architecture=None).plan()
+    assert [entry["host"] for entry in plan["placement"]] == ["192.0.2.77"]
+    assert plan["external_workers"][0]["protocol"] == plan["release"]["protocol"] == "7.0.0"
+
+
+def test_the_unit_of_the_head_may_talk_to_them(mixed):
+    mixed.hosts["head"]["variables"]["llama_server_allowed"] = ["198.51.100.0/24"]
+    assert "192.0.2.77" in mixed.plan()["hosts"]["head"]["services"][-1]["allow"]
+
+
+def test_they_take_no_part_in_staging(mixed):
+    plan = mixed.plan(staging=True)
+    assert plan["external_workers"] == []
+    assert [entry["host"] for entry in plan["placement"]] == ["worker1", "worker2"]
+
+
+def test_several_on_one_host(mixed):
+    mixed.hosts["head"]["variables"]["llama_external_workers"].append({**WINDOWS, "endpoint": "192.0.2.77:50053"})
+    plan = mixed.plan()
+    assert [entry["worker"] for entry in plan["placement"]][2:] == ["external0", "external1"]
+    (advisory,) = [advisory for advisory in plan["advisories"] if advisory["id"] == "external-worker"]
+    assert "gaming-pc runs 192.0.2.77:50052, 192.0.2.77:50053 by itself" in advisory["message"]
+
+
+@pytest.mark.parametrize(
+    "values, said",
+    [
+        *[
+            ({"endpoint": endpoint}, f"has the endpoint {endpoint!r}: use the numeric IPv4 address")
+            for endpoint in ("pc.local:50052", "192.0.2.77", "192.0.2.77:0", "0.0.0.0:50052", "192.0.2.77:99999")
+        ],
+        ({"memory_mib": 0}, "has the memory_mib 0: use 1 or more"),
+        ({"protocol": "seven"}, "has the protocol 'seven': use the version that its rpc-server prints"),
+        (
+            {"protocol": "8.0.0"},
+            "has the protocol 8.0.0, but pypi-0.3.36 speaks 7.0.0: run that worker with the release",
+        ),
+        ({"protocol": "7.1.0"}, "has the protocol 7.1.0, but pypi-0.3.36 speaks 7.0.0"),
+        ({"backend": "opencl"}, "has the backend 'opencl': use one of cpu, vulkan"),
+        ({"host": "a host"}, "has the host 'a host': use letters"),
+        (
+            {"host": "worker1"},
+            "has the host worker1, which this cluster has itself: declare the worker in llama_worker",
+        ),
+        ({"endpoint": "192.0.2.11:50052"}, "gaming-pc and worker1 both have the worker 192.0.2.11:50052"),
+        (
+            {"endpoint": "127.0.0.1:8080"},
+            "ends on port 8080 of the head, which llama_server_port has: end it on another",
+        ),
+    ],
+)
+def test_what_cannot_be_planned_with(mixed, values, said):
+    assert said in given(mixed, **values).reason()
+
+
+def test_one_endpoint_twice(mixed):
+    mixed.hosts["head"]["variables"]["llama_external_workers"] *= 2
+    assert "has the endpoint 192.0.2.77:50052 a second time" in mixed.reason()
+
+
+def test_a_protocol_that_the_head_accepts(mixed):
+    assert not given(mixed, protocol="7.0").plan()["refused"]
+
+
+def test_the_page_names_them(mixed):
+    parts = report.plan_parts(mixed.plan())
+    assert any("gaming-pc" in line and "cuda, run elsewhere" in line for line in parts["Topology"])
+    assert "192.0.2.77:50052: run elsewhere, so nobody here knows who reaches it" in "\n".join(parts["Open ports"])
+    mixed.hosts["head"]["variables"]["llama_placement"] = "fewest"
+    unused = " ".join(line.strip() for line in report.plan_parts(mixed.plan())["Topology"])
+    assert "gaming-pc cuda 192.0.2.77:50052, run elsewhere" in unused
+
+
+def answer(devices=1, total=24564):
+    sizes = {"free_mib": total, "total_mib": total}
+    return {"state": "ok", "detail": "", "protocol": "7.0.0", "devices": [sizes] * devices}
+
+
+@pytest.mark.parametrize(
+    "said, status, evidence",
+    [
+        (answer(), "passed", "protocol 7.0.0, 1 device, 24564 MiB"),
+        (answer(devices=2), "failed", "planned: 1 device with 24000 MiB or more"),
+        (answer(total=8192), "failed", "planned: 1 device with 24000 MiB or more"),
+        (
+            {**answer(), "state": "protocol_mismatch", "detail": "it speaks 8"},
+            "failed",
+            "protocol_mismatch: it speaks 8",
+        ),
+        (None, "failed", "recorded no handshake"),
+    ],
+)
+def test_their_handshake_is_judged(mixed, said, status, evidence):
+    workers = {"192.0.2.77:50052": said} if said else {}
+    checks = verification._handshakes(mixed.plan(), {"handshakes": {"workers": workers}})
+    assert (checks[-1]["subject"], checks[-1]["status"]) == ("192.0.2.77:50052", status)
+    assert evidence in checks[-1]["evidence"]
+
+
+def test_one_that_is_not_used_may_serve_somebody_else(mixed):
+    mixed.hosts["head"]["variables"]["llama_placement"] = "fewest"
+    last = verification._handshakes(mixed.plan(), {"handshakes": {"workers": {}}})[-1]
+    assert (last["status"], last["evidence"]) == (
+        "not tested",
+        "gaming-pc runs it by itself, and the plan does not use it",
+    )
+
+
+def test_nobody_here_can_verify_that_their_port_is_closed(mixed):
+    last = verification._closed(mixed.plan(), {}, {})[-1]
+    assert (last["subject"], last["status"]) == ("192.0.2.77:50052", "not tested")
+    assert "gaming-pc runs it by itself" in last["evidence"]
+
+
+def test_what_to_do_about_one_that_does_not_answer(mixed):
+    plan = mixed.plan()
+    outside = "it waits for worker 192.0.2.77:50052: refused, nothing listens there"
+    inside = "it waits for worker 192.0.2.11:50052: unreachable, no connection was possible"
+    start = "Nothing here runs 192.0.2.77:50052 on gaming-pc: start it there, with a release of the head's protocol."
+    assert verification.remedy(plan, [outside]) == start
+    assert verification.remedy(plan, [inside]).startswith("The worker's process runs, so something between the hosts")
+    assert verification.remedy(plan, [outside, inside]).startswith(start + " The worker's process runs")
+
+
+def test_types_of_the_cache_without_kernels_there(mixed):
+    mixed.hosts["head"]["variables"].update(
+        llama_server_cache_type_k="q8_0", llama_server_cache_type_v="q4_0", llama_server_flash_attention="on"
+    )
+    met = [(advisory["id"], advisory["host"]) for advisory in mixed.plan()["advisories"]]
+    assert ("cache-kernels", "gaming-pc") in met
+
+
+def test_a_wide_tensor_is_no_trap_of_them(mixed):
+    mixed.hosts["head"]["variables"]["llama_model_known_answer"] = known_answer_of(kind="q8_0")
+    assert not mixed.plan()["refused"]
+
+
+def test_the_default_is_none(pair):
+    assert entry.read("test", pair.hosts).external == ()
+    assert pair.plan()["external_workers"] == []

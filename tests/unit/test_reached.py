@@ -1,0 +1,107 @@
+"""Hosts that the inventory names: the address at which they were reached is the one that they are asked for."""
+
+import copy
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.action import verify
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import reached
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+from conftest import FACTS, known_answer_of
+
+LISTING = """1: lo    inet 127.0.0.1/8 scope host lo
+1: lo    inet6 ::1/128 scope host
+2: eth0    inet 192.0.2.7/24 brd 192.0.2.255 scope global eth0
+2: eth0    inet6 fe80::5054:ff:fe12:3456/64 scope link
+3: eth1    inet6 2001:db8::9/64 scope global
+"""
+"""What ``ip -o address`` of iproute2 prints, without the flags."""
+
+
+@pytest.mark.parametrize(
+    "connection, address",
+    [
+        ("198.51.100.4 50412 192.0.2.7 22", "192.0.2.7"),
+        ("::ffff:198.51.100.4 50412 ::ffff:192.0.2.7 22", "192.0.2.7"),
+        ("fe80::1%eth0 50412 fe80::5054:ff:fe12:3456%eth0 22", "192.0.2.7"),
+        ("2001:db8::1 50412 2001:db8::9 22", None),
+        ("2001:db8::1 50412 2001:db8::77 22", None),
+        ("UNKNOWN 65535 UNKNOWN 65535", None),
+        ("192.0.2.7", None),
+        ("", None),
+    ],
+)
+def test_the_address_of_a_connection(connection, address, tmp_path):
+    assert reached.address({"SSH_CONNECTION": connection}, tmp_path, lambda _argv: LISTING) == address
+
+
+def test_sudo_does_not_pass_the_address_on_but_a_process_above_it_has_it(tmp_path, monkeypatch):
+    def process(number, parent, environment):
+        folder = tmp_path / "proc" / str(number)
+        folder.mkdir(parents=True)
+        (folder / "status").write_text(f"Name:\tsh\nPPid:\t{parent}\n")
+        (folder / "environ").write_text("\0".join(environment))
+
+    process(400, 300, ["PATH=/bin", "SUDO_USER=me", ""])
+    process(300, 200, ["HOME=/home/me", "SSH_CONNECTION=198.51.100.4 50412 192.0.2.7 22", ""])
+    process(200, 1, ["SSH_CONNECTION=198.51.100.4 50412 192.0.2.99 22"])
+    monkeypatch.setattr("os.getppid", lambda: 400)
+    assert reached.address({}, tmp_path) == "192.0.2.7"
+    (tmp_path / "proc/300/environ").write_text("")
+    assert reached.address({}, tmp_path) == "192.0.2.99"
+    (tmp_path / "proc/200/environ").write_text("")
+    assert reached.address({}, tmp_path) is None
+
+
+def test_a_name_in_the_inventory_is_enough_for_a_host_that_was_asked(pair):
+    for name, address in (("head", "192.0.2.10"), ("worker1", "192.0.2.11")):
+        pair.hosts[name].update(
+            ansible_host=f"{name}.local", facts={**pair.hosts[name]["facts"], "reached_at": address}
+        )
+    plan = pair.plan()
+    assert not plan["refused"], plan["reasons"]
+    assert plan["hosts"]["worker1"]["workers"][0]["endpoint"] == "192.0.2.11:50052"
+    assert plan["hosts"]["worker2"]["firewall"][0]["sources"] == ["192.0.2.10"]
+    pair.hosts["worker1"]["facts"]["reached_at"] = None
+    assert "ansible_host of worker1 is 'worker1.local'" in pair.reason()
+    assert "a host that answers by SSH says it itself" in pair.reason()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "1.2.3", "999.1.1.1"])
+def test_an_address_that_cannot_be_that_of_a_worker(pair, address):
+    pair.hosts["worker1"].update(
+        ansible_host="w.local", facts={**pair.hosts["worker1"]["facts"], "reached_at": address}
+    )
+    assert f"ansible_host of worker1 is '{address}'" in pair.reason()
+
+
+def test_an_address_in_the_inventory_counts_whatever_the_host_says(pair):
+    before = pair.plan()
+    pair.hosts["worker1"]["facts"]["reached_at"] = "192.0.2.99"
+    assert pair.plan() == before
+    read = entry.read("test", copy.deepcopy(pair.hosts)).hosts["worker1"]
+    assert "reached_at" not in read.kept_facts
+
+
+def test_an_address_is_kept_for_a_run_in_which_the_host_does_not_answer(pair):
+    pair.hosts["worker1"].update(
+        ansible_host="w.local", facts={**pair.hosts["worker1"]["facts"], "reached_at": "192.0.2.11"}
+    )
+    assert entry.read("test", copy.deepcopy(pair.hosts)).hosts["worker1"].kept_facts["reached_at"] == "192.0.2.11"
+
+
+@pytest.mark.parametrize("connection, address", [("ssh", "192.0.2.11"), ("local", None)])
+def test_on_the_controller_itself_it_is_the_connection_of_somebody_else(connection, address):
+    told = {
+        "groups": {"llama_cluster": ["a"], "llama_head": ["a"]},
+        "hostvars": {"a": {"ansible_connection": connection, "llama_model_known_answer": known_answer_of()}},
+    }
+    _name, hosts = inventory.hosts(told, {"a": {"facts": {**FACTS, "kept": {}, "reached_at": "192.0.2.11"}}})
+    assert hosts["a"]["facts"]["reached_at"] == address
+
+
+def test_the_controller_tries_the_ports_of_hosts_that_it_reaches_by_name(monkeypatch):
+    assert verify._addresses("192.0.2.11") == {"192.0.2.11"}
+    assert "127.0.0.1" in verify._addresses("localhost")
+    assert verify._addresses("no such host") == set()
+    assert verify._addresses("a" * 300) == set()
