@@ -16,7 +16,7 @@ import yaml
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry
 
 ROLES = Path(__file__).resolve().parents[2] / "roles"
@@ -191,7 +191,7 @@ def hosts(
     idle = [name for name in groups[cluster] if name not in members]
     if idle and members:
         Display().warning(
-            f"{', '.join(map(gguf.printable, idle))} of group {cluster} are in neither llama_head nor llama_workers, so the run ignores them: "
+            f"{', '.join(map(untrusted.printable, idle))} of group {cluster} are in neither llama_head nor llama_workers, so the run ignores them: "
             "check the spelling of the groups."
         )
     kept = next((_entry(host["facts"], "kept") for host in members.values() if "head" in host["groups"]), None)

@@ -432,12 +432,20 @@ def test_facts_that_the_head_kept_of_another_shape(pair, kept):
 
 
 @pytest.mark.parametrize(
-    "model", [{"summary": {"a": 1}}, {"summary": [1]}, {"summary": {}, "closed": {}}, {"summary": {"name": "\x1b"}}]
+    "model",
+    [
+        {"summary": {"a": 1}},
+        {"summary": [1]},
+        {"summary": {}, "closed": {}},
+        {"summary": {"name": "\x1b"}},
+        {"summary": {}, "closed": "/home/\x1b[2J"},
+    ],
 )
 def test_what_the_head_says_of_its_model_is_not_believed(pair, model):
     pair.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_path="/srv/x.gguf")
     pair.model = model
-    assert "llama_model_path is '/srv/x.gguf', " in pair.reason()
+    assert "llama_model_path is '/srv/x.gguf', of which the head says what cannot be (" in pair.reason()
+    assert pair.reason().isprintable()
 
 
 def test_a_number_as_the_name_of_a_setting():

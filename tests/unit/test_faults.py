@@ -408,20 +408,20 @@ def run_logged(builder, step, _argv):
 
 
 def compiled(root, archive):
-    build = {"id": "new", "cmake_options": {}, "environment": {}, "targets": TARGETS}
+    build = {"id": "new", "builder": "head", "cmake_options": {}, "environment": {}, "targets": TARGETS}
     source = {"archive": str(archive), "sha256": stored.sha256(archive), "member": "", "commit": "a1", "number": 7}
     return building.Builder(str(root / "prefix"), str(root / "cache"), build, {**source, "patches": []}, None).install()
 
 
 def unpacked(root, archive):
-    build = {"id": "new", "cmake_options": {}, "environment": {}, "targets": TARGETS}
+    build = {"id": "new", "builder": "head", "cmake_options": {}, "environment": {}, "targets": TARGETS}
     source = {"archive": str(archive), "sha256": stored.sha256(archive), "commit": "a1", "number": 7}
     if not stored.installed(root / "prefix/releases/new"):
         building.Installer(str(root / "prefix"), build, None).unpack(source)
 
 
 def packed(root, _archive):
-    build = {"id": "new", "cmake_options": {}, "environment": {}, "targets": TARGETS}
+    build = {"id": "new", "builder": "head", "cmake_options": {}, "environment": {}, "targets": TARGETS}
     if not stored.installed(root / "prefix/releases/new"):
         builder = root.parent / "builder/prefix"
         path = building.pack(str(builder), str(root / "cache"), build)

@@ -126,13 +126,13 @@ def test_load_mode(fork, mode, expected):
         (
             {"llama_accept_advisories": []},
             [
-                "Commit 4840 of ik_llama.cpp lets anyone who reaches a worker's port run code",
+                "With commit 4840 of ik_llama.cpp, anyone who reaches a worker's port can run code",
                 "add rpc-remote-code-execution",
             ],
         ),
         (
             {"llama_accept_advisories": [], "llama_release": {**RELEASE, "build": 5000}},
-            ["Commit 5000 of ik_llama.cpp is newer than 4840", "add rpc-remote-code-execution"],
+            ["commit 5000 of ik_llama.cpp, which is newer than 4840", "add rpc-remote-code-execution"],
         ),
     ],
 )
@@ -249,7 +249,7 @@ def test_a_backend_that_is_not_looked_after_is_told(fork):
     plan = with_device(fork, "vulkan", "glslc", "").plan()
     assert not plan["refused"], plan["reasons"]
     assert [advisory["id"] for advisory in plan["advisories"]] == ["rpc-remote-code-execution", "backend-unmaintained"]
-    assert "here builds ik_llama.cpp for vulkan" in plan["advisories"][1]["message"]
+    assert "ik_llama.cpp is built for vulkan on here" in plan["advisories"][1]["message"]
     assert "spirv-headers" not in plan["hosts"]["here"]["tools"]
 
 

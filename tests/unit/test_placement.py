@@ -351,6 +351,17 @@ def test_devices_have_the_order_of_the_layers_that_overrides_put_there(pair):
     assert argv[argv.index("--rpc") + 1] == "192.0.2.12:50052,192.0.2.11:50052"
 
 
+def test_devices_are_named_in_the_order_in_which_they_get_layers(pair):
+    cluster = with_cards(pair, head=[GPU])
+    overrides = [r"blk\.[0-4]\.all=CUDA0", rf"blk\.[5-9]\.all={TWO}", rf"blk\.1\d\.all={ONE}"]
+    plan = serve(cluster, 20, llama_server_override_tensor=overrides)
+    assert list(layers_of(plan).items()) == [("CUDA0", 5), (TWO, 5), (ONE, 10)]
+    argv = plan["head"]["argv"]
+    assert argv[argv.index("--rpc") + 1] == "192.0.2.12:50052,192.0.2.11:50052"
+    assert argv[argv.index("--device") + 1] == "CUDA0,RPC0,RPC1"
+    assert argv[argv.index("--tensor-split") + 1] == "5,5,11"
+
+
 def test_a_device_with_nothing_but_what_overrides_put_there(pair):
     overrides = [rf"blk\.0\.all={TWO}", rf"blk\.[1-9]\.all={ONE}"]
     pair.hosts["worker2"]["variables"]["llama_worker_endpoints"] = [{"memory_mib": 1024}]

@@ -1213,6 +1213,7 @@ def test_a_summary_that_cannot_be_right(local, big_model, change, said):
             {},
             ["the account llamacpp, which serves it, cannot read /home/u", "chmod o+rX /home/u"],
         ),
+        ("/home/u/m.gguf", {"closed": "/home/u v"}, {}, ["cannot read /home/u v", "chmod o+rX '/home/u v'"]),
         ("/tmp/m.gguf", {}, {}, ["services cannot see /tmp", "move the model to /srv"]),
         ("/home/u/m.gguf", {"closed": "/home/u"}, {"scope": "user", "service_manager": "systemd_user"}, None),
         ("/srv/m.gguf", {"closed": None}, {}, None),
@@ -1581,7 +1582,8 @@ def test_backends_run_side_by_side_and_the_head_uses_one(both, backend, device, 
     assert plan["placement"][0]["capacity_mib"] == {"Vulkan0": 65536 * 2 // 3, "ROCm0": 65536 - 6553}[device]
     targets = {build["backend"]: build["targets"] for build in plan["hosts"]["head"]["builds"]}
     assert targets[backend] == ["llama-server", "rpc-server"]
-    assert len(plan["advisories"]) == 2
+    (advisory,) = plan["advisories"]
+    assert "build 6097 (llama_release_vulkan) and build 6110 (llama_release_hip)" in advisory["message"]
     staging = both.plan(staging=True)
     assert [entry["device"] for entry in staging["hosts"]["worker1"]["workers"]] == [device]
 

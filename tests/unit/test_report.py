@@ -178,7 +178,9 @@ def test_who_closes_a_port(pair, facts, said):
 def test_advisories_of_several_hosts_are_told_together(pair):
     plan = pair.plan()
     first = {"id": "x", "severity": "error", "accepted": False, "remedy": "Mend it.", "reference": "there"}
-    plan["advisories"] = [{**first, "host": host, "message": f"{host} is odd."} for host in ("worker1", "worker2")]
+    plan["advisories"] = [
+        {**first, "host": host, "hosts": [host], "message": f"{host} is odd."} for host in ("worker1", "worker2")
+    ]
     page = report.plan_page(plan)
     assert (
         "error: x on worker1, worker2\n      worker1 is odd.\n      worker2 is odd.\n      Remedy: Mend it.\n" in page
@@ -290,6 +292,7 @@ def test_nothing_that_a_host_says_becomes_part_of_the_page(pair):
             "severity": "error",
             "accepted": False,
             "host": "head",
+            "hosts": ["head"],
             "message": "m",
             "remedy": "r",
             "reference": "f",

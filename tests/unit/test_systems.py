@@ -1,6 +1,7 @@
 """The inventories of inventories/, planned as playbooks/plan.yml plans them: read by Ansible, with no host contacted."""
 
 import copy
+import ipaddress
 import json
 import math
 import re
@@ -21,6 +22,7 @@ from conftest import CATALOGUE
 
 FOLDER = Path(__file__).resolve().parents[2] / "inventories"
 GIB = 1 << 30
+MIB = 1 << 20
 
 GENERATIONS = {
     "0.3.16": {"source": "pypi", "version": "0.3.16", "checksum": "sha256:" + "a" * 64},
@@ -278,7 +280,7 @@ def test_strix_halo_quad():
         "--model /models/gguf/DeepSeek-R1-UD-Q2_K_XL/DeepSeek-R1-UD-Q2_K_XL-00001-of-00005.gguf --host 127.0.0.1 --port 8080 "
         "--n-gpu-layers 62 --tensor-split 22,19,21 --ctx-size 8192 --parallel 1 --no-mmap"
     )
-    assert accepted(planned) == ["rpc-remote-code-execution"] * 2
+    assert accepted(planned) == ["rpc-remote-code-execution"]
 
 
 @pytest.mark.parametrize("backend, device, build", [("vulkan", "Vulkan0", "b6097"), ("hip", "ROCm0", "b6110")])
@@ -712,3 +714,233 @@ def test_a_plan_predicts_the_speed_that_was_measured_there(name, measured):
     """Tokens per second of the documents; on four Strix Halo all four hosts were used."""
     estimate = plan(name)["estimate"]
     assert estimate["generation_tokens_per_s"] == pytest.approx(measured, rel=0.2)
+
+
+# Clusters that others published
+
+CLUSTERS = Path(__file__).resolve().parent / "fixtures" / "clusters"
+SIXTEEN = 16
+"""Devices that llama.cpp takes, with the processor's."""
+
+
+def dense(gib, layers=80):
+    """Llama 3 70B on paper, or one of another size."""
+    rest = 591 * MIB + 862 * MIB
+    return {
+        "llama_model_path": "/srv/dense.gguf",
+        "llama_model_gguf_summary": {
+            **{"name": "dense", "architecture": "llama", "layers": layers, "width": 8192, "heads": 64, "kv_heads": 8},
+            **{"key_dimension": 128, "value_dimension": 128, "context": 131072, "vocabulary": 128256, "keys": {}},
+            "input_bytes": 591 * MIB,
+            "output_bytes": 862 * MIB,
+            "layer_bytes": [int((gib * GIB - rest) / layers)] * layers,
+        },
+    }
+
+
+def check_placement(planned):
+    """What any right plan fulfils, wherever its layers are."""
+    assert not planned["refused"], planned["reasons"]
+    placed = planned["placement"]
+    assert sum(entry["layers"] for entry in placed) + planned["head"]["cpu"]["layers"] == planned["model"]["layers"]
+    assert all(entry["weights_mib"] + entry["kv_mib"] <= entry["capacity_mib"] for entry in placed)
+    assert len(placed) < SIXTEEN
+    used = {worker["endpoint"] for host in planned["hosts"].values() for worker in host["workers"] if worker["used"]}
+    assert used == {entry["endpoint"] for entry in placed if entry["endpoint"]}
+    argv = planned["head"]["argv"]
+    assert set(filter(None, argv[argv.index("--rpc") + 1].split(",") if "--rpc" in argv else [])) == used
+    if len(placed) > 1:
+        split = argv[argv.index("--tensor-split") + 1].split(",")
+        assert sum(map(float, split)) == planned["model"]["layers"] + 1 - planned["head"]["cpu"]["layers"]
+
+
+def check_doors(planned):
+    """Each worker listens on one address, and is open to the head's on the same network."""
+    for host in planned["hosts"].values():
+        for worker in host["workers"]:
+            address, port = worker["endpoint"].rsplit(":", 1)
+            assert ["-H", address, "-p", port] == worker["argv"][1:5]
+            assert worker["argv"][5:7] == ["-d", worker["device"]]
+            if address == "127.0.0.1":
+                continue
+            sources = {source for rule in host["firewall"] for source in rule["sources"] if rule["address"] == address}
+            assert [_network(source) for source in sources] == [_network(address)]
+
+
+def _network(address):
+    """Of an address that a host gave itself, or else of a cable or switch of 256 addresses."""
+    return ipaddress.ip_network(f"{address}/{16 if address.startswith('169.254.') else 24}", strict=False)
+
+
+@pytest.mark.parametrize(
+    "name, model, hosts",
+    [
+        ("spark_trio", of_file("strix_halo_quad/group_vars/llama_cluster/model.yml"), 2),
+        ("spark_trio", of_file("models/qwen3_5_397b.yml"), 2),
+        ("spark_trio", of_file("models/gpt_oss_120b.yml"), 1),
+        ("dell_pair", of_file("models/gpt_oss_120b.yml"), 1),
+        ("dell_pair", of_file("models/qwen3_5_397b.yml"), 2),
+        ("mac_and_linux", dense(56), 3),
+        ("jetsons", dense(39.59), 8),
+        ("pis", dense(39.59), 4),
+        ("office", dense(39.59), 4),
+        ("bc250_pair", of_file("models/gpt_oss_20b.yml"), 2),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_published_clusters(name, model, hosts):
+    """The model is on as many hosts as its size asks for."""
+    planned = plan(CLUSTERS / f"{name}.yml", **model)
+    check_placement(planned)
+    check_doors(planned)
+    assert len({entry["host"] for entry in planned["placement"]} | {planned["head"]["host"]}) >= hosts
+    assert not accepted(planned)
+
+
+def test_three_sparks_talk_over_their_cables():
+    """Each worker is reached over the cable that joins it with the head, not over the one between the workers."""
+    planned = plan(CLUSTERS / "spark_trio.yml", **of_file("models/qwen3_5_397b.yml"), llama_placement="all")
+    assert sorted(workers_of(planned)) == ["10.10.12.2:50052", "10.10.13.3:50052"]
+    for name, source in (("spark2", "10.10.12.1"), ("spark3", "10.10.13.1")):
+        assert {tuple(rule["sources"]) for rule in planned["hosts"][name]["firewall"]} == {(source,)}
+    assert planned["hosts"]["spark1"]["builds"][0]["cmake_options"]["CMAKE_CUDA_ARCHITECTURES"] == "121a-real"
+
+
+def test_a_mac_leads_linux_workers_of_other_backends():
+    planned = plan(CLUSTERS / "mac_and_linux.yml", **dense(56))
+    check_placement(planned)
+    backends = {name: [build["backend"] for build in host["builds"]] for name, host in planned["hosts"].items()}
+    assert backends == {"macbook": ["metal"], "radeon": ["vulkan"], "geforce": ["cuda"]}
+    assert planned["hosts"]["macbook"]["service_manager"] == "launchd"
+    assert {entry["host"] for entry in planned["placement"]} == {"macbook", "radeon", "geforce"}
+
+
+def test_processors_hold_nothing_where_accelerators_have_room():
+    for name, model in (("mac_and_linux", dense(39.59)), ("mixed_box", of_file("models/gpt_oss_20b.yml"))):
+        planned = plan(CLUSTERS / f"{name}.yml", **model)
+        check_placement(planned)
+        assert not planned["head"]["cpu"]["layers"]
+        used = {worker["device"] for host in planned["hosts"].values() for worker in host["workers"] if worker["used"]}
+        assert "CPU" not in used
+
+
+def test_raspberry_pis_build_for_their_processors_and_share_one_build():
+    planned = plan(CLUSTERS / "pis.yml", **dense(39.59))
+    (build,) = {build["id"] for host in planned["hosts"].values() for build in host["builds"]}
+    assert "-cpu-" in build
+    assert all(words.endswith("-d CPU -t 4") for words in workers_of(planned).values())
+
+
+def test_sixteen_hosts_are_planned_with_as_few_as_hold_the_model_and_refused_with_all():
+    check_placement(plan(CLUSTERS / "office.yml", **dense(39.59)))
+    check_placement(plan(CLUSTERS / "office.yml", **dense(120)))
+
+
+REMEDIES = (
+    (r"set (llama_server_context) to (\d+)", int),
+    (r"[Ss]et (llama_server_backend) to (\w+)", str),
+    (r"[Ss]et (llama_placement) to (\w+)", str),
+    (r"[Ss]et (llama_release) to build (\d+)", lambda build: f"b{build}"),
+    (r"[Ss]et (llama_server_load_mode) to (\w+)", str),
+    (r"add ([a-z0-9-]+) to llama_accept_advisories", None),
+)
+"""Words of a remedy that set a variable for the whole cluster → how its value is read."""
+
+
+def remedied(planned):
+    """Each variable with a value that a refusal recommends, as extra variables."""
+    for expression, read in REMEDIES:
+        for found in re.finditer(expression, reason(planned)):
+            yield {"llama_accept_advisories": [found[1]]} if read is None else {found[1]: read(found[2])}
+
+
+@pytest.mark.parametrize(
+    "name, model, extra",
+    [
+        (
+            "spark_trio",
+            of_file("strix_halo_quad/group_vars/llama_cluster/model.yml"),
+            {"llama_server_context": 131072},
+        ),
+        ("jetsons", dense(39.59), {"llama_server_context": 131072}),
+        ("pis", dense(110), {"llama_server_context": 131072}),
+        ("mac_and_linux", dense(39.59), {"llama_server_context": 131072}),
+        ("dell_pair", dense(60), {"llama_release": "b8000"}),
+        ("jetsons", dense(39.59), {"llama_release": "b10700"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_remedies_of_a_refusal_work(name, model, extra):
+    """Whatever is refused says what to set, and with each of these alone the plan is accepted."""
+    refusing = plan(CLUSTERS / f"{name}.yml", **{**model, **extra})
+    assert refusing["refused"]
+    tried = list(remedied(refusing))
+    assert tried, refusing["reasons"]
+    for remedy in tried:
+        check_placement(plan(CLUSTERS / f"{name}.yml", **{**model, **extra, **remedy}))
+
+
+def test_a_model_that_no_context_saves_is_refused_without_that_remedy():
+    said = reason(plan(CLUSTERS / "bc250_pair.yml", **dense(39.59)))
+    assert "MiB are missing" in said
+    assert "llama_server_context" not in said
+
+
+# The tables of inventories/*/README.md
+
+READMES = sorted(path.parent.name for path in FOLDER.glob("*/README.md"))
+
+
+def table_of(name):
+    """Rows of the table: by hand, planned, why."""
+    rows = [line.split("|") for line in (FOLDER / name / "README.md").read_text().splitlines()]
+    table = [[cell.strip() for cell in row[1:-1]] for row in rows if len(row) == 5]
+    assert table[0] == ["by hand", "planned", "why"]
+    return table[2:]
+
+
+def said_of(name, planned):
+    """Everything that an inventory and its plan say, as one text."""
+    hosts = planned["hosts"].values()
+    programs = [*(worker["argv"] for host in hosts for worker in host["workers"]), planned["head"]["argv"]]
+    options = [
+        f"-D{option}={value}"
+        for host in hosts
+        for build in host["builds"]
+        for option, value in build["cmake_options"].items()
+    ]
+    services = [f"{service['name']}.service" for host in hosts for service in host["services"]]
+    given = [path.read_text() for path in sorted((FOLDER / name).rglob("*.yml"))]
+    variants = [path.name for path in (FOLDER / "variants").iterdir()]
+    return "\n".join(
+        [
+            *map(" ".join, programs),
+            *options,
+            *services,
+            *given,
+            *variants,
+            *inventory.specification(),
+            json.dumps(planned),
+        ]
+    )
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_a_readme_says_what_is_planned(name, generate):
+    """Every word in its column is part of the plan or of the inventory, but those after «no»."""
+    planned = plan(name)
+    path = FOLDER / name / "README.md"
+    assert path.read_text() == generate.inventory_page(path.read_text(), planned), "run make docs"
+    said = said_of(name, planned)
+    for _by_hand, cell, _why in table_of(name):
+        for no, span in re.findall(r"(no )?`([^`]+)`", cell):
+            assert (f" {span} " in said) is False if no else span in said, f"{name}: {span}"
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_what_a_readme_calls_the_same_is_the_same(name):
+    said = said_of(name, plan(name))
+    for by_hand, cell, _why in table_of(name):
+        if cell.startswith("the same"):
+            for word in re.findall(r"(-\w[\w=-]*[A-Z]|(?<=`)--[\w-]+ \w+)", by_hand):
+                assert word in said, f"{name}: {word}"

@@ -217,7 +217,7 @@ def _advisories(plan: dict) -> list[str]:
         ).append(advisory)
     lines = []
     for (severity, accepted, identifier, remedy, reference), entries in alike.items():
-        hosts = ", ".join(dict.fromkeys(advisory["host"] for advisory in entries if advisory["host"]))
+        hosts = ", ".join(dict.fromkeys(host for advisory in entries for host in advisory["hosts"]))
         lines.append(f"  {severity}{', accepted' if accepted else ''}: {identifier}{' on ' if hosts else ''}{hosts}")
         for text in (*(advisory["message"] for advisory in entries), f"Remedy: {remedy}", f"See {reference}"):
             lines += _wrapped("      ", text)

@@ -455,7 +455,12 @@ def _tries(drifts: dict, knocks: dict[str, str | None], counts: Callable[[str, s
 
 def _closed(plan: dict, drifts: dict, knocks: dict[str, str | None], changed: Collection[str] = ()) -> list[dict]:
     checks = []
-    accepted = {a["host"] for a in plan["advisories"] if a["id"] == "unprotected-worker" and a["accepted"]}
+    accepted = {
+        host
+        for advisory in plan["advisories"]
+        if advisory["id"] == "unprotected-worker" and advisory["accepted"]
+        for host in advisory["hosts"]
+    }
     owners = {worker["endpoint"]: name for name, planned in plan["hosts"].items() for worker in planned["workers"]}
 
     def counts(name: str, endpoint: str) -> bool:

@@ -8,7 +8,7 @@ The plan depends on the inventory and on facts that stay the same from run to ru
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, untrusted
@@ -25,12 +25,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import (
     physical,
     placement,
     releases,
+    remedies,
     services,
     staging,
     tuning,
     workers,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.seen import Seen
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
     Accelerator,
     Build,
@@ -67,12 +69,46 @@ def make(
     :returns: the plan; when ``refused`` is true, ``reasons`` says why and nothing may be applied.
     """
     cluster = cluster._replace(elsewhere=external.hosts_of(cluster.external))
+
+    def attempt(given: Cluster) -> Planned:
+        changed = given._replace(hosts={name: tuning.after_reboot(host) for name, host in given.hosts.items()})
+        prepared = _prepare(staging.cluster_of(changed) if staged else changed, model_found, catalogue, staged)
+        return _plan(prepared, runtime_id, staged)
+
     try:
-        prepared = _prepare(staging.cluster_of(cluster) if staged else cluster, model_found, catalogue, staged)
-        plan = _plan(prepared, runtime_id, staged)
+        planned = attempt(cluster)
     except Refusal as refusal:
         return refused(cluster.name, refusal)
-    return _judge(plan, cluster.accepted)
+    return _judge(_with_remedies(planned, cluster, attempt), cluster.accepted)
+
+
+class Planned(NamedTuple):
+    """A plan without remedies, and what these are chosen from."""
+
+    plan: dict[str, Any]
+    seen: Seen
+    met: list[advisories.Met]
+
+
+def _with_remedies(planned: Planned, cluster: Cluster, attempt: Callable[[Cluster], Planned]) -> dict[str, Any]:
+    """The plan with those remedies of its advisories, and of a model that does not fit, that help when they are tried."""
+    plan = planned.plan
+    if plan["fits"] and not planned.met:
+        return plan
+
+    def judged(changed: Cluster) -> dict[str, Any] | None:
+        try:
+            return _judge(attempt(changed).plan, changed.accepted)
+        except Refusal:
+            return None
+
+    trial = remedies.Trial(cluster, _judge(plan, cluster.accepted), judged)
+    room = [] if plan["fits"] else remedies.for_more_room(trial)
+    return {
+        **plan,
+        "reasons": [*plan["reasons"], *([f"it fits this way: {', or '.join(room)}"] if room else [])],
+        "advisories": advisories.with_remedies(planned.seen, planned.met, trial),
+    }
 
 
 def _judge(plan: dict[str, Any], accepted: frozenset[str]) -> dict[str, Any]:
@@ -197,8 +233,8 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     return Prepared(cluster, equipped, wanted, builds, serves, model, placed)
 
 
-def _plan(prepared: Prepared, runtime_id: str, staged: bool) -> dict[str, Any]:
-    """The plan with its advisories, before ``_judge``."""
+def _plan(prepared: Prepared, runtime_id: str, staged: bool) -> Planned:
+    """The plan with its advisories, before ``_with_remedies`` and ``_judge``."""
     cluster, placed, model, release = prepared.cluster, prepared.placed, prepared.model, prepared.release
     placing = layout.as_json(placed, heads.as_planned(cluster.server) and release.mainline, cluster.server.load_mode)
     holders = [
@@ -235,8 +271,9 @@ def _plan(prepared: Prepared, runtime_id: str, staged: bool) -> dict[str, Any]:
         "estimate": _estimate(prepared),
     }
     hosts = {name: {**host, "services": services.of_host(plan, name)} for name, host in plan["hosts"].items()}
-    seen = advisories.Seen(plan, cluster, release, model.summary, holders)
-    return {**plan, "hosts": hosts, "advisories": advisories.evaluate(seen)}
+    seen = Seen(plan, cluster, release, model.summary, holders)
+    met = advisories.meet(seen)
+    return Planned({**plan, "hosts": hosts, "advisories": advisories.untried(met)}, seen, met)
 
 
 def _estimate(prepared: Prepared) -> dict[str, Any]:
@@ -447,13 +484,14 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) ->
     sources = {prepared.wanted[backend].source for backend in entry.backends}
     needs_runtime = is_head or any(worker.cache for worker in entry.workers)
     built = prepared.builds[host.name]
+    manager = service_managers.MANAGERS[facts.service_manager]
     accounts = _accounts(facts, sources) if system else []
     return {
         **{key: getattr(facts, key) for key in ("scope", "prefix", "cache", "python", "service_manager", "units")},
         "account": names.ACCOUNT if system else None,
         "accounts": accounts,
         "build_account": accounts[-1]["name"] if accounts else None,
-        "host_settings": service_managers.MANAGERS[facts.service_manager].host_settings,
+        "host_settings": manager.host_settings,
         "folders": _folders(facts, names.ACCOUNT if system else None, sources),
         "tuning": _tuning(host),
         "runtime": _runtime(facts, runtime_id) if needs_runtime else None,
@@ -464,7 +502,7 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) ->
         "keep_releases": host.keep_releases,
         "workers": [_worker(prepared, worker, facts) for worker in entry.workers],
         "firewall": _door(prepared.cluster.server) if is_head else _firewall(prepared.head.host, entry.workers),
-        "firewall_manager": facts.firewall if system else None,
+        "firewall_manager": facts.firewall if system and manager.host_settings else None,
         "unit_closes": _unit_closes(facts),
         "knocks": [] if staged else _knocks(prepared, entry),
         "links": [link._asdict() for link in host.links],

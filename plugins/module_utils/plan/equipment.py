@@ -159,7 +159,9 @@ def tools_of(
     for backend in built:
         beside = [other for other in built if other != backend]
         needs = _needs(host, backend, beside, catalogue, wanted[backend])
-        tools.update(_installable(host, _with_openssl(host, needs) if _needs_openssl(wanted, backend, secured) else needs))
+        tools.update(
+            _installable(host, _with_openssl(host, needs) if _needs_openssl(wanted, backend, secured) else needs)
+        )
     if host.facts.python is None:
         raise Refusal(
             f"{host.name} has no Python 3.9 or newer that the services' accounts can read: install the distribution's python3"

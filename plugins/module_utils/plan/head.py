@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -397,12 +398,17 @@ def _crashes_with_amx(serving: Serving) -> bool:
 
 
 def _device_names(release: Release, placed: placement.Placed) -> list[str] | None:
-    """What --device names, workers first; None where llama-server has no such option."""
+    """What --device names, in the order of the plan; None where llama-server has no such option. Workers are numbered as --rpc lists them."""
     name: str | None = release.capabilities["device_name"]
     if name is None:
         return None
-    lent = [name.format(index=index, endpoint=worker.endpoint) for index, worker in enumerate(placed.lent())]
-    return [*lent, *(device.name for device in placed.own())]
+    endpoints = [worker.endpoint for worker in placed.lent()]
+    return [
+        name.format(index=endpoints.index(device.endpoint), endpoint=device.endpoint)
+        if device.endpoint
+        else device.name
+        for device in placed.devices
+    ]
 
 
 def _unknown(name: str, value: object, release: Release) -> str:
@@ -428,6 +434,11 @@ def load_mode_of(wanted: str | None, release: Release, used: Sequence[devices.Ho
     """
     if wanted or not any(device.hangs_on_mmap or device.slow_on_mmap for device in used):
         return wanted
+    return unmapped_mode(release)
+
+
+def unmapped_mode(release: Release) -> str:
+    """The fastest way to read a model without mmap."""
     return "dio" if {"direct-io", "load-mode"} & set(release.capabilities["server_flags"]) else "none"
 
 
@@ -493,7 +504,7 @@ def model_of(request: ModelRequest, report: Mapping[str, Any], facts: Facts) -> 
     if facts.scope == "system" and report.get("closed"):
         raise Refusal(
             f"llama_model_path is {path!r}, but the account llamacpp, which serves it, cannot read {report['closed']}: open it with "
-            f"chmod o+rX {report['closed']}, or move the model to /srv"
+            f"chmod o+rX {shlex.quote(report['closed'])}, or move the model to /srv"
         )
     if service_managers.MANAGERS[facts.service_manager].hides_homes and path.startswith(PRIVATE_FOLDERS):
         raise Refusal(
@@ -505,7 +516,11 @@ def model_of(request: ModelRequest, report: Mapping[str, Any], facts: Facts) -> 
 def _check_report(path: str, report: Mapping[str, Any]) -> None:
     """Refuses what gguf_info on the head would not say of a model."""
     summary, closed = report.get("summary"), report.get("closed")
-    problem = untrusted.problem("summary", summary) or untrusted.mismatch("closed", closed, untrusted.Maybe(CLOSED))
+    problem = (
+        untrusted.problem("summary", summary)
+        or untrusted.problem("closed", closed)
+        or untrusted.mismatch("closed", closed, untrusted.Maybe(CLOSED))
+    )
     wrong = f"{problem.where} {problem.why}" if problem else None
     if not wrong and summary:
         wrong = gguf.problem(summary) if isinstance(summary, Mapping) else "is not a mapping"

@@ -321,7 +321,7 @@ def _over_on_devices(placed: placement.Placed, asked: bool) -> list[str]:
     return [
         f"the model does not fit: {sum(missing for _device, missing in over)} MiB are missing, "
         + ", ".join(f"{missing} on {device.label}, which holds {device.capacity_mib}" for device, missing in over)
-        + ": add a worker, lower llama_server_context, or choose a smaller model"
+        + ": add a worker, or choose a smaller model"
     ]
 
 

@@ -64,8 +64,8 @@ def _remedy(settings: caches.Settings, summary: Mapping[str, Any], generation: i
         share = sum(caches.sizes(summary, smaller, generation)[0]) / whole
         buffer = compute.bound(summary, smaller, generation) / MIB
         if all(device.cache * share + buffer <= device.room for device in over):
-            return words[0].upper() + words[1:]
-    return "Use a smaller model, or devices with more memory"
+            return words
+    return "use a smaller model, or devices with more memory"
 
 
 def over_capacity(plan: Mapping[str, Any], server: Server, summary: Mapping[str, Any], release: Release) -> Cases:

@@ -232,7 +232,7 @@ class Placed(NamedTuple):
     """Of each device why it gets what it gets."""
 
     def lent(self) -> list[Worker]:
-        """The workers whose devices are used; they come first."""
+        """The workers whose devices are used."""
         return [device.worker for device in self.devices if device.worker]
 
     def own(self) -> list[Device]:
