@@ -379,7 +379,7 @@ CASES = [
     ),
     (
         "open-server",
-        lambda: cluster_of(llama_server_host="192.0.2.1"),
+        lambda: cluster_of(llama_server_host="192.0.2.1", llama_server_allowed=["192.0.2.0/24"]),
         {
             "set llama_server_api_key_file": setting("head", llama_server_api_key_file="/etc/llama.key"),
             "set llama_server_host to 127.0.0.1 and use a proxy of your own": setting(
@@ -387,6 +387,17 @@ CASES = [
             ),
         },
         ["192.0.2.1:8080"],
+    ),
+    (
+        "server-for-everybody",
+        lambda: cluster_of(llama_server_host="192.0.2.1", llama_server_api_key_file="/etc/llama.key"),
+        {
+            "set llama_server_allowed to the networks of its clients, like 192.168.1.0/24": setting(
+                "head", llama_server_allowed=["192.168.1.0/24"]
+            ),
+            "set llama_server_host to 127.0.0.1": setting("head", llama_server_host="127.0.0.1"),
+        },
+        ["192.0.2.1:8080", "closed to nobody"],
     ),
     (
         "unlimited-server",
@@ -398,9 +409,11 @@ CASES = [
         ),
         {
             "limit the port with a firewall of your own and accept this advisory": accepts("unlimited-server"),
-            "leave llama_server_allowed out": setting("head", llama_server_allowed=[]),
+            "set llama_server_host to 127.0.0.1 and use a proxy of your own": setting(
+                "head", llama_server_host="127.0.0.1"
+            ),
         },
-        ["192.0.2.0/24", "head", "lacks BPF"],
+        ["192.0.2.0/24", "head", "lacks BPF", "neither firewalld nor ufw nor nftables is active"],
     ),
     (
         "hip-mmap-hang",
@@ -860,8 +873,20 @@ def test_an_advisory_that_is_not_in_the_list_of_accepted_ones_still_refuses(pair
     assert pair.plan()["refused"]
 
 
+def serving_networks(networks, **facts):
+    return cluster_of(
+        head_facts=facts,
+        llama_server_host="0.0.0.0",
+        llama_server_allowed=networks,
+        llama_server_api_key_file="/etc/llama.key",
+    )
+
+
 HEALTHY = {
     "two workers": lambda: cluster_of(2),
+    "a server that its unit limits": lambda: serving_networks(["192.0.2.0/24"]),
+    "a server that its firewall limits": lambda: serving_networks(["192.0.2.0/24"], units_filter=False, firewall="ufw"),
+    "a server for everybody, who needs no limit": lambda: serving_networks(["0.0.0.0/0"], units_filter=False),
     "three workers": lambda: cluster_of(3),
     "three workers on an older build": lambda: cluster_of(3, build=8600),
     "CUDA with types of the cache that differ": lambda: quantised_by_head_without_graphics("archive"),

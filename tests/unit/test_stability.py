@@ -95,6 +95,7 @@ def test_what_the_first_build_installed_to_be_faster(facts):
 def test_no_fact_of_a_host_is_about_its_load():
     known = {
         "accounts",
+        "addresses",
         "defined",
         "host_settings",
         "kept",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import socket
+import ssl
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -36,6 +37,10 @@ RECORD_BYTES, KEY_BYTES = 1024 * 1024, 64 * 1024
 """Of a file of the launcher's, and of the API keys, at most."""
 LINE, DEVICES = 500, 256
 """Characters of a line of the log that are shown, and devices of a log that are kept."""
+NAMES = 32
+"""Of a certificate, that are shown."""
+PARTIAL_CHAIN = 0x80000
+"""ssl.VERIFY_X509_PARTIAL_CHAIN, which Python names from 3.10 on: a certificate that is trusted itself needs no authority."""
 WRONG_FORM = (ValueError, KeyError, TypeError, AttributeError, IndexError)
 """What is raised where values are taken from JSON of another form."""
 BUFFER = r": +(\S{1,200})(?: +(model|KV|RS|compute))? buffer size =\s*([0-9]{1,12}(?:\.[0-9]{1,6})?) MiB"
@@ -146,11 +151,49 @@ def connections_by_rdma(log: str) -> int:
     return len(re.findall(r"\bRDMA(?:\(Apple/UC\))? activated: ", log))
 
 
-def wait_for_health(url: str, seconds: float) -> dict:
+def certificate_of(head: dict) -> bytes | None:
+    """The certificate that the server is to show; None where it speaks HTTP.
+
+    :raises ValueError: its file has none, or cannot be read.
+    """
+    path = head["tls_certificate_file"]
+    try:
+        return reading.first_certificate(_text(path)) if path else None
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"llama_server_tls_certificate_file is {path!r}, which cannot be used: {why}") from None
+
+
+def _text(path: str) -> str:
+    return reading.read(Path(path), KEY_BYTES, follow=True).decode("utf-8", "replace")
+
+
+def examine_certificate(url: str, path: str) -> dict:
+    """``names`` and ``until`` of the certificate that the server shows, or ``error``, why no client would take it whomever it trusts."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_flags |= PARTIAL_CHAIN
+    address, port = _address(url).rsplit(":", 1)
+    try:
+        context.load_verify_locations(cadata=_text(path))
+        with (
+            socket.create_connection((address, int(port)), HEALTH_SECONDS) as plain,
+            context.wrap_socket(plain) as shown,
+        ):
+            found = shown.getpeercert() or {}
+    except ssl.SSLCertVerificationError as error:
+        return {"error": printable(error.verify_message)}
+    except (OSError, ValueError) as error:
+        return {"error": printable(error)}
+    names = [printable(entry[-1]) for entry in found.get("subjectAltName", ())]
+    return {"names": names[:NAMES], "until": printable(found["notAfter"])}
+
+
+def wait_for_health(url: str, seconds: float, certificate: bytes | None = None) -> dict:
     """``{"healthy", "said"}`` after at most so many seconds."""
     deadline = time.monotonic() + seconds
     while True:
-        reply = reading.ask(_address(url), "/health", HEALTH_SECONDS)
+        reply = reading.ask(_address(url), "/health", HEALTH_SECONDS, certificate=certificate)
         if reply.status == 200:
             return {"healthy": True, "said": "ok"}
         if time.monotonic() >= deadline:
@@ -205,7 +248,13 @@ def collect(plan: dict, seconds: float) -> dict:
     head = plan["head"]
     own = plan["hosts"][head["host"]]
     folder = Path(own["state"])
-    evidence: dict = {"health": wait_for_health(head["url"], seconds)}
+    evidence: dict = {}
+    certificate = None
+    try:
+        certificate = certificate_of(head)
+        evidence["health"] = wait_for_health(head["own_url"], seconds, certificate)
+    except ValueError as error:
+        evidence["health"] = {"healthy": False, "said": printable(error)}
     running = state.processes(own["prefix"], own["account"])
     evidence["ends"] = ends(folder / runtime.ENDS)
     launchers = [pid for pid, argv in running.items() if argv == [*head["launcher"], "--", *head["argv"]]]
@@ -235,8 +284,10 @@ def collect(plan: dict, seconds: float) -> dict:
         if plan["model"]["known_answer"]
         else {"prompt": PROMPT, "temperature": 0, "max_tokens": TOKENS}
     )
+    if certificate:
+        evidence["certificate"] = examine_certificate(head["own_url"], head["tls_certificate_file"])
     key = first_key(head["api_key_file"])
-    address, port = _address(head["url"]).rsplit(":", 1)
+    address, port = _address(head["own_url"]).rsplit(":", 1)
 
     def objection() -> str | None:
         """The connection stands, so whoever listens now is who gets the key, or nobody does."""
@@ -244,7 +295,9 @@ def collect(plan: dict, seconds: float) -> dict:
         return stranger and f"the API key was not sent: {stranger}"
 
     evidence["completion"] = completion(
-        reading.ask(_address(head["url"]), "/v1/completions", SECONDS_FOR_ANSWER, question, key, objection)
+        reading.ask(
+            _address(head["own_url"]), "/v1/completions", SECONDS_FOR_ANSWER, question, key, objection, certificate
+        )
     )
     return evidence
 
@@ -286,6 +339,7 @@ EVIDENCE = {
     },
     "links": Each(Maybe({"mbit_per_second": FIGURE, "round_trip_ms": FIGURE, "detail": LINES[0]})),
     "waits_for": Maybe(LINES),
+    "certificate": Maybe({"names": Maybe(LINES), "until": Maybe(LINES[0]), "error": Maybe(LINES[0])}),
 }
 HEALTHY = {
     "buffers": Each(Each([Number(real=True)])),
@@ -584,6 +638,18 @@ def _known_answer(plan: dict, evidence: dict) -> dict:
     return _check("known answer", subject, False, evidence_text)
 
 
+def _certificate(plan: dict, evidence: dict) -> list[dict]:
+    """Of a server that speaks HTTPS: that a client who trusts it takes its certificate, and by which names."""
+    shown = evidence.get("certificate")
+    if not shown:
+        return []
+    subject = plan["head"]["tls_certificate_file"]
+    if shown.get("error"):
+        return [_check("certificate", subject, False, f"{shown['error']}: clients refuse it")]
+    named = f"for {', '.join(shown['names'])}" if shown.get("names") else "for no name, so that most clients refuse it"
+    return [_check("certificate", subject, True, f"{named}; valid until {shown.get('until')}")]
+
+
 def _completion(plan: dict, evidence: dict) -> dict:
     said = evidence["completion"]
     if "error" in said:
@@ -657,7 +723,7 @@ def judge(
     health = "; ".join(evidence.get("waits_for") or [evidence["health"]["said"]])
     checks.append(_check("health", plan["head"]["url"], evidence["health"]["healthy"], health))
     if evidence["health"]["healthy"]:
-        checks += _handshakes(plan, evidence) + _buffers(plan, evidence)
+        checks += _certificate(plan, evidence) + _handshakes(plan, evidence) + _buffers(plan, evidence)
         checks += [_known_answer(plan, evidence), _completion(plan, evidence)]
     else:
         checks += [

@@ -31,6 +31,8 @@ LINK_KINDS = ("ethernet", "thunderbolt", "usb4", "infiniband", "wireless")
 """Kinds of links between hosts."""
 MTU = range(1280, 65536)
 """What a link may have, in bytes."""
+EVERY_ADDRESS, EVERYBODY = "0.0.0.0", "0.0.0.0/0"
+"""Where a program listens on all addresses of its host, and the network of all hosts."""
 INSTALLED = ("releases", "runtime", "state", "supervisor", "venv", "links", "lingering", KEPT_FACTS)
 """What an installation has below its prefix, apart from models, which may be an operator's."""
 FAMILIES = {

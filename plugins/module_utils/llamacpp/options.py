@@ -328,6 +328,22 @@ TABLE: tuple[Option, ...] = (
         secret=True,
     ),
     Option(
+        "tls-certificate",
+        _both("--ssl-cert-file"),
+        "llama_server_tls_certificate_file",
+        owned=True,
+        optional=True,
+        environment=_split("LLAMA_ARG_SSL_CERT_FILE"),
+    ),
+    Option(
+        "tls-key",
+        _both("--ssl-key-file"),
+        "llama_server_tls_key_file",
+        owned=True,
+        optional=True,
+        environment=_split("LLAMA_ARG_SSL_KEY_FILE"),
+    ),
+    Option(
         "token-of-a-registry",
         tuple(spelling._replace(written=False) for spelling in _both("--hf-token -hft")),
         owned=True,

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.versions import numbers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, memory, offers, remedies
@@ -138,11 +138,23 @@ def _open_server(seen: Seen) -> Cases:
     return [(head["host"], {"address": f"{head['address']}:{head['port']}"})]
 
 
+def _server_for_everybody(seen: Seen) -> Cases:
+    head = seen.plan["head"]
+    if head["address"].startswith(LOOPBACK) or head["allowed"]:
+        return []
+    return [(head["host"], {"address": f"{head['address']}:{head['port']}"})]
+
+
 def _unlimited_server(seen: Seen) -> Cases:
     head = seen.plan["head"]
-    if not head["allowed"] or head["address"].startswith(LOOPBACK) or seen.plan["hosts"][head["host"]]["unit_closes"]:
+    host = seen.plan["hosts"][head["host"]]
+    closes = host["unit_closes"] or host["firewall_manager"] or names.EVERYBODY in head["allowed"]
+    if not head["allowed"] or head["address"].startswith(LOOPBACK) or closes:
         return []
-    return [(head["host"], {"networks": ", ".join(head["allowed"]), "reason": _why_no_unit_closes(seen, head["host"])})]
+    name, reason = head["host"], _why_no_unit_closes(seen, head["host"])
+    if host["host_settings"]:
+        reason += ", and neither firewalld nor ufw nor nftables is active there"
+    return [(name, {"networks": ", ".join(head["allowed"]), "reason": reason})]
 
 
 def _unused_accelerators(seen: Seen) -> Cases:
@@ -580,6 +592,20 @@ ADVISORIES = (
         "https://github.com/ggml-org/llama.cpp/pull/25655",
     ),
     Advisory(
+        "server-for-everybody",
+        "error",
+        _server_for_everybody,
+        "The server listens on {address}, and llama_server_allowed does not say which networks may connect, so its port is closed to nobody.",
+        (
+            offers.always(
+                "set llama_server_allowed to the networks of its clients, like 192.168.1.0/24",
+                offers.server_becomes(allowed=("192.168.1.0/24",)),
+            ),
+            offers.always("set llama_server_host to 127.0.0.1", offers.server_becomes(host="127.0.0.1")),
+        ),
+        "docs/operating.md",
+    ),
+    Advisory(
         "unlimited-server",
         "error",
         _unlimited_server,
@@ -589,7 +615,10 @@ ADVISORIES = (
                 "limit the port with a firewall of your own and accept this advisory",
                 offers.accepts("unlimited-server"),
             ),
-            offers.always("leave llama_server_allowed out", offers.server_becomes(allowed=())),
+            offers.always(
+                "set llama_server_host to 127.0.0.1 and use a proxy of your own",
+                offers.server_becomes(host="127.0.0.1"),
+            ),
         ),
         "docs/operating.md",
         (("reason", "launchd does not filter addresses"),),

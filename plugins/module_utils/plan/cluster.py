@@ -192,6 +192,7 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     head = cluster.hosts[cluster.head]
     serves = heads.backend_of(cluster.server, built[head.name], {name for names in built.values() for name in names})
     release = wanted[serves]
+    secured = serves if cluster.server.tls else None
     lending = _lending(cluster, built, serves, release.capabilities["device_name"] is not None)
     equipped = {
         name: _equip(
@@ -200,6 +201,7 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
             catalogue,
             wanted,
             workers.workers_of(host, lending.declared[name], cluster.head, lending.shares[name]),
+            secured,
         )
         for name, host in cluster.hosts.items()
     }
@@ -224,7 +226,7 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     _check_tunnels([*running, *others], cluster.server)
     _check_endpoints([*running, *others])
     _check_names_of_the_head(head, equipped)
-    builds = releases.builds(equipped, wanted, cluster.server, catalogue)
+    builds = releases.builds(equipped, wanted, cluster.server, catalogue, secured)
     model = heads.model_of(cluster.model, model_found, head.facts)
     heads.check(head.name, cluster.server, equipped[head.name].workers, release)
     heads.check_types(model.path, model.summary, release, releases.variable_of(serves, cluster.releases))
@@ -356,8 +358,12 @@ def _equip(
     catalogue: Catalogue,
     wanted: Mapping[str, Release],
     declared: Sequence[Worker],
+    secured: str | None,
 ) -> Equipped:
-    """The host with its workers and the tools that it needs."""
+    """The host with its workers and the tools that it needs.
+
+    :param secured: backend of the llama-server that speaks TLS.
+    """
     facts = host.facts
     for account, home in facts.accounts.items():
         if facts.scope == "system" and account in (names.ACCOUNT, names.BUILD_ACCOUNT) and home != facts.prefix:
@@ -373,7 +379,7 @@ def _equip(
     return Equipped(
         host=host,
         backends=built,
-        tools=equipment.tools_of(host, built, catalogue, wanted),
+        tools=equipment.tools_of(host, built, catalogue, wanted, secured),
         optional_tools=equipment.optional_tools_of(host, catalogue, {wanted[backend].source for backend in built}),
         workers=tuple(
             devices.with_heap(
@@ -457,13 +463,14 @@ def _head(prepared: Prepared, holders: Sequence[devices.Holder], runtime_id: str
     build = prepared.builds[name][prepared.serves]
     serving = heads.Serving(
         server=server._replace(load_mode=heads.load_mode_of(server.load_mode, prepared.release, holders, name)),
-        facts=facts,
+        host=prepared.head.host,
         release=prepared.release,
         model=prepared.model,
         placed=placed,
         build=build.id,
         runtime=_runtime(facts, runtime_id),
         state=_state_folder(facts, staged),
+        service=heads.STAGED_SERVICE if staged else heads.SERVICE,
     )
     own = devices.environment_of_head(
         facts,
@@ -474,7 +481,7 @@ def _head(prepared: Prepared, holders: Sequence[devices.Holder], runtime_id: str
     )
     own.update(devices.heap_of_head(holders, facts, server.environment))
     environment = {**backends.service_environment(build.backend, build.environment), **own}
-    return heads.plan_of(prepared.cluster.head, serving, environment)
+    return heads.plan_of(serving, environment)
 
 
 def _runtime(facts: Facts, runtime_id: str) -> str:
@@ -509,8 +516,8 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) ->
         "builds": [build.as_json() for build in built.values() if build.targets],
         "keep_releases": host.keep_releases,
         "workers": [_worker(prepared, worker, facts) for worker in entry.workers],
-        "firewall": [] if is_head else _firewall(prepared.head.host, entry.workers),
-        "firewall_manager": facts.firewall if system else None,
+        "firewall": _door(prepared.cluster.server) if is_head else _firewall(prepared.head.host, entry.workers),
+        "firewall_manager": facts.firewall if system and manager.host_settings else None,
         "unit_closes": _unit_closes(facts),
         "knocks": [] if staged else _knocks(prepared, entry),
         "links": [link._asdict() for link in host.links],
@@ -563,8 +570,16 @@ def _firewall(head: Host, declared: Sequence[Worker]) -> list[dict[str, Any]]:
     ]
 
 
+def _door(server: Server) -> list[dict[str, Any]]:
+    """The server's port is open to the networks of its clients; nothing where it listens on loopback, or nobody says whose they are."""
+    if not server.allowed or heads.is_local(server):
+        return []
+    sources = [network.removesuffix("/32") for network in server.allowed]
+    return [{"port": server.port, "protocol": "tcp", "sources": sources, "address": server.host}]
+
+
 def _unit_closes(facts: Facts) -> bool:
-    """Whether the definition of a worker closes its port to all but the head."""
+    """Whether the definition of a service closes its port to those who are not planned to connect."""
     return bool(service_managers.MANAGERS[facts.service_manager].closes_ports_by and facts.units_filter)
 
 

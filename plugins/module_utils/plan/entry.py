@@ -149,6 +149,7 @@ KNOWN: dict[str, Any] = {
     "units_filter": Maybe(bool),
     "option_files": Maybe([PATH]),
     "unified_heap": Maybe(bool),
+    "addresses": Maybe([Text(r"\d+(\.\d+){3}", 15)]),
     "kernel": Maybe(Text()),
     "firmware": Maybe(Text()),
     "rates": Maybe(Each({"name": Text(), "gb_per_s": Number(1, 1 << 20, real=True)})),
@@ -356,7 +357,11 @@ def environment(where: str, given: Mapping[str, Any] | None) -> dict[str, str]:
 
 def _networks(where: str, values: Sequence[str] | None) -> tuple[str, ...]:
     try:
-        return tuple(str(ipaddress.IPv4Network(value)) for value in values or ())
+        networks = [ipaddress.IPv4Network(value) for value in values or ()]
+        wrong = [str(network) for network in networks if network.is_multicast or str(network) == "0.0.0.0/32"]
+        if wrong:
+            raise ValueError(f"{wrong[0]} is nobody's address; 0.0.0.0/0 is everybody's")
+        return tuple(map(str, networks))
     except ValueError as error:
         raise Refusal(
             f"{where} has a value that is not an IPv4 network ({error}): use a form like 192.168.1.0/24"
@@ -534,6 +539,7 @@ def facts_of(given: Mapping[str, Any]) -> Facts:
             Interface(interface["name"], interface["kind"], tuple(interface["addresses"]))
             for interface in given.get("interfaces") or ()
         ),
+        addresses=tuple(given.get("addresses") or ()),
         round_trips=_measured(given, "round_trip_ms"),
         link_mbit=_measured(given, "mbit_per_second"),
         rates={

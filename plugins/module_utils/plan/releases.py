@@ -359,17 +359,23 @@ class _Kind(NamedTuple):
     kind: str
     cmake_options: Mapping[str, str]
     environment: Mapping[str, str]
+    tls: bool
 
 
 def builds(
-    equipped: Mapping[str, Equipped], wanted: Mapping[str, Release], server: Server, catalogue: Catalogue
+    equipped: Mapping[str, Equipped],
+    wanted: Mapping[str, Release],
+    server: Server,
+    catalogue: Catalogue,
+    secured: str | None,
 ) -> dict[str, dict[str, Build]]:
     """Host → backend → build. Hosts of one kind with the same options get the same build, with all programs that one of them needs.
 
     :param wanted: backend → release.
+    :param secured: backend whose llama-server speaks TLS. All hosts have it built so, since hosts of one kind share a build.
     """
     kinds = {
-        (name, backend): _kind(host, backend, wanted[backend], server)
+        (name, backend): _kind(host, backend, wanted[backend], server, backend == secured)
         for name, host in equipped.items()
         for backend in host.backends
     }
@@ -440,11 +446,15 @@ def _build(host: Host, backend: str, kind: _Kind, release: Release, targets: lis
         targets=tuple(targets),
         packaged=paths,
         builder=host.name,
+        tls=kind.tls and "llama-server" in targets,
     )
 
 
-def _kind(equipped: Equipped, backend: str, release: Release, server: Server) -> _Kind:
-    """What hosts have in common that share a build, and how they build."""
+def _kind(equipped: Equipped, backend: str, release: Release, server: Server, tls: bool) -> _Kind:
+    """What hosts have in common that share a build, and how they build.
+
+    :param tls: whether llama-server has to speak it. Programs that are compiled already are tried again for it, as another build.
+    """
     host, facts = equipped.host, equipped.host.facts
     kind: dict[str, Any] = {
         "architecture": facts.architecture,
@@ -453,7 +463,7 @@ def _kind(equipped: Equipped, backend: str, release: Release, server: Server) ->
     }
     if release.source not in COMPILED:
         groups = [group for group, member in (("head", host.is_head), ("worker", host.is_worker)) if member]
-        return _Kind(_sha({**kind, "programs": groups}), {}, {})
+        return _Kind(_sha({**kind, "programs": groups, **({"tls": True} if tls else {})}), {}, {}, tls)
     beside = [other for other in equipped.backends if other != backend]
     tools = toolchains.choose(host.name, backend, facts, host.toolchain, facts.architectures(backend), beside)
     toolkit = tools["toolkit"]
@@ -463,20 +473,26 @@ def _kind(equipped: Equipped, backend: str, release: Release, server: Server) ->
         accelerators=tools["version"],
         toolkit=toolkit["prefix"] if toolkit else None,
     )
-    return _Kind(_sha(kind), _options(host, backend, release, server, toolkit), tools["environment"])
+    return _Kind(_sha(kind), _options(host, backend, release, server, toolkit, tls), tools["environment"], tls)
 
 
 def _options(
-    host: Host, backend: str, release: Release, server: Server, toolkit: Mapping[str, Any] | None
+    host: Host, backend: str, release: Release, server: Server, toolkit: Mapping[str, Any] | None, tls: bool
 ) -> dict[str, str]:
     """Options for the build of a host, the operator's over ours."""
     architectures = host.facts.architectures(backend)
     all_quants = backends.needs_all_quants(server.cache_type_k, server.cache_type_v, release.fork)
     options = {
-        **backends.cmake_options(backend, architectures, release.generation, all_quants, release.fork),
+        **backends.cmake_options(backend, architectures, release.generation, all_quants, release.fork, tls),
         **host.cmake_options,
         **backends.without(host.facts.cpu.get("unusable", []), host.cmake_options),
     }
+    without = [name for name in backends.TLS_OPTIONS if not backends.is_on(host.cmake_options.get(name, "ON"))]
+    if tls and without:
+        raise Refusal(
+            f"llama_build_cmake_options of {host.name} has {without[0]}: {host.cmake_options[without[0]]!r}, so llama-server would be built without TLS, but "
+            "llama_server_tls_certificate_file is set: remove one of them"
+        )
     if backends.is_on(options["BUILD_SHARED_LIBS"]):
         raise Refusal(
             f"llama_build_cmake_options of {host.name} has BUILD_SHARED_LIBS, but a release holds programs without shared libraries: remove it, and what "

@@ -96,6 +96,8 @@ class Facts(NamedTuple):
     """Files of somebody else with options for llama-server, as facts/host.py finds them."""
     thunderbolt: tuple[Thunderbolt, ...]
     interfaces: tuple[Interface, ...]
+    addresses: tuple[str, ...]
+    """Of a head: its IPv4 addresses, without loopback; empty where it was not asked."""
     round_trips: Mapping[str, float | None]
     """Of a head: host → milliseconds that were measured of its link."""
     link_mbit: Mapping[str, float | None] = {}
@@ -207,6 +209,8 @@ class Server(NamedTuple):
     load_mode: str | None
     warmup: bool
     api_key_file: str | None
+    tls_certificate_file: str | None
+    tls_key_file: str | None
     extra_args: tuple[str, ...]
     environment: Mapping[str, str]
     start_timeout: int
@@ -214,6 +218,11 @@ class Server(NamedTuple):
     """Device that llama-server itself drives → MiB to plan with."""
     reserve_mib: int | None = None
     """What stays free of each of these devices; None where that follows from its memory."""
+
+    @property
+    def tls(self) -> bool:
+        """Whether it speaks HTTPS."""
+        return bool(self.tls_certificate_file and self.tls_key_file)
 
 
 class ModelRequest(NamedTuple):
@@ -342,6 +351,8 @@ class Build(NamedTuple):
     """Program → where a distribution's package puts it."""
     builder: str
     """The host that compiles it for this one, or this one itself."""
+    tls: bool
+    """Whether its llama-server has to speak TLS."""
 
     def as_json(self) -> dict[str, Any]:
         """What the plan says of it."""
