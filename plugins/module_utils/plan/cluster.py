@@ -141,7 +141,7 @@ def _lending(cluster: Cluster, built: Mapping[str, tuple[str, ...]], serves: str
         own = names_of_driven if host.is_head else []
         environments.update(dict.fromkeys(own, cluster.server.environment))
         bounded = advisories.VULKAN_MEMORY not in cluster.accepted
-        shown = devices.shown_by_drivers(host.facts, environments) if bounded else {}
+        shown = devices.shown_by_drivers(host.facts, environments) if bounded else None
         shares[name] = workers.shares_of_memory(host, declared[name], own, shown)
     return Lending(declared, driven, shares)
 

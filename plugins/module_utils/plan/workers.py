@@ -252,14 +252,14 @@ def declare(host: Host, built: Collection[str], serves: str | None) -> list[Decl
 
 
 def shares_of_memory(
-    host: Host, declared: Sequence[Declared], driven: Collection[str], shown: Mapping[str, int]
+    host: Host, declared: Sequence[Declared], driven: Collection[str], shown: Mapping[str, int] | None = None
 ) -> dict[str, int]:
     """Device that uses the host's memory → MiB that it may hold: the name that stands for an accelerator, or CPU for each worker there.
 
     It is one memory. Accelerators come first, since they read it faster; processors have what these leave.
 
     :param driven: names of the accelerators that llama-server itself drives.
-    :param shown: of devices.shown_by_drivers.
+    :param shown: of devices.shown_by_drivers; None where drivers bound nothing.
     """
     same, facts = physical.twins(host.facts), host.facts
     wanted: dict[str, int] = {}
@@ -268,7 +268,7 @@ def shares_of_memory(
     for name in [*driven, *(entry.device.device for entry in declared)]:
         if name in sizes:
             most = given.get(name) or max(0, sizes[name] - reserve_mib(sizes[name], shared=True))
-            most = min(most, shown.get(name, most))
+            most = min(most, (shown or {}).get(name, most))
             wanted[same[name]] = max(wanted.get(same[name], 0), most)
     processors = [entry for entry in declared if entry.device.device == "CPU"]
     if len(wanted) + len(processors) < 2:
