@@ -17,7 +17,7 @@ SCENARIO ?= default
 ACTION ?= test
 FUZZ_EXAMPLES ?= 100000
 
-.PHONY: help venv dev demo down plan build docs lint sanity unit fuzz check integration molecule test test-full
+.PHONY: help venv dev demo down plan build docs lint sanity unit fuzz unit-long check integration molecule test test-full
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,8 +74,11 @@ sanity: dev ## Run ansible-test sanity
 	  $(if $(OLDEST),PATH=$(BIN):$(dir $(OLDEST)):$$PATH ansible-test sanity --python 3.9 --python-interpreter $(OLDEST) --test compile --test import,\
 	  echo "Not run: sanity on Python 3.9, the oldest version for hosts. Install it, or name it with OLDEST=/path/to/python3.9")
 
-unit: dev ## Run the unit tests
-	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -q --numprocesses auto --maxprocesses 8 tests/unit
+unit: dev ## Run the unit tests but those of unit-long
+	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -q --numprocesses auto --maxprocesses 8 -m "not fuzz and not faults" tests/unit
+
+unit-long: dev ## Run the fuzzers for seconds each, and let each change that a run makes fail once
+	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -q --numprocesses auto --maxprocesses 8 -m "fuzz or faults" tests/unit
 
 fuzz: dev ## Run the fuzzers with FUZZ_EXAMPLES inputs each; ARGS goes to pytest, as in ARGS='-k header'
 	@FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -q --timeout 0 --numprocesses auto --maxprocesses 8 -m fuzz $(ARGS) tests/unit
@@ -86,8 +89,8 @@ integration: dev ## Run the playbooks on real llama.cpp
 molecule: dev ## Run SCENARIO on containers with systemd; ACTION is test, converge, verify, destroy, ...
 	@$(VENV)/bin/python molecule/run.py $(SCENARIO) $(ACTION)
 
-check: dev ## Run lint, sanity and unit in parallel
-	@$(MAKE) --no-print-directory --jobs=3 lint sanity unit
+check: dev ## Run lint, sanity, unit and unit-long, three at a time
+	@$(MAKE) --no-print-directory --jobs=3 sanity unit lint unit-long
 
 test: check integration ## Run all tests; the scenario default as root only
 	@if [ "$$(id -u)" = 0 ]; then $(MAKE) --no-print-directory molecule SCENARIO=default ACTION=test; \

@@ -1,10 +1,13 @@
-"""Writes docs/variables.md from the roles' argument specifications, and the tables of docs/plan.md from plan.schema.json and the
-advisories: make docs."""
+"""Writes docs/variables.md from the roles' argument specifications, the tables of docs/plan.md from plan.schema.json and the advisories,
+and the values of options in the tables of inventories/*/README.md from the plans of these inventories: make docs."""
 
 from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import yaml
@@ -99,11 +102,15 @@ def advisories_table() -> str:
         return re.sub(r"{(\w+)}", lambda found: example.get(found[1], f"*{found[1]}*"), template)
 
     lines = [
-        f"| `{entry.id}` | {entry.severity} | {shown(entry.message, dict(entry.example))} | {shown(entry.remedy, dict(entry.example))} "
-        f"| {entry.reference} |"
+        f"| `{entry.id}` | {entry.severity} | {shown(entry.message, dict(entry.example))} "
+        f"| {shown('; '.join(remedy.text for remedy in entry.remedies), dict(entry.example))} | {entry.reference} |"
         for entry in advisories.ADVISORIES
     ]
-    return "| id | severity | what it says | remedy | reference |\n|---|---|---|---|---|\n" + "\n".join(lines) + "\n"
+    return (
+        "| id | severity | what it says | remedies: those that help are shown | reference |\n|---|---|---|---|---|\n"
+        + "\n".join(lines)
+        + "\n"
+    )
 
 
 def plan_page(text: str) -> str:
@@ -115,7 +122,46 @@ def plan_page(text: str) -> str:
     return text
 
 
+def planned_cell(cell: str, argv: list[str]) -> str:
+    """A cell of a README with the values that options of llama-server have in a plan, after each option that it names with a value.
+
+    :param argv: llama-server's command line.
+    """
+
+    def renewed(span: re.Match[str]) -> str:
+        words = span[1].split(" ")
+        for place, word in enumerate(words[:-1]):
+            if word.startswith("--") and word in argv and not words[place + 1].startswith("-"):
+                words[place + 1] = argv[argv.index(word) + 1]
+        return f"`{' '.join(words)}`"
+
+    return re.sub(r"`([^`]+)`", renewed, cell)
+
+
+def inventory_page(text: str, plan: dict) -> str:
+    """README.md of an inventory, with the second column of its table brought up to date."""
+    lines = []
+    for line in text.splitlines():
+        cells = line.split("|")
+        if len(cells) == 5:
+            cells[2] = planned_cell(cells[2], plan["head"]["argv"])
+        lines.append("|".join(cells))
+    return "\n".join(lines) + "\n"
+
+
+def plan_of(inventory_folder: Path) -> dict:
+    """The plan as an operator gets it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "plan.json"
+        arguments = ["playbooks/plan.yml", "-i", str(inventory_folder), "-e", f"llama_plan_path={path}"]
+        program = Path(sys.executable).with_name("ansible-playbook")
+        subprocess.run([str(program), *arguments], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        return json.loads(path.read_text())
+
+
 if __name__ == "__main__":
     (ROOT / "docs" / "variables.md").write_text(page())
     plan = ROOT / "docs" / "plan.md"
     plan.write_text(plan_page(plan.read_text()))
+    for readme in sorted(ROOT.glob("inventories/*/README.md")):
+        readme.write_text(inventory_page(readme.read_text(), plan_of(readme.parent)))

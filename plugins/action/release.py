@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from pathlib import Path
@@ -13,13 +14,16 @@ from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, stored
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes, releases
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import built, copying, sources
 
 display = Display()
 
 POLL_SECONDS = 5
 LIMIT_SECONDS = 6 * 3600
+JOB = r"j?\d{1,20}\.\d{1,10}"
+"""Name of an asynchronous job, as ansible-core 2.19 gives it: a number of the controller, and the process on the host."""
 
 
 class ActionModule(ActionBase):
@@ -52,6 +56,8 @@ class ActionModule(ActionBase):
         record = kept.record()
         arguments["recorded"] = dict(record.files) if record else {}
         result = self._execute_module(module_args=arguments, task_vars=task_vars)
+        if builds and not record and self._is_received(kept, result, arguments):
+            result = self._execute_module(module_args=arguments, task_vars=task_vars)
         if result.get("failed") or self._task.check_mode:
             return result
         if "manifest" not in result:
@@ -66,7 +72,8 @@ class ActionModule(ActionBase):
                 record = None
             else:
                 raise AnsibleActionFail(
-                    f"{build['builder']} should build {build['id']} for this host too, and did not: see the error of that host"
+                    f"{build['builder']} should build {build['id']} for this host too, and did not: see the error of that host, or run "
+                    "without --limit where that leaves it out"
                 )
         if builds and not result.get("failed"):
             if not record:
@@ -74,6 +81,21 @@ class ActionModule(ActionBase):
             if arguments.get("share") and not kept.archive():
                 self._keep(kept, arguments, task_vars)
         return result
+
+    def _is_received(self, kept: built.Built, result: dict, arguments: dict) -> bool:
+        """Whether this host has what another one compiled, and has to compile it itself. Then it is named in the module's arguments.
+
+        :param result: what the module returned, in which a manifest may be anything.
+        """
+        manifest = result.get("manifest")
+        if not isinstance(manifest, dict):
+            return False
+        files = stored.hashes(manifest.get("files"))
+        known = changes.Recorded({}, False, kept.others())
+        if not changes.supplier(kept.builder, manifest.get("received"), files, known):
+            return False
+        arguments["unwanted"] = files
+        return True
 
     def _bring(self, release: dict, cache: str, task_vars: dict) -> dict:
         """Copies source and patches to the host; returns their paths there and their checksums."""
@@ -117,6 +139,11 @@ class ActionModule(ActionBase):
             self._task.async_val = 0
         if job.get("failed"):
             return job
+        if not re.fullmatch(JOB, str(job.get("ansible_job_id"))):
+            raise AnsibleActionFail(
+                f"{task_vars['inventory_hostname']} did not start the build in the background "
+                f"({untrusted.printable(str(job.get('msg') or 'it names no job'))}): run the playbook again"
+            )
         log = stored.log_path(arguments["cache"], arguments["build"]["id"])
         query = {
             "jid": job["ansible_job_id"],
@@ -132,8 +159,8 @@ class ActionModule(ActionBase):
                 break
             if status.get("failed"):
                 raise AnsibleActionFail(
-                    f"The connection to the build was lost: {status.get('msg')}. Run the playbook again; the build continues where it stopped. "
-                    f"Log on the host: {log}"
+                    f"The connection to the build was lost: {untrusted.printable(str(status.get('msg')))}. Run the playbook again; the build continues "
+                    f"where it stopped. Log on the host: {log}"
                 )
             last = self._low_level_execute_command(
                 f"grep -E '{building.STEP_LINES}' {shlex.quote(log)} | tail -n 1 | cut -c 1-60", sudoable=True

@@ -108,7 +108,7 @@ closed:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, remote
 
@@ -124,9 +124,11 @@ def from_url(module):
     url, timeout = module.params["url"], module.params["timeout"]
     named = f"url is {remote.shown(url)}, which"
     try:
-        read = gguf.within(timeout, lambda: result(remote.read(url, module.params["token"]), module.params["tensors"]))
+        read = reading.within(
+            timeout, lambda: result(remote.read(url, module.params["token"]), module.params["tensors"])
+        )
         module.exit_json(changed=False, **read)
-    except gguf.TooSlow as error:
+    except reading.TooSlowError as error:
         module.fail_json(msg=f"{named} {error}: raise the option timeout, or use another server.")
     except remote.RemoteError as error:
         module.fail_json(msg=f"{named} {error}.")
@@ -143,8 +145,8 @@ def from_path(module):
         return {"closed": host.closed_to(account, path), **result(model, module.params["tensors"])}
 
     try:
-        module.exit_json(changed=False, **gguf.within(module.params["timeout"], read))
-    except gguf.TooSlow as error:
+        module.exit_json(changed=False, **reading.within(module.params["timeout"], read))
+    except reading.TooSlowError as error:
         module.fail_json(
             msg=f"llama_model_path is {path}, which {error}: check the disk or network mount that holds it."
         )

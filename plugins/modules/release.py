@@ -62,6 +62,12 @@ options:
       - What the controller recorded of this build when it was built, C(sha256) of each file. An installed release with other files is installed again.
     type: dict
     default: {}
+  unwanted:
+    description:
+      - C(sha256) of each file of a release that this host got from another one, and has to compile itself now. A release with precisely these files counts
+        as missing.
+    type: dict
+    default: {}
   share:
     description: Whether other hosts are to get this host's release. It is then packed and kept in the controller's cache.
     type: bool
@@ -153,7 +159,7 @@ def install(params):
         return installer.unpack({key: source[key] for key in ("archive", "sha256", "commit", "number")})
     source["member"] = release["member"]
     builder = building.Builder(params["prefix"], params["cache"], build, source, params["account"])
-    return builder.install(params["recorded"])
+    return builder.install(params["recorded"], params["unwanted"])
 
 
 def report(module, manifest, **result):
@@ -213,6 +219,7 @@ def main():
             "brought": {"type": "dict"},
             "received": {"type": "dict"},
             "recorded": {"type": "dict", "default": {}},
+            "unwanted": {"type": "dict", "default": {}},
             "share": {"type": "bool", "default": False},
             "cluster": {"type": "str"},
             "account": {"type": "str"},
@@ -236,8 +243,9 @@ def main():
         with failures.reported(module):
             prune(module)
     release = Path(params["prefix"]) / "releases" / build["id"]
-    manifest = stored.installed(release, build["targets"], params["recorded"])
+    manifest = stored.installed(release, build["targets"], params["recorded"], params["unwanted"])
     diff = {"before": "", "after": build["id"] + "\n"}
+    is_compiled = params["release"]["source"] not in ("package", "binary")
     try:
         if params["state"] == "packed":
             module.exit_json(changed=False, path=building.pack(params["prefix"], params["cache"], build))
@@ -251,7 +259,8 @@ def main():
         module.fail_json(msg=f"Installing {build['id']}: {error}")
     except OSError as error:
         said = failures.sentence(error, params["prefix"], params["cache"])
-        module.fail_json(msg=f"Installing {build['id']}: {said} The build continues where it stopped.")
+        goes_on = " The build continues where it stopped." if params["brought"] and is_compiled else ""
+        module.fail_json(msg=f"Installing {build['id']}: {said}{goes_on}")
     module.exit_json(changed=True, diff=diff)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from ansible.errors import AnsibleError
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import stored
@@ -56,12 +56,18 @@ class Built:
     def record(self) -> Record | None:
         """What was recorded; None where nothing was, or where it cannot be read as such."""
         self._check_owner()
-        try:
-            known = json.loads(self._record.read_text())
-            record = Record(stored.hashes(known["files"]), known["prefix"], known["sha256"])
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return None
-        return record if record.files and (self.prefix in (None, record.prefix) or record.sha256) else None
+        record = _read(self._record)
+        return record if record and (self.prefix in (None, record.prefix) or record.sha256) else None
+
+    def others(self) -> dict[str, Mapping[str, str]]:
+        """Each other host whose archive of this build other hosts may have → its files. Two hosts may compile the same bytes."""
+        self._check_owner()
+        records = {path.parent.name: _read(path) for path in self.folders[-2].glob(f"*/{self.identity}.json")}
+        return {
+            unquote(name): record.files
+            for name, record in records.items()
+            if record and record.sha256 and name != self.folders[-1].name
+        }
 
     def archive(self) -> Path | None:
         """The packed release, if it is still what was recorded."""
@@ -121,14 +127,25 @@ class Built:
         return cache.alone(self._name, "llama_build_share", f"keeps {self.identity} of {self.builder}")
 
 
+def _read(path: Path) -> Record | None:
+    try:
+        known = json.loads(path.read_text())
+        record = Record(stored.hashes(known["files"]), known["prefix"], known["sha256"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return record if record.files else None
+
+
 def recorded(plan: Mapping[str, Any]) -> dict[tuple[str, str], changes.Recorded]:
-    """Builder and id of each build of a plan that was recorded → what the controller keeps of it."""
+    """Builder and id of each build of a plan that was recorded, there or of another host → what the controller keeps of it."""
     found = {}
     for host in plan["hosts"].values():
         for build in host["builds"]:
             prefix = plan["hosts"][build["builder"]]["prefix"]
             kept = Built(plan["cluster"], build["builder"], build["id"], prefix)
-            record = kept.record()
+            record, others = kept.record(), kept.others()
             if record:
                 found[build["builder"], build["id"]] = changes.Recorded(record.files, kept.has_archive())
+            elif others:
+                found[build["builder"], build["id"]] = changes.Recorded({}, False, others)
     return found

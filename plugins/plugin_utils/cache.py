@@ -23,6 +23,8 @@ LOCK = ".lock"
 WORK = ".work-"
 """How names of folders begin that hold what is not whole yet."""
 PRIVATE = 0o700
+OF_OTHERS = 0o022
+"""Bits of a mode that let other accounts change a folder."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -54,8 +56,19 @@ def folder(name: str, variable: str) -> Path:
 def _own(path: Path) -> None:
     path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
     check_owner(path)
-    if stat.S_IMODE(path.stat().st_mode) != PRIVATE:
+    before = stat.S_IMODE(path.stat().st_mode)
+    if before == PRIVATE:
+        return
+    reason = "its file system keeps no modes"
+    try:
         path.chmod(PRIVATE)
+    except OSError as error:
+        reason = error.strerror or str(error)
+    if stat.S_IMODE(path.stat().st_mode) & OF_OTHERS:
+        raise CacheError(
+            f"The controller's cache {path} has the mode {before:04o}, which cannot be changed to {PRIVATE:04o} ({reason}): what it holds is "
+            "installed on hosts, so that no other account may change it. Set XDG_CACHE_HOME to a folder on a file system of your own"
+        )
 
 
 def check_owner(path: Path) -> None:

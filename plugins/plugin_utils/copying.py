@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from ansible.plugins.action import ActionBase
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
 
 
 def _run(action: ActionBase, task_vars: dict, name: str, arguments: dict) -> dict:
@@ -30,7 +30,7 @@ def why(result: dict) -> str:
     while event:
         texts.append(event.msg)
         event = getattr(event.chain, "event", None)
-    return gguf.printable(": ".join(dict.fromkeys(text.rstrip(".") for text in texts))) or "no reason was given"
+    return untrusted.printable(": ".join(dict.fromkeys(text.rstrip(".") for text in texts))) or "no reason was given"
 
 
 def copy(action: ActionBase, task_vars: dict, source: str, target: str) -> dict:

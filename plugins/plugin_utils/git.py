@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import programs
 
 LOOK_UP_SECONDS = 60
@@ -73,7 +73,7 @@ def _run(argv: list[str], seconds: int, folder: Path | None = None) -> str:
         ]
         said = " ".join(" ".join(errors or process.stderr.split("\n")).split())[:400] or f"status {process.returncode}"
         missing = "couldn't find remote ref" in said or "not our ref" in said
-        raise (NotFound if missing else GitError)(gguf.printable(said))
+        raise (NotFound if missing else GitError)(untrusted.printable(said))
     return process.stdout
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
 
 COLOURS = {"weights": "#2b6cb0", "kv": "#dd6b20", "compute": "#a0aec0"}
 STYLE = """
@@ -26,7 +26,7 @@ td.bar { width: 40% }
 
 def escape(text: str) -> str:
     """A line as HTML shows it, whoever wrote it."""
-    return html.escape(gguf.printable(text))
+    return html.escape(untrusted.printable(text, None))
 
 
 def _bar(entry: dict) -> str:
@@ -48,7 +48,8 @@ def _memory(plan: dict) -> str:
     )
     legend = ", ".join(f'<span style="color: {colour}">■</span> {part}' for part, colour in COLOURS.items())
     head = "<tr><th>device<th>host<th>memory<th>weights<th>KV<th>compute<th>sum<th>of<th>"
-    return f"<table>{head}{rows}</table><p>In MiB, ≤ an upper bound. {legend}</p>"
+    reasons = chr(10).join(map(escape, report.reasons(plan)))
+    return f"<table>{head}{rows}</table><p>In MiB, ≤ an upper bound. {legend}</p><pre>{reasons}</pre>"
 
 
 def page(plan: dict, changed: list[str] | None = None) -> str:

@@ -16,7 +16,7 @@ import yaml
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry
 
 ROLES = Path(__file__).resolve().parents[2] / "roles"
@@ -146,6 +146,14 @@ def _entry(value: Any, name: str) -> Any:
     return value.get(name) if isinstance(value, Mapping) else None
 
 
+def _with_last_known(facts: Any, kept: Any) -> Any:
+    """Facts of a host, with what the last run knew where this one could not find it out: whether systemd filters, with the same kernel."""
+    same = isinstance(facts, Mapping) and _entry(kept, "kernel") == facts.get("kernel")
+    if same and facts.get("units_filter") is None and isinstance(_entry(kept, "units_filter"), bool):
+        return {**facts, "units_filter": kept["units_filter"]}
+    return facts
+
+
 def cluster_of(task_vars: Mapping[str, Any]) -> str:
     """Name of the group with the cluster's hosts."""
     return task_vars.get("llama_cluster_group") or CLUSTER_GROUP
@@ -183,12 +191,12 @@ def hosts(
     idle = [name for name in groups[cluster] if name not in members]
     if idle and members:
         Display().warning(
-            f"{', '.join(map(gguf.printable, idle))} of group {cluster} are in neither llama_head nor llama_workers, so the run ignores them: "
+            f"{', '.join(map(untrusted.printable, idle))} of group {cluster} are in neither llama_head nor llama_workers, so the run ignores them: "
             "check the spelling of the groups."
         )
     kept = next((_entry(host["facts"], "kept") for host in members.values() if "head" in host["groups"]), None)
     for name, host in members.items():
-        host["facts"] = host["facts"] or _entry(kept, name)
+        host["facts"] = entry.with_kept_rates(_with_last_known(host["facts"], _entry(kept, name)), _entry(kept, name))
         if hostvars[name].get("ansible_connection") == "local" and isinstance(host["facts"], Mapping):
             # Somebody else's connection: that of the person who runs Ansible, from wherever that is today.
             host["facts"] = {**host["facts"], "reached_at": None}

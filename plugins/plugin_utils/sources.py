@@ -27,8 +27,9 @@ from typing import Any, NamedTuple, cast
 from ansible.errors import AnsibleError
 from ansible.module_utils.urls import open_url
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply.stored import sha256
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import cache, git, programs
 
@@ -93,7 +94,7 @@ def _pip_error(release: dict, said: str) -> Exception:
     errors = " ".join(line for line in said.splitlines() if line.startswith("ERROR"))
     return AnsibleError(
         f"pip could not fetch the source archive of llama-cpp-python {release['version']} (llama_release): check the version and "
-        f"the index in the configuration of pip. pip says: {gguf.printable(errors or said[-500:])}"
+        f"the index in the configuration of pip. pip says: {untrusted.printable(errors or said[-500:])}"
     )
 
 
@@ -108,8 +109,8 @@ def _download_url(release: dict, folder: Path) -> Path:
                     raise ValueError(f"it has more than {ARCHIVE_BYTES >> 30} GiB")
 
     try:
-        gguf.within(DOWNLOAD_SECONDS, download)
-    except gguf.TooSlow:
+        reading.within(DOWNLOAD_SECONDS, download)
+    except reading.TooSlowError:
         raise AnsibleError(
             f"llama_release has the url {release['url']!r}, which could not be fetched within {DOWNLOAD_SECONDS} s: use another server, or "
             "download it and use path"
@@ -118,7 +119,7 @@ def _download_url(release: dict, folder: Path) -> Path:
         if isinstance(error, OSError) and error.errno in cache.FULL:
             raise
         raise AnsibleError(
-            f"llama_release has the url {release['url']!r}, which could not be fetched: {gguf.printable(str(error))}"
+            f"llama_release has the url {release['url']!r}, which could not be fetched: {untrusted.printable(error)}"
         ) from None
     return target
 

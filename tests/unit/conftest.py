@@ -1,6 +1,7 @@
 """Hosts and plans that the tests of planning and verification start from."""
 
 import copy
+import importlib.util
 import json
 import subprocess
 from pathlib import Path
@@ -76,6 +77,16 @@ class Cluster:
 
 def known_answer_of(layers=16, width=128, kind="f32"):
     return {"layers": layers, "width": width, "type": kind}
+
+
+@pytest.fixture(scope="session")
+def generate():
+    """docs/generate.py as a module."""
+    path = Path(__file__).resolve().parents[2] / "docs" / "generate.py"
+    spec = importlib.util.spec_from_file_location("generate", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture

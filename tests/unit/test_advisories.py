@@ -1,10 +1,10 @@
 """Every advisory is met where it must be, says what to do, and is silent once that was done and on healthy plans."""
 
-import copy
+import re
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import advisories
-from conftest import Cluster, known_answer_of
+from conftest import RELEASE, Cluster, known_answer_of
 
 GIB = 1 << 30
 TREE = {"source": "archive", "path": "/tmp/x.tar.gz", "checksum": "sha256:" + "b" * 64}
@@ -18,6 +18,7 @@ TOOLS = {
     "hipconfig": "7.2",
     "nvcc": "12.9",
 }
+MI50 = {"backend": "hip", "name": "MI50", "architecture": "gfx906", "memory_mib": 32752, "unified": False}
 NVIDIA = {"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}
 
 
@@ -81,8 +82,11 @@ def cluster_of(workers=2, facts=None, build=None, head_facts=None, **variables):
     return cluster
 
 
-def with_model(cluster, **summary):
-    cluster.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_path="/srv/m.gguf")
+def with_model(cluster, accepted=("slower-than-one-host",), **summary):
+    """Serves a small model, which one host alone would serve faster."""
+    cluster.hosts["head"]["variables"].update(
+        llama_model_known_answer=None, llama_model_path="/srv/m.gguf", llama_accept_advisories=list(accepted)
+    )
     cluster.model = {"summary": {**model(1, layers=16), **summary}}
     return cluster
 
@@ -150,9 +154,9 @@ def wire(lanes=2, gbit=20.0):
 
 
 def mac(cluster):
-    cluster.hosts["worker1"]["facts"].update(system="Darwin", service_manager="launchd")
-    cluster.hosts["head"]["variables"]["llama_accept_advisories"] = ["unprotected-worker", "rpc-remote-code-execution"]
-    return cluster
+    tools = {**cluster.hosts["worker1"]["facts"]["toolchain"], "patch": "2.7"}
+    cluster.hosts["worker1"]["facts"].update(system="Darwin", service_manager="launchd", toolchain=tools)
+    return accepting(cluster, "unprotected-worker", "rpc-remote-code-execution")
 
 
 def few_mib(memory):
@@ -163,9 +167,40 @@ def few_mib(memory):
     return facts
 
 
-def with_unknown_variables(cluster):
+def with_unknown_variables(cluster, meant="llama_backend"):
     for host in cluster.hosts.values():
-        host["unknown_variables"] = {"llama_backends": "llama_backend"}
+        host["unknown_variables"] = {"llama_backends": meant}
+    return cluster
+
+
+def graphics_of_workers(backend):
+    def apply(cluster):
+        for host in cluster.hosts.values():
+            if "worker" in host["groups"]:
+                host["variables"]["llama_backend"] = backend
+
+    return apply
+
+
+def with_cuda(cluster):
+    """The worker has a card of NVIDIA beside, for which it does not build."""
+    cluster.hosts["worker1"]["facts"]["accelerators"] += [NVIDIA]
+    for host in cluster.hosts.values():
+        host["variables"]["llama_server_backend"] = None
+    return cluster
+
+
+def with_option_for_worker(cluster, **options):
+    cluster.hosts["worker1"]["variables"]["llama_build_cmake_options"] = options
+    return cluster
+
+
+def without_hip(cluster):
+    """Hosts whose graphics only Vulkan drives."""
+    for host in cluster.hosts.values():
+        host["facts"]["accelerators"] = [
+            accelerator for accelerator in host["facts"]["accelerators"] if accelerator["backend"] == "vulkan"
+        ]
     return cluster
 
 
@@ -178,29 +213,149 @@ def of_the_fork():
 OPTION_FILES = ("/etc/llama.cpp/config.ini", "/opt/llamacpp/.config/llama.cpp/config.ini")
 
 
+CARD = {"accelerators": [NVIDIA], "toolchain": TOOLS, "memory_mib": 65536}
+
+
+def crowded(**more):
+    """Weights that a card holds, of a model with 128 heads and 16384 tokens of context, and scores that it does not."""
+    variables = {"llama_server_context": 16384, "llama_server_flash_attention": "off", **more}
+    return with_model(cluster_of(1, CARD, **variables), **model(19, layers=40, context=16384, kv_heads=1))
+
+
 def with_option_files(cluster, files=OPTION_FILES, name="head"):
     cluster.hosts[name]["facts"]["option_files"] = list(files)
     return cluster
 
 
+def accepts(identifier):
+    """The operator accepts it by name."""
+
+    def apply(cluster):
+        head = next(host["variables"] for host in cluster.hosts.values() if "head" in host["groups"])
+        head["llama_accept_advisories"] = [*head["llama_accept_advisories"], identifier]
+
+    return apply
+
+
+def root_everywhere(cluster):
+    """What host_info finds with llama_host_scope: system."""
+    for host in cluster.hosts.values():
+        host["facts"].update(scope="system", service_manager="systemd", units_filter=True)
+
+
+def tuned(cluster):
+    cluster.hosts["worker1"]["variables"].update(llama_host_tuning=True, llama_host_reboot=True)
+
+
+def lends_all(cluster):
+    """What the kernel says after a boot with the parameters of 129024 - 4096 MiB."""
+    for accelerator in cluster.hosts["worker1"]["facts"]["accelerators"]:
+        accelerator["memory_mib"] = 124928
+
+
+def by_endpoint(*names):
+    heap = [{"environment": {"radv_enable_unified_heap_on_apu": "true"}}]
+    return lambda cluster: [setting(name, llama_worker_endpoints=heap)(cluster) for name in names]
+
+
+def vulkan_head(gib, **variables):
+    """A host of its own that serves by Vulkan."""
+    cluster = strix_halos(1, gib, "vulkan", **variables)
+    cluster.hosts["strix0"]["groups"] = ["head"]
+    return cluster
+
+
+def given(values):
+    """The same variables of every host."""
+    return everywhere(lambda host: host["variables"].update(values))
+
+
+SET_RELEASE = "set {variables} to {release}"
+SENDS = {"path": "/srv/send.patch", "sha256": "c" * 64, "files": [advisories.SENDING]}
+ADD_PATCH = "add pull request 15188 to patches of {variables}"
+BACKEND = "set llama_backend of {hosts} to {backend}"
+SERVER_BACKEND = "set llama_server_backend to {backend}"
+ACCEPT_IDLE = "set llama_backend of {hosts} to {built} to accept this"
+HEAD_ALONE = "let nobody but the head reach the workers, and accept this advisory"
+OWN_FIREWALL = "close the port with a firewall of your own, and accept this advisory"
+NO_MODE = "leave llama_server_load_mode out"
+SET_MODE = "set llama_server_load_mode to {mode}"
+HEAP = "set radv_enable_unified_heap_on_apu: 'true' in {places}"
+TUNNEL = (
+    "reach the worker through a tunnel: it listens on 127.0.0.1 there, and the tunnel ends on 127.0.0.1 of {head}, which is its endpoint in "
+    "llama_external_workers then"
+)
+TYPES = "set both to q8_0 or both to q4_0"
+TOOLKIT = "install {toolkit} on {hosts}"
+NO_OPTION = "remove {option} from llama_build_cmake_options of {hosts}"
+
 CASES = [
     (
         "rpc-remote-code-execution",
         lambda: cluster_of(build=8491),
-        released(**TREE, build=8492),
-        ["Build 8491", "build 8492"],
+        {SET_RELEASE: released(**TREE, build=8492), HEAD_ALONE: accepts("rpc-remote-code-execution")},
+        ["build 8491 (llama_release)", "Set llama_release to build 8492 or newer"],
+    ),
+    (
+        "rpc-remote-code-execution",
+        lambda: cluster_of(1, llama_release={**RELEASE, "version": "0.3.16"}),
+        {
+            SET_RELEASE: released(**{**RELEASE, "version": "0.3.20"}),
+            HEAD_ALONE: accepts("rpc-remote-code-execution"),
+        },
+        ["build 6170", "llama_release to version 0.3.20 or newer"],
+    ),
+    (
+        "rpc-remote-code-execution",
+        lambda: cluster_of(1, llama_release=FORK, llama_server_extra_args=["-mla", "3"]),
+        {HEAD_ALONE: accepts("rpc-remote-code-execution")},
+        ["commit 4840 of ik_llama.cpp"],
+    ),
+    (
+        "rpc-remote-code-execution",
+        lambda: strix_halos(2, 138, ["hip", "vulkan"], 6110, llama_release_vulkan={**TREE, "build": 6097}),
+        {
+            SET_RELEASE: given(
+                {"llama_release": {**TREE, "build": 8492}, "llama_release_vulkan": {**TREE, "build": 8492}}
+            ),
+            HEAD_ALONE: accepts("rpc-remote-code-execution"),
+        },
+        ["build 6097 (llama_release_vulkan) and build 6110 (llama_release)", " and llama_release_vulkan to build 8492"],
     ),
     (
         "unprotected-worker",
-        lambda: cluster_of(facts={"service_manager": "supervisor"}, workers=1),
-        being("worker1", service_manager="systemd"),
-        ["192.0.2.11:50052"],
+        lambda: cluster_of(facts={"service_manager": "supervisor"}, workers=2),
+        {OWN_FIREWALL: accepts("unprotected-worker")},
+        ["192.0.2.11:50052 of worker1, 192.0.2.12:50052 of worker2", "supervisor does not filter addresses"],
+    ),
+    (
+        "unprotected-worker",
+        lambda: cluster_of(facts={"units_filter": False}, workers=1),
+        {
+            "enable {managers} on {hosts}": being("worker1", firewall="nftables"),
+            OWN_FIREWALL: accepts("unprotected-worker"),
+        },
+        ["Enable firewalld, ufw or nftables on worker1"],
+    ),
+    (
+        "unprotected-worker",
+        lambda: cluster_of(facts={"scope": "user", "service_manager": "systemd_user"}, workers=1),
+        {
+            "set llama_host_scope of {hosts} to system, which needs root": root_everywhere,
+            OWN_FIREWALL: accepts("unprotected-worker"),
+        },
+        ["llama_host_scope of worker1"],
     ),
     (
         "open-server",
         lambda: cluster_of(llama_server_host="192.0.2.1"),
-        setting("head", llama_server_api_key_file="/etc/llama.key"),
-        ["192.0.2.1:8080", "llama_server_api_key_file"],
+        {
+            "set llama_server_api_key_file": setting("head", llama_server_api_key_file="/etc/llama.key"),
+            "set llama_server_host to 127.0.0.1 and use a proxy of your own": setting(
+                "head", llama_server_host="127.0.0.1"
+            ),
+        },
+        ["192.0.2.1:8080"],
     ),
     (
         "unlimited-server",
@@ -210,147 +365,333 @@ CASES = [
             llama_server_api_key_file="/etc/llama.key",
             head_facts={"units_filter": False},
         ),
-        being("head", units_filter=True),
+        {
+            "limit the port with a firewall of your own and accept this advisory": accepts("unlimited-server"),
+            "leave llama_server_allowed out": setting("head", llama_server_allowed=[]),
+        },
         ["192.0.2.0/24", "head", "lacks BPF"],
     ),
     (
         "hip-mmap-hang",
         lambda: strix_halos(2, 138, llama_server_load_mode="mmap", llama_placement="all"),
-        setting("strix0", llama_server_load_mode="dio"),
-        ["ROCm0 of strix0", "llama_server_load_mode", "30720"],
+        {
+            NO_MODE: setting("strix0", llama_server_load_mode=None),
+            SET_MODE: setting("strix0", llama_server_load_mode="dio"),
+        },
+        ["MiB on ROCm0 of strix0, ", "MiB on ROCm0 of strix1.", "30720", "llama_server_load_mode to dio"],
     ),
     (
         "hip-mmap-slow",
         lambda: with_model(cluster_of(1, few_mib(32768), llama_server_load_mode="mmap"), **model(18)),
-        setting("head", llama_server_load_mode=None),
-        ["ROCm0 of worker1", "more than half of the 32768 MiB"],
+        {
+            NO_MODE: setting("head", llama_server_load_mode=None),
+            SET_MODE: setting("head", llama_server_load_mode="dio"),
+        },
+        ["of 32768 MiB on ROCm0 of worker1", "more than half"],
     ),
     (
         "vulkan-without-mmap",
-        lambda: strix_halos(2, 60, "vulkan", llama_server_load_mode="none"),
-        setting("strix0", llama_server_load_mode="mmap"),
+        lambda: vulkan_head(30, llama_server_load_mode="none"),
+        {
+            NO_MODE: setting("strix0", llama_server_load_mode=None),
+            "set llama_server_load_mode to mmap": setting("strix0", llama_server_load_mode="mmap"),
+        },
         ["llama_server_load_mode is none"],
     ),
     (
         "vulkan-shared-memory",
         lambda: strix_halos(1, 90, "vulkan"),
-        setting("strix0", llama_worker_endpoints=[{"environment": {"radv_enable_unified_heap_on_apu": "true"}}]),
-        ["Vulkan0 of strix0 has 126976 MiB, and the model does not fit", "84650", "llama_backend: hip"],
+        {BACKEND: setting("strix0", llama_backend="hip"), HEAP: by_endpoint("strix0")},
+        ["Vulkan0 of strix0 has 126976 MiB, and 84650 MiB are shown", "llama_backend of strix0 to hip"],
+    ),
+    (
+        "vulkan-shared-memory",
+        lambda: without_hip(strix_halos(2, 200, "vulkan")),
+        {HEAP: by_endpoint("strix0", "strix1")},
+        ["environment in llama_worker_endpoints of strix0 and strix1"],
+    ),
+    (
+        "vulkan-shared-memory",
+        lambda: strix_halos(1, 90, ["vulkan", "hip"], llama_server_backend="vulkan"),
+        {
+            SERVER_BACKEND: setting("strix0", llama_server_backend="hip"),
+            HEAP: setting("strix0", llama_server_environment={"radv_enable_unified_heap_on_apu": "true"}),
+        },
+        ["Vulkan0 of strix0 has", "llama_server_backend to hip", "in llama_server_environment"],
     ),
     (
         "wide-tensor-send",
         lambda: mac(with_model(cluster_of(build=6110), largest_tensor_bytes=3082813808)),
-        released(**TREE, build=6141),
+        {SET_RELEASE: released(**TREE, build=6141), ADD_PATCH: released(**TREE, build=6110, patches=[SENDS])},
         ["a tensor of 2940 MiB", "build 6141"],
     ),
     (
         "wide-model-abort",
-        lambda: with_model(
-            accepting(cluster_of(build=6110), "rpc-remote-code-execution"), architecture="qwen3moe", width=6144
+        lambda: accepting(
+            with_model(cluster_of(build=6110), architecture="qwen3moe", width=6144), "rpc-remote-code-execution"
         ),
-        released(
-            **TREE, build=6110, patches=[{"path": "/srv/send.patch", "sha256": "c" * 64, "files": [advisories.SENDING]}]
-        ),
+        {SET_RELEASE: released(**TREE, build=6141), ADD_PATCH: released(**TREE, build=6110, patches=[SENDS])},
         ["build 6141", "15188"],
     ),
     (
+        "wide-model-abort",
+        lambda: accepting(
+            with_model(
+                cluster_of(llama_release={**TREE, "source": "binary", "build": 6110}),
+                architecture="qwen3moe",
+                width=6144,
+            ),
+            "rpc-remote-code-execution",
+        ),
+        {SET_RELEASE: released(**{**TREE, "source": "binary"}, build=6141)},
+        ["build 6141"],
+    ),
+    (
         "three-endpoints-hang",
-        lambda: cluster_of(3, build=10751),
-        setting("head", llama_placement="fewest"),
-        ["3 workers", "10620 to 10819", "llama_placement"],
+        lambda: with_model(cluster_of(3, build=10751, llama_placement="all")),
+        {
+            SET_RELEASE: released(**TREE, build=10619),
+            "set llama_placement to fewest": setting("head", llama_placement="fewest"),
+        },
+        ["3 workers", "10620 to 10819", "llama_release to a build before 10620 or one from build 10820 on"],
+    ),
+    (
+        "three-endpoints-hang",
+        lambda: with_model(cluster_of(3, build=10751), **model(150)),
+        {SET_RELEASE: released(**TREE, build=10820)},
+        ["3 workers"],
     ),
     (
         "hip-garbage",
-        lambda: strix_halos(1, 20, build=10500),
-        graphics("vulkan"),
-        ["ROCm0 of strix0 (gfx1151)", "llama_release", "0.3.36"],
+        lambda: strix_halos(2, 140, build=10500),
+        {SET_RELEASE: released(**TREE, build=10039), BACKEND: graphics("vulkan")},
+        ["ROCm0 of strix0 (gfx1151), ROCm0 of strix1 (gfx1151)", "llama_backend of strix0 and strix1 to vulkan"],
+    ),
+    (
+        "hip-garbage",
+        lambda: strix_halos(1, 20, ["hip", "vulkan"], build=10500),
+        {
+            SET_RELEASE: released(**{**RELEASE, "version": "0.3.36"}),
+            SERVER_BACKEND: setting("strix0", llama_server_backend="vulkan"),
+        },
+        ["llama_server_backend to vulkan"],
     ),
     (
         "cache-kernels",
         lambda: quantised_by_head_without_graphics("binary"),
-        setting("head", llama_server_cache_type_v="q8_0"),
-        ["q8_0", "q4_0", "GGML_CUDA_FA_ALL_QUANTS"],
+        {
+            TYPES: setting("head", llama_server_cache_type_v="q8_0"),
+            "set {variables} to a release that is compiled on the hosts (source: git, pypi or archive)": released(
+                **TREE, build=9900
+            ),
+        },
+        ["q8_0", "q4_0", "llama_release"],
+    ),
+    (
+        "cache-kernels",
+        lambda: with_option_for_worker(quantised_by_head_without_graphics("archive"), GGML_CUDA_FA_ALL_QUANTS="OFF"),
+        {
+            TYPES: setting("head", llama_server_cache_type_k="q4_0"),
+            NO_OPTION: setting("worker1", llama_build_cmake_options={}),
+        },
+        ["GGML_CUDA_FA_ALL_QUANTS from llama_build_cmake_options of worker1"],
     ),
     (
         "router-with-workers",
         lambda: cluster_of(llama_server_extra_args=["--models-preset=/srv/models.ini"]),
-        setting("head", llama_server_extra_args=["--metrics"]),
+        {
+            "remove {option} from {variable}, and give each model a cluster with workers of its own": setting(
+                "head", llama_server_extra_args=["--metrics"]
+            )
+        },
         ["--models-preset=/srv/models.ini", "llama_server_extra_args"],
     ),
     (
         "ollama-architecture",
         lambda: with_model(cluster_of(), architecture="glm4moelite"),
-        lambda cluster: with_model(cluster, architecture="deepseek2"),
-        ["/srv/m.gguf, with the architecture glm4moelite", "llama_model_path"],
+        {
+            "set llama_model_path to the GGUF file of this model from Hugging Face": lambda cluster: with_model(
+                cluster, architecture="deepseek2"
+            )
+        },
+        ["/srv/m.gguf, with the architecture glm4moelite"],
     ),
     (
         "thunderbolt-mtu",
         by_thunderbolt,
-        mtu_set,
-        ["llama_links[0] of head", "thunderbolt0", "mtu"],
+        {"set mtu of these links to {mtu}, on both ends": mtu_set},
+        ["llama_links[0] of head (thunderbolt0), llama_links[0] of worker1 (thunderbolt0)", "65522"],
     ),
     (
         "thunderbolt-lanes",
         lambda: by_thunderbolt({"thunderbolt": [wire(lanes=1)]}, mtu=65520),
-        being("worker1", thunderbolt=[wire()]),
-        ["0-1 of worker1", "1 of 2 lanes, with 20 of 20 Gbit/s", "cable"],
+        {
+            "use cables and ports for 40 Gbit/s there, then check the devices in /sys/bus/thunderbolt/devices": being(
+                "worker1", thunderbolt=[wire()]
+            )
+        },
+        ["0-1 of worker1", "1 of 2 lanes, with 20 of 20 Gbit/s"],
     ),
     (
         "graphics-memory-limit",
         lambda: with_model(cluster_of(1, strix_halo(63488)), **model(100)),
-        being("worker1", **strix_halo()),
-        ["AMD gfx1151 only 63488 of 129024 MiB", "llama_host_tuning"],
+        {"set llama_host_tuning and llama_host_reboot of {hosts} to true": tuned},
+        ["63488 of 129024 MiB to AMD gfx1151 of worker1"],
+    ),
+    (
+        "graphics-memory-limit",
+        lambda: accepting(
+            with_model(
+                cluster_of(1, {**strix_halo(63488), "scope": "user", "service_manager": "systemd_user"}), **model(100)
+            ),
+            "unprotected-worker",
+        ),
+        {"boot {hosts} with the kernel parameters {parameters}": lends_all},
+        ["amdgpu.gttsize=124928 ttm.pages_limit=31981568"],
     ),
     (
         "strix-halo-kernel",
         lambda: with_model(cluster_of(1, {**strix_halo(), "kernel": "6.17.12-300.fc43.x86_64"})),
-        being("worker1", kernel="6.18.4"),
-        ["worker1 runs kernel 6.17.12-300", "6.18.4"],
+        {"install kernel {first} or newer on {hosts}": being("worker1", kernel="6.18.4")},
+        ["worker1 (6.17.12-300.fc43.x86_64)", "6.18.4"],
     ),
     (
         "strix-halo-firmware",
         lambda: with_model(cluster_of(1, {**strix_halo(), "firmware": "20251125-1"})),
-        being("worker1", firmware=None),
-        ["20251125-1", "linux-firmware"],
+        {"install another version of linux-firmware on {hosts}": being("worker1", firmware=None)},
+        ["20251125-1"],
     ),
     (
         "external-worker",
         lambda: cluster_of(1, llama_external_workers=[{"endpoint": "192.0.2.77:50052", "memory_mib": 8192}]),
-        setting("head", llama_external_workers=[{"endpoint": "127.0.0.1:60077", "memory_mib": 8192}]),
+        {
+            "have a firewall on {host} let only {head} reach the port, and accept this advisory": accepts(
+                "external-worker"
+            ),
+            TUNNEL: setting("head", llama_external_workers=[{"endpoint": "127.0.0.1:60077", "memory_mib": 8192}]),
+        },
         ["192.0.2.77 runs 192.0.2.77:50052 by itself", "let only head reach the port", "127.0.0.1 of head"],
     ),
     (
         "backend-unmaintained",
         of_the_fork,
-        released(**TREE, build=8600),
-        ["ik_llama.cpp for vulkan", "llama_backend"],
+        {"set {variables} to a release of llama.cpp": released(**TREE, build=8600)},
+        ["ik_llama.cpp is built for vulkan on worker1"],
+    ),
+    (
+        "backend-unmaintained",
+        lambda: with_cuda(of_the_fork()),
+        {
+            BACKEND: graphics_of_workers("cuda"),
+            "set {variables} to a release of llama.cpp": released(**TREE, build=8600),
+        },
+        ["llama_backend of worker1 to cuda"],
     ),
     (
         "accelerator-unused",
-        lambda: cluster_of(1, {"accelerators": [NVIDIA]}),
-        being("worker1", toolchain=TOOLS),
-        ["worker1 has GPU", "llama_backend"],
+        lambda: cluster_of(2, {"accelerators": [NVIDIA]}),
+        {
+            BACKEND: graphics_of_workers("cuda"),
+            TOOLKIT: lambda cluster: [being(name, toolchain=TOOLS)(cluster) for name in ("worker1", "worker2")],
+            ACCEPT_IDLE: graphics_of_workers("cpu"),
+        },
+        ["GPU on worker1, GPU on worker2", "llama_backend of worker1 and worker2 to cuda", "CUDA and cublas"],
+    ),
+    (
+        "accelerator-unused",
+        lambda: cluster_of(
+            1, {"accelerators": [NVIDIA], "distribution": {"id": "void", "version": "", "family": "unknown"}}
+        ),
+        {TOOLKIT: being("worker1", toolchain=TOOLS), ACCEPT_IDLE: graphics_of_workers("cpu")},
+        ["Install CUDA and cublas on worker1"],
+    ),
+    (
+        "accelerator-unused",
+        lambda: cluster_of(1, {"accelerators": [NVIDIA, MI50], "toolchain": {**TOOLS, "hipconfig": None}}),
+        {
+            BACKEND: graphics_of_workers(["cuda", "hip"]),
+            TOOLKIT: being("worker1", toolchain=TOOLS),
+            ACCEPT_IDLE: graphics_of_workers("cuda"),
+        },
+        ["MI50 on worker1", "llama_backend of worker1 to [cuda, hip]", "ROCm", "to cuda to accept this"],
     ),
     (
         "options-elsewhere",
         lambda: with_option_files(cluster_of(1, build=11063)),
-        lambda cluster: with_option_files(cluster, ()),
-        [
-            "head reads /etc/llama.cpp/config.ini and /opt/llamacpp/.config/llama.cpp/config.ini before",
-            "llama_server_extra_args",
-        ],
+        {
+            "give these options in llama_server_extra_args, and remove them from {files}": lambda cluster: (
+                with_option_files(cluster, ())
+            )
+        },
+        ["head reads /etc/llama.cpp/config.ini and /opt/llamacpp/.config/llama.cpp/config.ini before"],
+    ),
+    (
+        "compute-over-capacity",
+        crowded,
+        {"{smaller}": setting("head", llama_server_flash_attention="on")},
+        ["of worker1 (≤ ", "of 23348 MiB)", "Set llama_server_flash_attention to 'on'."],
+    ),
+    (
+        "context-cut",
+        lambda: with_model(cluster_of(llama_server_context=16384)),
+        {"set llama_server_context to {context} or less": setting("head", llama_server_context=4096)},
+        ["llama_server_context is 16384", "on paper was trained for 4096 tokens"],
+    ),
+    (
+        "context-shared",
+        lambda: with_model(cluster_of(llama_server_context=4096, llama_server_parallel=4)),
+        {
+            "set llama_server_parallel to 1": setting("head", llama_server_parallel=1),
+            "add --kv-unified to llama_server_extra_args, so that requests share the tokens": setting(
+                "head", llama_server_extra_args=["--kv-unified"]
+            ),
+            "accept this advisory if {each} tokens are enough": accepts("context-shared"),
+        },
+        ["llama_server_parallel is 4, so each request gets 1024 of the 4096 tokens", "With 16384 each gets 4096"],
     ),
     (
         "variable-unknown",
         lambda: with_unknown_variables(cluster_of(1)),
-        everywhere(lambda host: host.update(unknown_variables={})),
-        ["llama_backends is set for head, worker1", "Similar name: llama_backend."],
+        {
+            "rename {variable} to {meant}; a variable of your own may stay": everywhere(
+                lambda host: host.update(unknown_variables={})
+            )
+        },
+        ["llama_backends is set for head, worker1", "llama_backends to llama_backend"],
+    ),
+    (
+        "variable-unknown",
+        lambda: with_unknown_variables(cluster_of(1), ""),
+        {
+            "use a name from docs/variables.md; a variable of your own may stay": everywhere(
+                lambda host: host.update(unknown_variables={})
+            )
+        },
+        ["Similar name: none."],
     ),
     (
         "cmake-option-unknown",
-        lambda: cluster_of(1, llama_build_cmake_options={"GGML_HIP_UMA": "ON"}),
-        everywhere(lambda host: host["variables"].update(llama_build_cmake_options={})),
-        ["GGML_HIP_UMA is set for head", "up to 6169", "llama_build_cmake_options"],
+        lambda: cluster_of(2, llama_build_cmake_options={"GGML_HIP_UMA": "ON"}),
+        {NO_OPTION: given({"llama_build_cmake_options": {}})},
+        ["GGML_HIP_UMA is set for head, worker1 and worker2", "up to 6169"],
+    ),
+    (
+        "cmake-option-unknown",
+        lambda: accepting(
+            cluster_of(1, llama_build_cmake_options={"GGML_SCHED_NO_REALLOC": "ON"}, build=6170),
+            "rpc-remote-code-execution",
+        ),
+        {
+            NO_OPTION: given({"llama_build_cmake_options": {}}),
+            "set {variables} to one of these builds": released(**TREE, build=8492),
+        },
+        ["from 6171 on", "llama_release"],
+    ),
+    (
+        "slower-than-one-host",
+        lambda: with_model(cluster_of(1), accepted=()),
+        {"{steps}": lambda cluster: cluster.hosts.pop("worker1")},
+        ["The cluster is predicted to generate ", "and head alone ", "Leave llama_workers empty."],
     ),
 ]
 IN_THE_TABLE = {advisory.id: advisory for advisory in advisories.ADVISORIES}
@@ -364,7 +705,10 @@ def ids(plan):
     "facts, said",
     [
         ({"units_filter": False}, "lacks BPF for control groups"),
-        ({"units_filter": None}, "systemd-run could not be run as root, or since its facts were kept"),
+        (
+            {"units_filter": None},
+            "the host is down and its facts are those of an older version of the collection (then start it",
+        ),
         ({"scope": "user", "service_manager": "systemd_user"}, "systemd_user does not filter addresses"),
     ],
 )
@@ -377,24 +721,37 @@ def test_a_unit_closes_ports_only_where_the_host_was_seen_to_filter(facts, said)
     assert ("unprotected-worker" not in [met["id"] for met in cluster.plan()["advisories"]]) == closed_by_another
 
 
-def test_each_advisory_has_a_case_and_an_id_of_its_own():
-    assert sorted(case[0] for case in CASES) == sorted(advisory.id for advisory in advisories.ADVISORIES)
+def test_each_advisory_has_an_id_of_its_own_and_each_of_its_remedies_a_case():
+    assert len(IN_THE_TABLE) == len(advisories.ADVISORIES)
+    tested = {(identifier, text) for identifier, _make, mends, _said in CASES for text in mends}
+    assert tested == {(entry.id, remedy.text) for entry in advisories.ADVISORIES for remedy in entry.remedies}
 
 
-def test_what_several_hosts_have_in_common_refuses_once():
-    reasons = strix_halos(2, 400, "vulkan").plan()["reasons"]
-    (told,) = [reason for reason in reasons if "vulkan-shared-memory" in reason]
-    assert "Vulkan0 of strix0" in told
-    assert "Vulkan0 of strix1" in told
-    assert told.count("llama_backend: hip") == 1
+def test_what_several_hosts_have_in_common_is_said_once():
+    plan = strix_halos(2, 400, "vulkan").plan()
+    (met,) = [advisory for advisory in plan["advisories"] if advisory["id"] == "vulkan-shared-memory"]
+    assert (met["host"], met["hosts"]) == (None, ["strix0", "strix1"])
+    for name in met["hosts"]:
+        assert f"Vulkan0 of {name}" in met["message"]
+    assert sum("vulkan-shared-memory" in reason for reason in plan["reasons"]) == 1
 
 
-@pytest.mark.parametrize("identifier, make, mend, said", CASES, ids=[case[0] for case in CASES])
-def test_an_advisory_is_met_accepted_and_mended(identifier, make, mend, said):
+def offered(advisory):
+    """The remedies of the table that an advisory of a plan offers, by their text there."""
+    texts = [remedy.text for remedy in IN_THE_TABLE[advisory["id"]].remedies]
+    chosen = []
+    for clause in (advisory["remedy"][0].lower() + advisory["remedy"][1:-1]).split(", or "):
+        known = [text for text in texts if re.fullmatch(re.sub(r"\\{\w+\\}", ".+", re.escape(text)), clause)]
+        chosen.append(min(known, key=lambda text: -len(re.sub(r"{\w+}", "", text))))
+    return chosen
+
+
+@pytest.mark.parametrize("identifier, make, mends, said", CASES, ids=[case[0] for case in CASES])
+def test_an_advisory_is_met_and_accepted(identifier, make, mends, said):
     cluster = make()
     plan = cluster.plan()
     assert ids(plan) == {identifier}
-    found = next(advisory for advisory in plan["advisories"] if advisory["id"] == identifier)
+    (found,) = [advisory for advisory in plan["advisories"] if advisory["id"] == identifier]
     assert found["severity"] == IN_THE_TABLE[identifier].severity
     for part in said:
         assert part in f"{found['message']} {found['remedy']}"
@@ -406,18 +763,22 @@ def test_an_advisory_is_met_accepted_and_mended(identifier, make, mend, said):
     else:
         assert not plan["refused"] or not plan["fits"]
         assert found["message"] not in reasons
-
-    again = copy.deepcopy(cluster)
-    head = next(host["variables"] for host in again.hosts.values() if "head" in host["groups"])
-    head["llama_accept_advisories"] = [*head["llama_accept_advisories"], identifier]
-    accepted = again.plan()
+    accepts(identifier)(cluster)
+    accepted = cluster.plan()
     assert ids(accepted) == set()
     assert not accepted["refused"] or not accepted["fits"]
 
-    mend(cluster)
-    mended = cluster.plan()
-    assert identifier not in {advisory["id"] for advisory in mended["advisories"]}
-    assert not mended["refused"], mended["reasons"]
+
+@pytest.mark.parametrize("identifier, make, mends, said", CASES, ids=[case[0] for case in CASES])
+def test_each_remedy_that_is_offered_helps_and_no_other_is(identifier, make, mends, said):
+    (found,) = [advisory for advisory in make().plan()["advisories"] if advisory["id"] == identifier]
+    assert set(offered(found)) == set(mends), found["remedy"]
+    for text, mend in mends.items():
+        cluster = make()
+        mend(cluster)
+        mended = cluster.plan()
+        assert identifier not in ids(mended), text
+        assert not mended["refused"], (text, mended["reasons"])
 
 
 def test_an_advisory_that_is_not_in_the_list_of_accepted_ones_still_refuses(pair):
@@ -463,7 +824,8 @@ HEALTHY = {
 
 
 def accepting(cluster, *identifiers):
-    cluster.hosts["head"]["variables"]["llama_accept_advisories"] = list(identifiers)
+    given = cluster.hosts["head"]["variables"]
+    given["llama_accept_advisories"] = [*given["llama_accept_advisories"], *identifiers]
     return cluster
 
 
@@ -487,7 +849,7 @@ def test_who_accepts_it_gets_more_onto_a_vulkan_device_than_it_shows():
     cluster.hosts["strix0"]["variables"]["llama_accept_advisories"] = ["vulkan-shared-memory"]
     plan = cluster.plan()
     assert not plan["refused"]
-    assert {advisory["host"] for advisory in plan["advisories"]} == {f"strix{index}" for index in range(4)}
+    assert plan["advisories"][0]["hosts"] == [f"strix{index}" for index in range(4)]
     assert "gets" in plan["advisories"][0]["message"]
 
 
@@ -497,7 +859,7 @@ def test_a_model_that_only_hip_can_hold_is_refused_with_vulkan():
     assert plan["refused"]
     assert not plan["fits"]
     assert ids(plan) == {"vulkan-shared-memory"}
-    assert "llama_backend: hip" in " ".join(plan["reasons"])
+    assert "Set llama_backend of strix0, strix1, strix2 and strix3 to hip" in " ".join(plan["reasons"])
 
 
 @pytest.mark.parametrize(

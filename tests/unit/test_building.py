@@ -60,6 +60,7 @@ def builder(tmp_path, archive, patches=(), **build):
     }
     planned = {
         "id": "tiny",
+        "builder": "head",
         "cmake_options": {"CMAKE_BUILD_TYPE": "Release"},
         "environment": {},
         "targets": ["ggml-rpc-server", "llama-server"],
@@ -370,8 +371,8 @@ def test_a_release_goes_to_another_host(tmp_path, tree):
     one = builder(tmp_path, pack(tree, tmp_path))
     manifest = one.install()
     archive = building.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), one.build)
-    assert receive(tmp_path, one, archive) == manifest
-    assert stored.installed(tmp_path / "other" / "releases" / "tiny") == manifest
+    assert receive(tmp_path, one, archive) == {**manifest, "received": "head"}
+    assert stored.installed(tmp_path / "other" / "releases" / "tiny") == {**manifest, "received": "head"}
 
 
 def test_a_release_is_packed_to_the_same_bytes(tmp_path, tree, monkeypatch):
@@ -388,7 +389,7 @@ def test_a_release_goes_to_another_host_also_where_caches_were_removed(tmp_path,
     one = builder(tmp_path, pack(tree, tmp_path))
     manifest = one.install()
     archive = building.pack(str(tmp_path / "prefix"), str(tmp_path / "gone"), one.build)
-    assert receive(tmp_path, one, archive) == manifest
+    assert receive(tmp_path, one, archive) == {**manifest, "received": "head"}
 
 
 def test_a_program_that_cannot_be_copied_is_named_with_the_reason(tmp_path, tree, monkeypatch):
@@ -419,6 +420,33 @@ def test_a_packed_release_that_is_not_what_was_built_is_not_installed(tmp_path, 
     archive = building.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), one.build)
     with pytest.raises(building.BuildError, match="does not hold the release tiny as it was built"):
         receive(tmp_path, one, archive)
+    assert stored.installed(tmp_path / "other" / "releases" / "tiny") is None
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("options_ignored", 5),
+        ("options_ignored", [1]),
+        ("options_ignored", ["GGML_X\x1b[2J"]),
+        ("options_ignored", None),
+        ("seconds", -1),
+        ("source", "x"),
+        ("source", {"commit": "\x1b[2J"}),
+        ("source", {"commit": 10**400}),
+    ],
+)
+def test_a_manifest_that_another_host_wrote_may_hold_anything(tmp_path, tree, key, value):
+    """Its programs are as recorded. What it says of them beside that was believed, and ended the module on each other host."""
+    one = builder(tmp_path, pack(tree, tmp_path))
+    manifest = one.install()
+    (one.release / "manifest.json").write_text(json.dumps({**manifest, key: value}))
+    archive = building.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), one.build)
+    with pytest.raises(
+        building.BuildError, match=rf"that head did not write as this collection does \(manifest.{key}"
+    ) as raised:
+        receive(tmp_path, one, archive)
+    assert str(raised.value).isprintable()
     assert stored.installed(tmp_path / "other" / "releases" / "tiny") is None
 
 
@@ -847,7 +875,7 @@ def test_a_release_goes_with_what_its_build_left(tmp_path, tree):
         ("== configure", "configure"),
         ("== waiting for process 4711", "waiting for process 4711"),
         ("", "starting"),
-        ("== \x1b[2Jall is well\x9b\u202e", " [2Jall is well  "),
+        ("== \x1b[2Jall is well\x9b\u202e", r"\x1b[2Jall is well\x9b\u202e"),
     ],
 )
 def test_progress(line, said):

@@ -123,8 +123,80 @@ def test_a_host_that_says_that_it_has_a_build_gives_it_to_nobody(install, tmp_pa
     assert "built by head" in program(tmp_path / "worker1")
 
 
+BY_WORKER = {**BUILD, "builder": "worker1"}
+
+
+def forget_the_note(host):
+    """Leaves the release as an older version of the collection installs it, or a host that lies."""
+    path = host / "prefix" / "releases" / BUILD["id"] / "manifest.json"
+    manifest = json.loads(path.read_text())
+    assert manifest.pop("received") == "head"
+    path.write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("known_by", ["note", "record", "both"])
+def test_what_a_host_received_is_not_its_own_build(install, tmp_path, known_by):
+    """The head was taken over, and worker1 is named as the builder: what it has was compiled on the head."""
+    install("head", share=True)
+    install("worker1")
+    if known_by == "note":
+        shutil.rmtree(kept().folders[-1])
+    if known_by == "record":
+        forget_the_note(tmp_path / "worker1")
+    assert install("worker1", build=BY_WORKER, check=True)["changed"]
+    assert install.compiled == ["head"]
+    install("worker1", build=BY_WORKER, share=True)
+    assert install.compiled == ["head", "worker1"]
+    assert "built by worker1" in program(tmp_path / "worker1")
+    assert install("head", build=BY_WORKER)["changed"]
+    assert "built by worker1" in program(tmp_path / "head")
+    assert install("worker1", build=BY_WORKER, share=True)["changed"] is False
+
+
+def test_a_builder_cannot_have_its_recorded_build_made_again_by_its_note(install, tmp_path):
+    """A host may write anything into its manifest. Its own record counts, also where that is as another host compiled it."""
+    install("head", share=True)
+    install("worker1")
+    built.Built("one", "worker1", BUILD["id"], str(tmp_path / "worker1/prefix")).watch(install("worker1")["manifest"])
+    assert install("worker1", build=BY_WORKER)["changed"] is False
+    assert install.compiled == ["head"]
+
+
+def test_two_hosts_that_compile_the_same_do_not_pass_for_one(install, tmp_path):
+    """Without sharing, as another controller sees it, which has recorded one of them."""
+    for name in ("head", "worker1"):
+        place(tmp_path / name, "compiled")
+    install("head")
+    assert install("worker1", build=BY_WORKER)["changed"] is False
+    assert install.compiled == []
+
+
+def test_a_builder_that_gets_its_own_build_back_keeps_it(install, tmp_path):
+    install("head", share=True)
+    shutil.rmtree(tmp_path / "head" / "prefix")
+    assert install("head", share=True)["manifest"]["received"] == "head"
+    shutil.rmtree(kept().folders[-1])
+    assert install("head", share=True)["changed"] is False
+    assert install.compiled == ["head"]
+
+
+def test_what_a_build_may_not_be_is_asked_under_its_lock_too(tmp_path):
+    """Another run may have compiled it while this one waited for the lock; what is there from another host does not end the wait."""
+    manifest = place(tmp_path, "built elsewhere")
+    release = tmp_path / "prefix" / "releases" / BUILD["id"]
+    assert stored.installed(release, unwanted={"bin/llama-server": "0" * 64})
+    assert stored.installed(release, unwanted=manifest["files"]) is None
+    builder = building.Builder(
+        str(tmp_path / "prefix"), str(tmp_path / "cache"), BUILD, {"sha256": "0" * 64, "patches": []}, None
+    )
+    with mock.patch.object(builder, "_prepare", side_effect=building.BuildError("compiles")):
+        assert builder.install({}, {"bin/llama-server": "0" * 64})["files"] == manifest["files"]
+        with pytest.raises(building.BuildError, match="compiles"):
+            builder.install({}, manifest["files"])
+
+
 def test_a_host_does_not_build_where_its_builder_did_not(install):
-    with pytest.raises(AnsibleActionFail, match="head should build b1-cpu-1 for this host too, and did not"):
+    with pytest.raises(AnsibleActionFail, match="and did not: see the error of that host, or run without --limit"):
         install("worker1")
     assert install.compiled == []
 
@@ -333,6 +405,39 @@ def test_a_host_with_other_programs_than_recorded_is_named_and_gets_the_right_on
     assert decided["restarts"]["worker2"] == ["llamacpp-worker-cpu"]
 
 
+@pytest.mark.parametrize("known_by", ["note", "record"])
+def test_a_builder_that_received_its_build_compiles_it_and_all_get_that_one(pair, known_by):
+    plan = pair.plan()
+    identity = plan["hosts"]["head"]["builds"][0]["id"]
+    found = installed(plan)
+    others = {"worker1": FILES} if known_by == "record" else {"worker1": OTHERS}
+    if known_by == "note":
+        found["head"]["drift"]["received"] = {identity: "worker1"}
+    recorded = {("head", identity): changes.Recorded({}, False, others)}
+    compared = changes.compare(plan, found, recorded)
+    text = f"release {identity} on head was compiled on worker1, and head has to compile it itself"
+    assert compared.drifts["head"]["differences"] == [{"kind": "release", "subject": identity, "text": text}]
+    assert compared.unlike == [
+        f"release {identity} on {name} is not the one that head has to build again" for name in ("worker1", "worker2")
+    ]
+    decided = changes.decide(plan, compared.drifts)
+    assert (decided["builders"], decided["shared"]) == (["head"], {identity: "head"})
+    assert decided["restarts"]["head"]
+
+
+def test_a_note_of_a_builder_does_not_count_against_its_record(pair):
+    plan = pair.plan()
+    identity = plan["hosts"]["head"]["builds"][0]["id"]
+    found = installed(plan)
+    for name in plan["hosts"]:
+        found[name]["drift"]["received"] = {identity: "worker1"}
+    compared = changes.compare(plan, found, known(plan, FILES))
+    assert not any(drift["differences"] for drift in compared.drifts.values())
+    found["head"]["drift"]["received"] = {identity: "head"}
+    compared = changes.compare(plan, found)
+    assert not any(drift["differences"] for drift in compared.drifts.values())
+
+
 def test_without_a_record_nothing_is_compared(pair):
     plan = pair.plan()
     assert not changes.compare(plan, installed(plan, worker2=None)).unlike
@@ -358,6 +463,21 @@ def test_the_controller_says_what_it_keeps_of_a_plan(pair, install):
     one.watch({"files": FILES})
     assert built.recorded(plan) == {("head", build["id"]): changes.Recorded(FILES, False)}
     assert cache.root() == one.folders[0]
+
+
+def test_an_archive_of_another_host_is_known_where_the_builder_has_no_record(pair):
+    plan = pair.plan()
+    build = plan["hosts"]["head"]["builds"][0]
+    for cluster, name, files, digest in (
+        (plan["cluster"], "rack@1", OTHERS, "3" * 64),
+        (plan["cluster"], "worker2", FILES, None),
+        ("another cluster", "worker1", FILES, "3" * 64),
+    ):
+        one = built.Built(cluster, name, build["id"], "/x")
+        one.watch({"files": files})
+        one._write(one.record()._replace(sha256=digest))
+    others = {"rack@1": OTHERS}
+    assert built.recorded(plan) == {("head", build["id"]): changes.Recorded({}, False, others)}
 
 
 def test_a_builder_that_says_it_has_moved_gives_the_others_nothing_new(install, tmp_path):

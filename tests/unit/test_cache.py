@@ -331,6 +331,7 @@ def inodes():
     return (f"size=64m,nr_inodes={number}" for number in range(2, 200))
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("sizes", [lambda: pages(2), inodes], ids=["bytes", "inodes"])
 def test_a_full_disk_wherever_a_model_is_written(disk, sizes):
     def work():
@@ -343,6 +344,7 @@ def test_a_full_disk_wherever_a_model_is_written(disk, sizes):
     }
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("sizes", [lambda: pages(5), inodes], ids=["bytes", "inodes"])
 def test_a_full_disk_wherever_a_source_is_written(disk, sizes, repository, tmp_path):
     path, commit = repository
@@ -358,3 +360,30 @@ def test_a_full_disk_wherever_a_source_is_written(disk, sizes, repository, tmp_p
     assert {re.sub(r"/\S*", "", reason) for reason in reasons} == {
         "llama_release does not fit on the controller: the disk of  is full. Free some space and run it again"
     }
+
+
+@pytest.mark.parametrize(
+    "fails, reason",
+    [(PermissionError(1, "Operation not permitted"), "Operation not permitted"), (None, "keeps no modes")],
+)
+def test_a_cache_whose_mode_cannot_be_changed(folder, monkeypatch, fails, reason):
+    """As on some network mounts and on disks of other systems: what is written there any account may change."""
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+
+    def chmod(_path, _mode):
+        if fails:
+            raise fails
+
+    monkeypatch.setattr(cache.Path, "chmod", chmod)
+    with pytest.raises(cache.CacheError) as raised:
+        cache.folder("sources", "llama_release")
+    assert f"{folder} has the mode 0777, which cannot be changed to 0700 (" in str(raised.value)
+    assert reason in str(raised.value)
+
+
+def test_a_cache_that_others_may_only_read_does_where_its_mode_stays(folder, monkeypatch):
+    folder.mkdir(parents=True)
+    folder.chmod(0o755)
+    monkeypatch.setattr(cache.Path, "chmod", lambda _path, _mode: None)
+    assert cache.folder("sources", "llama_release") == folder / "sources"

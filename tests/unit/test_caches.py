@@ -148,6 +148,77 @@ def test_latent_attention_caches_no_values():
     assert cells(plain) == cells(latent, caches.OLD) == [4096] * 6
 
 
+MLA = {"attention.key_length_mla": 192, "attention.value_length_mla": 128}
+FLASH = {"GLM-4.7-Flash": {"layers": 47, "heads": 20}, "DeepSeek-R1": {"layers": 61, "heads": 128}}
+
+
+def compressed(name, **more):
+    """A model of MLA in llama.cpp's form: 512 values of a token and 64 that are rotated."""
+    sizes_of_it = {"kv_heads": 1, "key_dimension": 576, "value_dimension": 512, "keys": MLA}
+    return {**model("deepseek2"), **sizes_of_it, **FLASH[name], **more}
+
+
+def mib(summary, generation, **settings):
+    found, exact = sizes(summary, generation, **settings)
+    return round(sum(found) / MIB), exact
+
+
+@pytest.mark.parametrize(
+    "generation, expected",
+    [
+        (caches.OLD, (799, True)),
+        (caches.NO_LATENT_VALUES - 1, (799, False)),
+        (7991, (423, True)),
+        (caches.MIDDLE, (423, True)),
+        (caches.NEW, (423, True)),
+    ],
+)
+def test_glm_4_7_flash_caches_keys_alone_from_b7991_on(generation, expected):
+    """47 layers of 576 elements for 8192 tokens in 16-bit floats are 423 MiB; the values were 376 on top (#19067)."""
+    assert mib(compressed("GLM-4.7-Flash"), generation, context=8192) == expected
+
+
+Q8 = {"context": 16384, "type_k": "q8_0", "flash_attention": "on"}
+WITH_WHOLE_MATRIX = {"tensors": [{"name": "blk.*.attn_kv_b.weight"}]}
+
+
+@pytest.mark.parametrize(
+    "commit, settings, more, expected",
+    [
+        (3770, {**Q8, "latent_attention": 3}, {}, 583),
+        (3770, {**Q8, "latent_attention": 1}, {}, 583),
+        (4840, {"context": 16384, "type_k": "q8_0"}, {}, 583),
+        (3769, {**Q8, "latent_attention": 3}, {}, 583 + 976),
+        (3770, {**Q8, "latent_attention": 1, "flash_attention": None}, {}, 1098 + 976),
+        (3770, {**Q8, "latent_attention": 3, "flash_attention": None}, {}, 1098 + 976),
+        (3770, {**Q8, "latent_attention": 3, "flash_attention": None}, WITH_WHOLE_MATRIX, 1098),
+        (3770, {**Q8, "latent_attention": 1, "flash_attention": None}, WITH_WHOLE_MATRIX, 1098 + 976),
+        (3770, Q8, {}, 24888 + 31232),
+        (4840, {**Q8, "latent_attention": 0}, {}, 24888 + 31232),
+        (3770, {**Q8, "latent_attention": 3}, {"keys": {}, "kv_heads": 128}, 74664 + 124928),
+        (
+            3770,
+            {**Q8, "latent_attention": 3},
+            {"keys": {"attention.kv_lora_rank": 512, "rope.dimension_count": 64}, "kv_heads": 128},
+            583,
+        ),
+    ],
+)
+def test_ik_llama_caches_keys_alone_with_mla_and_flash_attention(commit, settings, more, expected):
+    """DeepSeek R1 at 16384 tokens: 61 layers of 576 elements in q8_0 are 583 MiB, values of 512 in f16 976 more."""
+    summary = compressed("DeepSeek-R1", **more)
+    assert mib(summary, commit, fork="ik_llama.cpp", **settings) == (expected, False)
+
+
+def test_ik_llama_keeps_the_whole_context_in_every_layer_once_for_all_requests():
+    found, _exact = sizes(model("gemma3", **WINDOW), 4840, fork="ik_llama.cpp", context=4000, parallel=4)
+    assert found == [2 * 512 * 4096] * 6
+    found, _exact = sizes(model("glm4moe", nextn_predict_layers=1), 4840, fork="ik_llama.cpp")
+    assert found == [2 * 512 * 4096] * 6
+    found, _exact = sizes(model("llama"), 3770, fork="ik_llama.cpp", context=4000)
+    assert found == [2 * 512 * 4000] * 6
+
+
 def test_without_flash_attention_values_are_as_wide_as_the_widest_layer():
     uneven = model("deci", attention__head_count_kv=[4, 2, 4, 4, 4, 0])
     assert cells(uneven) == [4096, 2048, 4096, 4096, 4096, 0]
@@ -217,7 +288,7 @@ def test_every_architecture_with_a_window_has_a_test_here():
 def test_every_key_that_tells_a_cache_is_kept_of_the_header():
     """A key that summarize drops is never there, and its default would be planned with without a word."""
     text = Path(caches.__file__).read_text()
-    read = set(re.findall(r'(?:\bget\(|keys\[)"([a-z0-9_.]+)"', text)) - {"keys"}
+    read = set(re.findall(r'(?:\bget\(|keys\[)"([a-z0-9_.]+)"', text)) - {"keys", "tensors"}
     assert read > {"attention.sliding_window", "wkv.head_size"}
     assert not read - set(gguf.CACHE_KEYS)
 

@@ -104,6 +104,7 @@ DRIFT = {
     "stale": [["a\nb"], "llamacpp-worker-x", [1]],
     "missing_builds": [None, [None]],
     "running_releases": [["x" * 5000]],
+    "received": [{"x": 1}, {"x": "a\x1b"}, ["x"], "x"],
 }
 
 

@@ -1,6 +1,5 @@
 """The generated page is what the specifications say, and links lead somewhere."""
 
-import importlib.util
 import re
 from pathlib import Path
 
@@ -10,14 +9,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import advis
 from conftest import SCHEMA
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def generate():
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_page_of_variables_is_current(generate):
@@ -49,10 +40,11 @@ def test_every_advisory_meets_a_symptom():
 def test_the_published_advisories_are_sentences():
     """A word in asterisks stands for a name or a number, not for a verb or a whole sentence."""
     page = (ROOT / "docs" / "plan.md").read_text()
-    assert "| Build 6110 lets anyone who reaches a worker's port" in page
-    assert "| *device* of *host* gets 90112 MiB, but Mesa's" in page
+    assert "| With build 6110 (llama_release), anyone who reaches a worker's port" in page
+    assert "*device* of *host* gets 90112 MiB, and *limit* MiB are shown. Larger" in page
     for entry in advisories.ADVISORIES:
-        keys = set(re.findall(r"{(\w+)}", entry.message + entry.remedy))
+        texts = [entry.message, *(remedy.text for remedy in entry.remedies)]
+        keys = set(re.findall(r"{(\w+)}", " ".join(texts)))
         assert not keys & {"told", "remedy"}, entry.id
         assert {key for key, _value in entry.example} <= keys, entry.id
 

@@ -76,12 +76,27 @@ def test_a_value_without_end_is_not_followed():
     assert untrusted.problem("llama_release", endless).why == "has more than 32 levels or 200000 parts: shorten it"
 
 
+def test_facts_with_too_much_text(local):
+    local.hosts["here"]["facts"]["toolchains"] = [{"links": ["/" + "x" * 4000] * 1000} for _number in range(3)]
+    assert "has more than 8 million characters: shorten it" in local.reason()
+
+
 def test_letters_of_all_languages_may_be_there(local):
     local.hosts["here"]["variables"]["llama_server_extra_args"] = ["--alias", "Größe 大きい ñ"]
     assert local.plan()["head"]["argv"][-1] == "Größe 大きい ñ"
 
 
-@pytest.mark.parametrize("name", ["a b", "a\nb", "../a", ".a", "-rf", "a/b", "", "a\x1b[2J", "x" * 300])
+def test_what_a_text_becomes_is_looked_at_too():
+    """Ansible takes JSON in a text for the mapping that it stands for."""
+    own = {"llama_server_environment": '{"A": "b\\u001b[2J"}'}
+    task_vars = {"groups": {"llama_cluster": ["a"], "llama_head": ["a"]}, "hostvars": {"a": own}}
+    with pytest.raises(Refusal, match=r"llama_server_environment.A is 'b\\x1b\[2J', which has a line break"):
+        entry.read(*inventory.hosts(task_vars))
+
+
+@pytest.mark.parametrize(
+    "name", ["a b", "a\nb", "::1", "rack1/a", "../a", ".a", "-rf", "a/b", "", "a\x1b[2J", "x" * 300]
+)
 def test_names_of_hosts_and_clusters(pair, name):
     pair.hosts[name] = pair.hosts.pop("worker1")
     assert pair.reason().startswith(f"a host has the name {untrusted.show(name)} in the inventory: use letters")
@@ -136,25 +151,62 @@ def test_a_secret_in_a_url_is_refused_and_not_repeated(local, variable, value, u
     local.hosts["here"]["variables"][variable] = value(url)
     reason = local.reason()
     assert reason.startswith(variable)
-    assert "has a password or a token in its URL" in reason
+    assert "has a password or a token in its URL or address" in reason
     assert "SECRET" not in reason
 
 
 @pytest.mark.parametrize(
     "url",
-    ["ssh://git@192.0.2.1/x", "git@192.0.2.1:x", "https://192.0.2.1/x?download=true", "https://192.0.2.1/a@b?keys"],
+    [
+        "ssh://git@192.0.2.1/x",
+        "git@192.0.2.1:x",
+        "https://192.0.2.1/x?download=true",
+        "https://192.0.2.1/a@b?keys",
+        "https://192.0.2.1/x?monkey=1&turkey=2&keyboard=3",
+        "https://192.0.2.1/x?barcode=1&codec=2",
+        "model:7b@q4_k_m",
+        "image:tag@sha256:0123456789abcdef",
+        "blk.1:CPU",
+    ],
 )
 def test_a_url_without_a_secret(url):
     assert untrusted.problem("llama_release", url) is None
 
 
-@pytest.mark.parametrize("text", ["https://h/x#access_token=S", "https://h/x?jwt=S", "https://h/x?a=b&passphrase=S"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://h/x#access_token=S",
+        "https://h/x?jwt=S",
+        "https://h/x?a=b&passphrase=S",
+        "https://h/x?code=S",
+        "https://h/x?key=S",
+        "https://h/x?AWSAccessKeyId=S",
+        "https://h/x?subscription-key=S",
+        "https://h/x?apikey2=S",
+        "https://h/x?tokens=S",
+        "user:pw@proxy:3128",
+        "--proxy=user:p@ss@192.0.2.1:3128/",
+        "user:pw@[::1]:3128",
+    ],
+)
 def test_other_spellings_of_a_secret_in_a_url(text):
     assert untrusted.has_secret(text)
 
 
 @pytest.mark.parametrize(
-    "name", ["OPENAI_KEY", "MY_PASS", "PASSPHRASE", "MYSQL_PWD", "GITHUB_PAT", "PROXY_AUTH", "SECRET_KEY_BASE"]
+    "name",
+    [
+        "HF_TOKEN2",
+        "API_KEY_1",
+        "OPENAI_KEY",
+        "MY_PASS",
+        "PASSPHRASE",
+        "MYSQL_PWD",
+        "GITHUB_PAT",
+        "PROXY_AUTH",
+        "SECRET_KEY_BASE",
+    ],
 )
 def test_other_names_of_a_secret(name):
     with pytest.raises(Refusal, match=f"has {name}, a secret"):
@@ -173,12 +225,25 @@ def test_a_misspelt_variable_with_a_control_character_is_not_shown(local):
     assert "'llama_b\\x1b[31mad'" in local.reason()
 
 
-@pytest.mark.parametrize("part", ["://", "https://", ":", "://:", "?token", "https://a?", "a", ";x"])
-def test_a_long_text_is_read_in_no_time(part):
+def test_a_proxy_with_a_password(local):
+    for name, value in (("http_proxy", "me:SECRET@proxy"), ("ALL_PROXY", "SECRET@proxy:3128")):
+        local.hosts["here"]["variables"]["llama_server_environment"] = {name: value}
+        assert f"llama_server_environment has {name}, a secret" in local.reason()
+        assert "SECRET" not in local.reason()
+    local.hosts["here"]["variables"]["llama_server_environment"] = {"http_proxy": "http://proxy:3128"}
+    local.plan()
+
+
+@pytest.mark.parametrize("begin", ["https://", ""])
+@pytest.mark.parametrize(
+    "part",
+    ["://", "https://", ":", "://:", "?token", "https://a?", "a", ";x", "=a:@", "a:", "=a:a@b", "?api_", "?key-"],
+)
+def test_a_long_text_is_read_in_no_time(begin, part):
     """A text of 64 kB took four seconds where each beginning of a URL was followed to the end."""
-    text = "https://" + part * (65000 // len(part))
+    text = begin + part * (65000 // len(part))
     started = time.process_time()
-    assert not untrusted.has_secret(text)
+    untrusted.has_secret(text)
     assert time.process_time() - started < 1
 
 
@@ -366,12 +431,20 @@ def test_facts_that_the_head_kept_of_another_shape(pair, kept):
 
 
 @pytest.mark.parametrize(
-    "model", [{"summary": {"a": 1}}, {"summary": [1]}, {"summary": {}, "closed": {}}, {"summary": {"name": "\x1b"}}]
+    "model",
+    [
+        {"summary": {"a": 1}},
+        {"summary": [1]},
+        {"summary": {}, "closed": {}},
+        {"summary": {"name": "\x1b"}},
+        {"summary": {}, "closed": "/home/\x1b[2J"},
+    ],
 )
 def test_what_the_head_says_of_its_model_is_not_believed(pair, model):
     pair.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_path="/srv/x.gguf")
     pair.model = model
-    assert "llama_model_path is '/srv/x.gguf', " in pair.reason()
+    assert "llama_model_path is '/srv/x.gguf', of which the head says what cannot be (" in pair.reason()
+    assert pair.reason().isprintable()
 
 
 def test_a_number_as_the_name_of_a_setting():

@@ -1,58 +1,58 @@
-"""What the network adds to a token, by the formula and by what is known of the links."""
+"""Predicted speed of a plan: by the rates of its devices and by what is known of its links."""
+
+import itertools
+import re
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import estimate
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import estimate, speed
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Link
 
+STRIX = {"backend": "vulkan", "name": "Radeon 8060S", "architecture": "", "memory_mib": 126976, "unified": True}
 
-def links_of(pair, **measured):
-    pair.hosts["head"]["facts"]["measured"] = measured
-    return pair.plan()["estimate"]
+EPYC = {"model": "AMD EPYC 7713 64-Core Processor", "cores": 64, "features_id": "f"}
+
+
+def estimate_of(cluster, **measured):
+    cluster.hosts["head"]["facts"]["measured"] = measured
+    return cluster.plan()["estimate"]
 
 
 def test_without_a_worker_the_network_adds_nothing(pair):
     for name in ("worker1", "worker2"):
         del pair.hosts[name]
-    assert pair.plan()["estimate"] == {"network_ms_per_token": 0, "bound": "about", "crossings": 0, "links": []}
+    alone = pair.plan()["estimate"]
+    assert (alone["network_ms_per_token"], alone["bound"], alone["crossings"], alone["links"]) == (0, "about", 0, [])
+    best = alone["best_single_host"]
+    speeds = {key: alone[key] for key in ("generation_tokens_per_s", "prompt_tokens_per_s")}
+    assert best == {"host": "head", "fits": True, "gpu_layers": None, **speeds}
+    assert alone["rates"] == speed.ASSUMED
 
 
-def test_where_nothing_was_measured_the_assumption_is_told(pair):
-    told = links_of(pair)
-    one_way = estimate.ASSUMED_MS["ethernet"]
-    assert told["network_ms_per_token"] == pytest.approx(3 * one_way)
-    assert told["crossings"] == 3
-    assert told["links"][1] == {
+def test_where_nothing_was_measured_the_assumption_stands(pair):
+    given = estimate_of(pair)
+    round_trip = speed.ROUND_TRIP_MS["ethernet"]
+    cost = given["links"][1].pop("ms_per_token")
+    assert given["network_ms_per_token"] == pytest.approx(2 * cost, rel=0.01)
+    assert cost > 2 * round_trip
+    assert given["crossings"] == 4
+    assert given["links"][1] == {
         "host": "worker2",
         "endpoint": "192.0.2.12:50052",
         "kind": "ethernet",
-        "one_way_ms": one_way,
+        "one_way_ms": round_trip / 2,
+        "gbit_per_s": speed.GBIT["ethernet"],
         "measured": False,
     }
 
 
 def test_what_was_measured_is_used(pair):
-    told = links_of(pair, worker1={"round_trip_ms": 0.5}, worker2={"round_trip_ms": None}, elsewhere={})
-    assert [(link["one_way_ms"], link["measured"]) for link in told["links"]] == [(0.25, True), (0.15, False)]
-    assert told["network_ms_per_token"] == pytest.approx(2 * 0.25 + 0.15)
-
-
-@pytest.mark.parametrize(
-    "release, bound",
-    [
-        ({"source": "archive", "build": 8600}, "about"),
-        ({"source": "archive", "build": 10496}, "about"),
-        ({"source": "archive", "build": 10500}, "at most"),
-        ({"source": "pypi"}, "at most"),
-    ],
-)
-def test_a_release_that_does_not_wait_takes_at_most_so_long(pair, release, bound):
-    given = {**pair.hosts["head"]["variables"]["llama_release"], "path": "/tmp/x.tar.gz", **release}
-    if release["source"] == "pypi":
-        del given["path"]
-    else:
-        del given["version"]
-    pair.hosts["head"]["variables"]["llama_release"] = given
-    assert pair.plan()["estimate"]["bound"] == bound
+    before = estimate_of(pair)
+    measured = {"worker1": {"round_trip_ms": 0.5, "mbit_per_second": 940}, "worker2": {"round_trip_ms": None}}
+    given = estimate_of(pair, **measured, elsewhere={})
+    assert [(link["one_way_ms"], link["measured"]) for link in given["links"]] == [(0.25, True), (0.15, False)]
+    assert [link["gbit_per_s"] for link in given["links"]] == [0.94, 2.5]
+    assert given["network_ms_per_token"] > before["network_ms_per_token"] + 2 * 0.2 - 0.01
 
 
 @pytest.mark.parametrize(
@@ -73,6 +73,156 @@ def test_the_kind_of_a_link(endpoint, interface, kind):
 
 
 def test_loopback_is_never_measured(local):
-    local.hosts["here"]["facts"]["measured"] = {"here": {"round_trip_ms": 9.0}}
-    assert [link["kind"] for link in local.plan()["estimate"]["links"]] == ["loopback", "loopback"]
-    assert local.plan()["estimate"]["network_ms_per_token"] == pytest.approx(0.06)
+    local.hosts["here"]["facts"]["measured"] = {"here": {"round_trip_ms": 9.0, "mbit_per_second": 1}}
+    links = local.plan()["estimate"]["links"]
+    assert [(link["kind"], link["measured"], link["gbit_per_s"]) for link in links] == [("loopback", False, 100)] * 2
+    assert local.plan()["estimate"]["network_ms_per_token"] < 2
+
+
+def test_a_host_with_a_small_board_or_macos_takes_longer(pair):
+    plain = estimate_of(pair)["links"][0]["ms_per_token"]
+    pair.hosts["worker1"]["facts"].update(architecture="aarch64", memory_mib=8192)
+    board = estimate_of(pair)
+    assert board["links"][0]["ms_per_token"] > 3 * plain
+    assert board["devices"][0]["gb_per_s"] < 20
+
+
+def test_a_plan_that_does_not_fit_has_no_speed(pair, big_model):
+    rows = [{**row, "bytes": row["bytes"] * 8} for row in big_model["tensors"]]
+    pair.model = {"summary": {**big_model, "tensors": rows}}
+    for host in pair.hosts.values():
+        host["variables"]["llama_model_known_answer"] = None
+        host["variables"]["llama_model_path"] = "/models/big.gguf"
+    plan = pair.plan()
+    assert not plan["fits"]
+    given = plan["estimate"]
+    assert given["devices"] == []
+    assert {given[key] for key in ("generation_tokens_per_s", "load_s", "limited_by", "rates")} == {None}
+    assert not given["best_single_host"]["fits"]
+    assert "Predicted speed" not in report.plan_parts(plan)
+
+
+@pytest.fixture
+def serving(pair, big_model):
+    """Two workers serve a model of 80 GiB, or a part of that."""
+
+    def plan(part=1, **variables):
+        rows = [{**row, "bytes": row["bytes"] // part} for row in big_model["tensors"]]
+        pair.model = {"summary": {**big_model, "tensors": rows}}
+        for name, host in pair.hosts.items():
+            host["variables"].update(llama_model_known_answer=None, llama_model_path="/models/big.gguf", **variables)
+            if name != "head":
+                host["facts"].update(memory_mib=131072, accelerators=[{**STRIX, "memory_mib": 98304}])
+        return pair.plan()
+
+    return plan
+
+
+def test_the_page_shows_the_speed_and_what_limits_it(serving):
+    plan = serving(llama_placement="all")
+    lines = " ".join(report.plan_parts(plan)["Predicted speed"])
+    given = plan["estimate"]
+    for text in (
+        f"{given['generation_tokens_per_s']:g} tokens per second",
+        f"{given['load_s']:g} seconds",
+        f"limited by: {given['limited_by']}",
+        "Rates of devices are",
+    ):
+        assert text in lines
+
+
+def test_tokens_take_as_long_as_their_parts_together(serving):
+    given = serving(llama_placement="all")["estimate"]
+    parts = sum(device["ms_per_token"] for device in given["devices"]) + given["network_ms_per_token"]
+    assert 1000 / given["generation_tokens_per_s"] == pytest.approx(parts, rel=0.01)
+    assert given["limited_by"] in ("memory of worker1", "memory of worker2")
+
+
+@pytest.mark.parametrize(
+    "rates, surest",
+    [({"measured", "table"}, "table"), ({"table", "assumed"}, "assumed"), ({"measured"}, "measured")],
+)
+def test_the_plan_names_its_least_sure_source(serving, monkeypatch, rates, surest):
+    kinds = itertools.cycle(sorted(rates))
+    monkeypatch.setattr(speed, "rate_of", lambda *_given: speed.Rate(100, 100, next(kinds)))
+    assert serving(llama_placement="all")["estimate"]["rates"] == surest
+
+
+def test_a_slow_link_limits_prompts_and_loading(serving, pair):
+    pair.hosts["head"]["facts"]["measured"] = {
+        name: {"round_trip_ms": 0.3, "mbit_per_second": 0.001} for name in ("worker1", "worker2")
+    }
+    given = serving(llama_placement="all")["estimate"]
+    assert given["prompt_limited_by"].startswith("link to worker")
+    assert given["load_limited_by"].startswith("link to worker")
+
+
+def slower(plan):
+    return next((entry for entry in plan["advisories"] if entry["id"] == "slower-than-one-host"), None)
+
+
+def serve_alone(cluster, host):
+    """What the advisory's remedy asks for."""
+    cluster.hosts["head"]["groups"] = []
+    for name in list(cluster.hosts):
+        if name == host:
+            cluster.hosts[name]["groups"] = ["head"]
+        else:
+            del cluster.hosts[name]
+
+
+def test_a_cluster_that_is_slower_than_its_head_is_reported_and_the_remedy_works(serving, pair):
+    pair.hosts["head"]["facts"]["cpu"] = EPYC
+    met = slower(serving(part=64, llama_placement="all"))
+    assert (met["host"], met["severity"], met["remedy"]) == ("head", "warning", "Leave llama_workers empty.")
+    for name in ("worker1", "worker2"):
+        pair.hosts[name]["groups"] = []
+    serve_alone(pair, "head")
+    plan = pair.plan()
+    assert not plan["refused"]
+    assert not slower(plan)
+    assert f"{plan['estimate']['generation_tokens_per_s']:g}" in met["message"]
+
+
+def test_where_another_host_would_be_faster_alone_it_is_named(serving, pair):
+    pair.hosts["head"]["facts"]["memory_mib"] = 2200
+    met = slower(serving(part=64, llama_server_tensor_split=[1, 1]))
+    assert met["host"] == "worker1"
+    assert met["remedy"] == (
+        "Put worker1 into llama_head in place of head, with the model's files, leave llama_workers empty, remove "
+        "llama_server_tensor_split."
+    )
+    serve_alone(pair, "worker1")
+    pair.hosts["worker1"]["variables"]["llama_server_tensor_split"] = None
+    plan = pair.plan()
+    assert not plan["refused"]
+    assert not slower(plan)
+
+
+def test_where_the_processor_has_to_help_the_remedy_says_how_much(serving, pair):
+    tools = {"glslc": "2025", "vulkan": "1.4"}
+    card = {
+        "backend": "vulkan",
+        "name": "GeForce GTX 1080 Ti",
+        "architecture": "",
+        "memory_mib": 1200,
+        "unified": False,
+    }
+    for host in pair.hosts.values():
+        host["facts"]["toolchain"].update(tools)
+    pair.hosts["head"]["facts"].update(accelerators=[card], cpu=EPYC)
+    met = slower(serving(part=64, llama_placement="all"))
+    assert met["host"] == "head"
+    said = re.fullmatch(r"Leave llama_workers empty, set llama_server_gpu_layers to (\d+)\.", met["remedy"])
+    assert 30 < int(said[1]) < 50
+    serve_alone(pair, "head")
+    pair.hosts["head"]["variables"]["llama_server_gpu_layers"] = int(said[1])
+    plan = pair.plan()
+    assert not plan["refused"]
+    assert not slower(plan)
+    assert f"{plan['estimate']['generation_tokens_per_s']:g}" in met["message"]
+
+
+def test_a_cluster_that_is_faster_or_only_tries_workers_is_not_reported(serving, local):
+    assert not slower(serving(llama_placement="all"))
+    assert not slower(local.plan())

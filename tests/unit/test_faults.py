@@ -94,6 +94,7 @@ def renew(machine):
     return bool(machine.apply(HEAD, WORKER, remove=[OTHER]))
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     "name, kind",
     [
@@ -121,6 +122,7 @@ PLANNED = [test_links.link(), test_links.link(interface="eth2", address="10.98.0
 machine, any_manager = test_links.machine, test_links.any_manager
 
 
+@pytest.mark.faults
 @KINDS
 def test_links_after_a_fault(any_manager, tmp_path, monkeypatch, kind):
     kept = any_manager.__dict__
@@ -156,6 +158,7 @@ def test_links_after_a_fault(any_manager, tmp_path, monkeypatch, kind):
 # ---------------------------------------------------------------------------------------------------------------- tuning
 
 
+@pytest.mark.faults
 @KINDS
 @pytest.mark.parametrize("name", test_tuning.KINDS)
 def test_kernel_parameters_after_a_fault(tmp_path, monkeypatch, name, kind):
@@ -232,6 +235,7 @@ def firewalld(root):
     return host
 
 
+@pytest.mark.faults
 @KINDS
 @pytest.mark.parametrize("kept", [nftables, firewalld])
 def test_the_firewall_after_a_fault(tmp_path, monkeypatch, kept, kind):
@@ -404,20 +408,20 @@ def run_logged(builder, step, _argv):
 
 
 def compiled(root, archive):
-    build = {"id": "new", "cmake_options": {}, "environment": {}, "targets": TARGETS}
+    build = {"id": "new", "builder": "head", "cmake_options": {}, "environment": {}, "targets": TARGETS}
     source = {"archive": str(archive), "sha256": stored.sha256(archive), "member": "", "commit": "a1", "number": 7}
     return building.Builder(str(root / "prefix"), str(root / "cache"), build, {**source, "patches": []}, None).install()
 
 
 def unpacked(root, archive):
-    build = {"id": "new", "cmake_options": {}, "environment": {}, "targets": TARGETS}
+    build = {"id": "new", "builder": "head", "cmake_options": {}, "environment": {}, "targets": TARGETS}
     source = {"archive": str(archive), "sha256": stored.sha256(archive), "commit": "a1", "number": 7}
     if not stored.installed(root / "prefix/releases/new"):
         building.Installer(str(root / "prefix"), build, None).unpack(source)
 
 
 def packed(root, _archive):
-    build = {"id": "new", "cmake_options": {}, "environment": {}, "targets": TARGETS}
+    build = {"id": "new", "builder": "head", "cmake_options": {}, "environment": {}, "targets": TARGETS}
     if not stored.installed(root / "prefix/releases/new"):
         builder = root.parent / "builder/prefix"
         path = building.pack(str(builder), str(root / "cache"), build)
@@ -425,6 +429,7 @@ def packed(root, _archive):
         building.Installer(str(root / "prefix"), build, None).receive(path, stored.sha256(Path(path)), recorded)
 
 
+@pytest.mark.faults
 @SOME_KINDS
 @pytest.mark.parametrize("install", [compiled, unpacked, packed])
 def test_a_release_after_a_fault(tmp_path, monkeypatch, untried, install, kind):
@@ -473,6 +478,7 @@ def test_a_full_disk_is_not_filled_further_by_an_archive_that_is_not_whole(tmp_p
     assert faults.tree(tmp_path / "cache") == {}
 
 
+@pytest.mark.faults
 @SOME_KINDS
 def test_a_removal_of_releases_after_a_fault(tmp_path, monkeypatch, capsys, kind):
     """What is planned stays; a release, a build that never ended, and what they left beside them, go."""

@@ -126,13 +126,13 @@ def test_load_mode(fork, mode, expected):
         (
             {"llama_accept_advisories": []},
             [
-                "Commit 4840 of ik_llama.cpp lets anyone who reaches a worker's port run code",
+                "With commit 4840 of ik_llama.cpp, anyone who reaches a worker's port can run code",
                 "add rpc-remote-code-execution",
             ],
         ),
         (
             {"llama_accept_advisories": [], "llama_release": {**RELEASE, "build": 5000}},
-            ["Commit 5000 of ik_llama.cpp is newer than 4840", "add rpc-remote-code-execution"],
+            ["commit 5000 of ik_llama.cpp, which is newer than 4840", "add rpc-remote-code-execution"],
         ),
     ],
 )
@@ -171,9 +171,21 @@ def gpu_head(release):
 def test_devices_of_the_head_come_first_where_they_cannot_be_named():
     planned = gpu_head(SUMMER).plan()
     assert [entry["device"] for entry in planned["placement"]] == ["CUDA0", "CUDA1", "RPC[192.0.2.11:50052]"]
-    assert "--tensor-split 6,6,5" in " ".join(planned["head"]["argv"])
+    assert "--tensor-split 5,6,6" in " ".join(planned["head"]["argv"])
     assert "--device" not in planned["head"]["argv"]
     assert "--device RPC0[192.0.2.11:50052],CUDA0,CUDA1" in line_of(gpu_head(RELEASE))
+
+
+def test_a_device_that_cannot_be_left_out_has_a_share_of_nothing():
+    cluster = gpu_head(SUMMER)
+    cluster.hosts["head"]["variables"]["llama_placement"] = "fastest"
+    planned = cluster.plan()
+    assert [(entry["device"], entry["layers"]) for entry in planned["placement"]] == [("CUDA0", 16), ("CUDA1", 0)]
+    assert planned["placement"][1]["reason"].endswith(": nothing")
+    assert "--tensor-split 17,0" in " ".join(planned["head"]["argv"])
+    cluster = gpu_head(RELEASE)
+    cluster.hosts["head"]["variables"]["llama_placement"] = "fastest"
+    assert [entry["device"] for entry in cluster.plan()["placement"]] == ["CUDA0"]
 
 
 def test_a_split_is_in_the_order_of_devices_that_cannot_be_named():
@@ -237,7 +249,7 @@ def test_a_backend_that_is_not_looked_after_is_told(fork):
     plan = with_device(fork, "vulkan", "glslc", "").plan()
     assert not plan["refused"], plan["reasons"]
     assert [advisory["id"] for advisory in plan["advisories"]] == ["rpc-remote-code-execution", "backend-unmaintained"]
-    assert "here builds ik_llama.cpp for vulkan" in plan["advisories"][1]["message"]
+    assert "ik_llama.cpp is built for vulkan on here" in plan["advisories"][1]["message"]
     assert "spirv-headers" not in plan["hosts"]["here"]["tools"]
 
 

@@ -11,7 +11,7 @@ import gguf as gguf_package
 import gguf_files as files
 import numpy
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, tensor_types
 from ansible_collections.llamacpp.cluster.plugins.modules import gguf_info
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import known_answer_file
 from hypothesis import HealthCheck, given, settings
@@ -21,6 +21,7 @@ MODULE = gguf_info
 
 MEMORY = 20 * gguf.MIB
 """What no header may need more of, where the limits are an eighth of the real ones or less: counting memory is slow."""
+MAINLINE_TYPES = {**tensor_types.OF_BOTH, **tensor_types.OF_MAINLINE}
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "200"))
 thorough = settings(
     max_examples=60,
@@ -76,13 +77,36 @@ def agrees(path):
 
 
 def test_types_are_those_of_the_gguf_package():
-    for kind, (name, *sizes) in gguf.TENSOR_TYPES.items():
-        if name != "Q2_0":  # newer than the package
-            assert gguf_package.GGMLQuantizationType(kind).name == name
-            assert gguf_package.GGML_QUANT_SIZES[gguf_package.GGMLQuantizationType(kind)] == tuple(sizes)
+    for kind, stored in MAINLINE_TYPES.items():
+        if stored.name != "Q2_0":  # newer than the package
+            assert gguf_package.GGMLQuantizationType(kind).name == stored.name
+            sizes = gguf_package.GGML_QUANT_SIZES[gguf_package.GGMLQuantizationType(kind)]
+            assert (*sizes, 0) == (stored.elements, stored.bytes, stored.row_bytes)
     for kind, name in gguf.FILE_TYPES.items():
         if name != "Q2_0":
             assert gguf_package.LlamaFileType(kind).name.replace("MOSTLY_", "").replace("ALL_", "") == name
+
+
+@pytest.mark.parametrize(
+    "kind, name, size",
+    [(337, "IQ2_K_R4", 3 * 2 * 76), (152, "IQ5_KS", 3 * (2 * 168 + 4)), (219, "IQ1_S_R4", 3 * (16 * 6 + 2))],
+)
+def test_types_of_ik_llama_are_read_with_what_each_row_has_beside_its_blocks(kind, name, size):
+    """Sizes as ggml_row_size of its commit 4840 counts them."""
+    data = files.header(tensors=[("t", (512, 3), kind, 0)])
+    model = read(data + bytes(-len(data) % 32) + bytes(size))
+    assert model.tensors == {"t": gguf.Tensor(name, (512, 3), 1536, size)}
+    with pytest.raises(gguf.GGUFError, match="is truncated"):
+        read(data + bytes(-len(data) % 32) + bytes(size - 1))
+
+
+def test_a_type_stands_in_one_table():
+    tables = (tensor_types.OF_BOTH, tensor_types.OF_MAINLINE, tensor_types.OF_IK_LLAMA)
+    assert len(tensor_types.ALL) == sum(map(len, tables))
+    assert len({kind.name for kind in tensor_types.ALL.values()}) == len(tensor_types.ALL)
+    assert {name for names in tensor_types.FIRST.values() for name in names} < {
+        kind.name for kind in tensor_types.ALL.values()
+    }
 
 
 @pytest.mark.parametrize("layers, width, kind", [(1, 64, "f32"), (2, 64, "f16"), (5, 128, "f16"), (3, 192, "q8_0")])
@@ -120,11 +144,12 @@ def test_agrees_on_every_type(tmp_path):
     for name, values in (("numbers", [1, 2, 3]), ("words", ["a", "", "ß"]), ("floats", [0.5, 1.5])):
         writer.add_array(f"test.{name}", values)
     writer.add_array("test.many", [f"token {number}" for number in range(5000)])
-    for kind, (name, per_block, size) in gguf.TENSOR_TYPES.items():
-        if name != "Q2_0":
-            raw = numpy.zeros((2, 3, size), numpy.uint8)
-            stored = gguf_package.GGMLQuantizationType(kind)
-            writer.add_tensor(f"{name}.{per_block}", raw, raw_dtype=stored)
+    for kind, stored in MAINLINE_TYPES.items():
+        if stored.name != "Q2_0":
+            raw = numpy.zeros((2, 3, stored.bytes), numpy.uint8)
+            writer.add_tensor(
+                f"{stored.name}.{stored.elements}", raw, raw_dtype=gguf_package.GGMLQuantizationType(kind)
+            )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -247,7 +272,7 @@ def test_tensors_in_few_rows():
 @thorough
 def test_rows_hold_every_tensor(tensors):
     known = {
-        name: gguf.Tensor(gguf.TENSOR_TYPES[kind][0], shape, 1, files.size(shape, kind))
+        name: gguf.Tensor(tensor_types.ALL[kind].name, shape, 1, files.size(shape, kind))
         for name, (shape, kind) in tensors.items()
     }
     again = {}
@@ -732,6 +757,7 @@ def changed(data, changes):
     return bytes(data)
 
 
+@pytest.mark.fuzz
 @given(st.sampled_from(WHOLE), st.lists(CHANGE, min_size=1, max_size=4))
 @settings(thorough, max_examples=600)
 def test_a_changed_file_is_a_model_or_an_error(data, changes):
@@ -753,6 +779,7 @@ def test_every_bit_of_a_header():
             summary_or_error(changed(data, [("flip", position / min(len(data), 1200), bit)]))
 
 
+@pytest.mark.fuzz
 def test_changed_files_need_no_more_memory():
     data = files.vocabulary(30)
 

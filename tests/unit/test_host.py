@@ -1,6 +1,9 @@
+import contextlib
 import os
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -163,6 +166,29 @@ def test_facts_that_the_last_run_left(tmp_path, text, kept):
 
 def test_supervisor_that_is_not_there(tmp_path):
     assert host.supervisor(str(tmp_path)) == {"version": None, "running": False}
+
+
+def test_supervisor_that_stands_still(tmp_path):
+    """It runs, and takes no connection. Who connects to it waits."""
+    (tmp_path / "supervisor").mkdir()
+    path = str(tmp_path / "supervisor" / "control.sock")
+    waiting = []
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            for _number in range(10):
+                waiting.append(socket.socket(socket.AF_UNIX))
+                waiting[-1].setblocking(False)
+                waiting[-1].connect(path)
+        asked = []
+        asking = threading.Thread(target=lambda: asked.append(host.supervisor_runs(str(tmp_path))), daemon=True)
+        asking.start()
+        asking.join(20)
+        assert asked == [True]
+    for client in waiting:
+        client.close()
+    assert host.supervisor_runs(str(tmp_path)) is False
 
 
 def test_output_of_a_command_that_hangs_fails_or_is_missing(monkeypatch):

@@ -32,8 +32,15 @@ def listener(address="127.0.0.1", full=False):
         yield f"{address}:{server.getsockname()[1]}"
 
 
-def tried(endpoint, arp, own=("192.0.2.1",)):
-    return knocks.results(knocks.begin([endpoint], own), arp)
+DIRECT, ROUTED = "lo 0000007F 00000000 0001 0 0 0 000000FF", "eth0 0000007F 010200C0 0003 0 0 0 000000FF"
+DEFAULT, NARROW = "eth0 00000000 010200C0 0003 0 0 0 00000000", "wg0 0100007F 00000000 0001 0 0 0 FFFFFFFF"
+"""Lines of the kernel's table of routes: to 127.0.0.0/8 with and without the router 192.0.2.1, to all others, and to 127.0.0.1."""
+
+
+def tried(endpoint, arp, own=("192.0.2.1",), routes=(DEFAULT, DIRECT)):
+    table = arp.with_name("route")
+    table.write_text("Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT\n" + "\n".join(routes))
+    return knocks.results(knocks.begin([endpoint], own), arp, table)
 
 
 def test_a_port_that_is_open(arp):
@@ -53,6 +60,32 @@ def test_a_port_that_refuses_is_closed(tmp_path):
     with listener() as endpoint:
         pass
     assert tried(endpoint, tmp_path / "none") == [{"endpoint": endpoint, "source": "127.0.0.1", "open": False}]
+
+
+@pytest.mark.parametrize(
+    "routes, counts",
+    [
+        ([DEFAULT, DIRECT], True),
+        ([NARROW, ROUTED], True),
+        ([ROUTED, DEFAULT], False),
+        ([DEFAULT], False),
+        ([], False),
+        (["x"], False),
+        (["lo zz"], False),
+    ],
+)
+def test_who_refuses_is_the_host_only_without_a_router_in_between(tmp_path, routes, counts):
+    with listener() as endpoint:
+        pass
+    refused = [{"endpoint": endpoint, "source": "127.0.0.1", "open": False}]
+    assert tried(endpoint, tmp_path / "none", routes=routes) == (refused if counts else [])
+
+
+def test_where_the_kernel_shows_no_routes_a_port_that_refuses_says_nothing(tmp_path):
+    with listener() as endpoint:
+        pass
+    begun = knocks.begin([endpoint], ["192.0.2.1"])
+    assert knocks.results(begun, tmp_path / "none", tmp_path / "missing") == []
 
 
 def test_the_own_port_is_tried_from_another_address(tmp_path):

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.entry import server_of
@@ -151,6 +152,7 @@ def test_other_words_for_what_the_plan_decides(local, arguments, word, instead):
     "environment, instead",
     [
         ({"LLAMA_ARG_UBATCH": 256}, "LLAMA_ARG_UBATCH, which changes the KV cache: put --ubatch-size into"),
+        ({"LLAMA_ARG_BATCH": 256}, "LLAMA_ARG_BATCH, which changes the KV cache: put --batch-size into"),
         ({"LLAMA_ARG_SWA_FULL": True}, "LLAMA_ARG_SWA_FULL, which changes the KV cache: put --swa-full into"),
         ({"LLAMA_ARG_KV_UNIFIED": True}, "LLAMA_ARG_KV_UNIFIED, which changes the KV cache: put --kv-unified into"),
     ],
@@ -181,13 +183,43 @@ def test_settings_of_the_cache_that_count(arguments, expected):
 
 
 @pytest.mark.parametrize(
+    "arguments, tokens",
+    [
+        ([], 512),
+        (["-b", "256"], 256),
+        (["-b", "4096", "-ub", "4096"], 4000),
+        (["-ub", "4096"], 2048),
+        (["-ub", "64", "--batch-size", "128"], 64),
+    ],
+)
+def test_tokens_that_are_computed_at_once(arguments, tokens):
+    """n_ubatch of llama_context: min(n_ctx, -b, -ub)."""
+    settings = heads.settings_of(server(llama_server_extra_args=arguments), {"context": 4000})
+    assert settings.tokens == tokens
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["-ub", "0"], "-ub '0': use a number of tokens, 1 or more"),
+        (["-b", "many"], "-b 'many': use a number of tokens, 1 or more"),
+        (["-mla", "-1"], "-mla '-1': use a number, 0 or more"),
+        (["-amb", "²"], "-amb '²': use a number of MiB, 0 or more"),
+    ],
+)
+def test_settings_that_are_no_numbers_are_refused(arguments, said):
+    with pytest.raises(Refusal, match=re.escape(f"llama_server_extra_args has {said}")):
+        heads.settings_of(server(llama_server_extra_args=arguments), {"context": 4096})
+
+
+@pytest.mark.parametrize(
     "more, planned",
     [
         ({}, True),
         ({"llama_server_extra_args": ["--metrics"]}, True),
         ({"llama_server_extra_args": ["--n_cpu_moe", "3"]}, False),
         ({"llama_server_extra_args": ["-mm", "x.gguf"]}, False),
-        ({"llama_server_environment": {"LLAMA_ARG_BATCH": 64}}, False),
+        ({"llama_server_environment": {"LLAMA_ARG_CPU_MOE": 1}}, False),
         ({"llama_server_environment": {"LLAMA_ARG_ENDPOINT_METRICS": 1}}, True),
     ],
 )

@@ -1,7 +1,9 @@
 import copy
+import itertools
+import random
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, compute, known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Device
 
@@ -15,68 +17,16 @@ def load(big_model):
 
 def test_units_are_the_layers_and_the_output(load):
     assert load.units == 81
-    weights, kv = load.of(79, 2)
-    assert weights == GIB + load.weights[-1]
-    assert kv == load.kv[79]
+    sizes = load.sizes("cpu")
+    assert sizes.of(79, 81) == GIB + load.weights[-1] + load.kv[79]
+    assert sizes.of(80, 81) == load.weights[-1]
 
 
-@pytest.mark.parametrize("sizes", [(50, 50), (90, 30, 10), (20, 20, 20, 20, 20), (82, 1, 1, 1), (1, 1, 82)])
-def test_everything_is_placed_and_nothing_is_over_its_capacity(load, sizes):
-    capacities = [size * GIB for size in sizes]
-    shares = placement.distribute(load, capacities)
-    assert sum(shares) == load.units
-    start = 0
-    for share, capacity in zip(shares, capacities):
-        assert sum(load.of(start, share)) <= capacity
-        start += share
-
-
-def test_layers_follow_the_capacities(load):
-    shares = placement.distribute(load, [120 * GIB, 40 * GIB])
-    assert shares[0] in (60, 61)
-
-
-def test_every_device_gets_a_unit_of_a_small_model():
-    small = placement.Load(known_answer.summary(4, 64, "f16"), caches.Settings(256), caches.NEW)
-    assert placement.distribute(small, [100 * GIB, GIB, GIB]) == [3, 1, 1]
-
-
-def test_fewer_units_than_devices():
-    small = placement.Load(known_answer.summary(1, 64, "f16"), caches.Settings(256), caches.NEW)
-    shares = placement.distribute(small, [GIB, GIB, GIB])
-    assert sorted(shares) == [0, 1, 1]
-
-
-def test_a_model_that_does_not_fit(load):
-    capacities = [30 * GIB, 30 * GIB]
-    assert placement.distribute(load, capacities) == [40, 41]
-    assert placement.distribute(load, [0, 0, 30 * GIB]) == [1, 1, 79]
-    assert not placement.fits(load, 0, capacities)
-
-
-def test_a_model_that_fits(load):
-    assert placement.fits(load, 0, [50 * GIB, 50 * GIB])
-
-
-@pytest.mark.parametrize(
-    "sizes, chosen", [((100, 100, 100), [0]), ((50, 20, 40), [0, 2]), ((30, 30, 30), [0, 1, 2]), ((10, 10), [0, 1])]
-)
-def test_fewest_takes_the_largest_and_keeps_their_order(load, sizes, chosen):
-    assert placement.fewest(load, [size * GIB for size in sizes]) == (chosen, [])
-
-
-@pytest.mark.parametrize(
-    "own, chosen",
-    [
-        ((90,), ([], [0])),
-        ((50, 90), ([], [1])),
-        ((50, 50), ([], [0, 1])),
-        ((10, 20), ([1], [0, 1])),
-        ((10, 10), ([0, 1], [0, 1])),
-    ],
-)
-def test_fewest_takes_the_heads_own_devices_first(load, own, chosen):
-    assert placement.fewest(load, [30 * GIB, 55 * GIB], [size * GIB for size in own]) == chosen
+def test_shares_of_a_model_that_does_not_fit_are_those_of_the_capacities():
+    assert placement.proportional(81, [30 * GIB, 30 * GIB]) == [40, 41]
+    assert placement.proportional(81, [0, 0, 30 * GIB]) == [1, 1, 79]
+    assert placement.proportional(2, [GIB, GIB, GIB]) == [0, 1, 1]
+    assert placement.proportional(81, [0, 0]) == [1, 80]
 
 
 @pytest.mark.parametrize(
@@ -103,6 +53,21 @@ def test_units_go_where_llama_cpp_puts_them(gpu_layers, split, expected):
 def test_shares_are_compared_as_32_bit_floats():
     """In 64 bits 0.1 + 0.2 is more than 3/10, and unit 3 of 10 would still be on the second device. In 32 bits they are the same."""
     assert placement.assign(9, 10, [0.1, 0.2, 0.7]) == [0, 1, 1, 2, 2, 2, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("layers, gpu_layers", [(1, 2), (3, 4), (61, 62), (130, 131), (130, 100), (512, 513)])
+def test_whole_numbers_as_shares_give_each_device_so_many_units(load, layers, gpu_layers):
+    load.layers = layers
+    chosen = random.Random(layers)
+    for devices in range(1, 17):
+        cuts = sorted(chosen.choices(range(gpu_layers + 1), k=devices - 1))
+        units = [end - start for start, end in itertools.pairwise([0, *cuts, gpu_layers])]
+        placement.check(load, gpu_layers, units)
+
+
+def test_shares_that_llama_cpp_divides_otherwise_are_noticed(load):
+    with pytest.raises(ValueError, match="divides 81 units by 40,40 in another way"):
+        placement.check(load, 81, [40, 40])
 
 
 def row(name, layers=None, kind="F32", shape=(256,), size=1024):
@@ -142,8 +107,9 @@ def test_each_device_with_layers_gets_the_factors_of_the_rotation(small):
     load = loaded(small)
     assert of_units(load)[0] == [1024 + 64] * 3 + [1024 + 8192]
     assert load.share([0, 1, 2, 3], "cpu").weights == 4 * 1024 + 64 + 8192
-    assert load.of(0, 3)[0] == 3 * 1024 + 64
-    assert load.of(3, 1)[0] == 1024 + 8192
+    sizes, kv = load.sizes("cpu"), load.kv[0]
+    assert sizes.of(0, 3) == 3 * 1024 + 64 + 3 * kv
+    assert sizes.of(3, 4) == 1024 + 8192
 
 
 def test_only_layers_without_a_window_need_them_in_gemma4(small):
@@ -223,25 +189,16 @@ def test_overrides_move_tensors_whatever_their_layer(small):
     placed = placement.Placed(devices, [3, 1], load, 4)
     assert [share.weights for share in placed.shares()] == [3 * 1024, 1024 + 8192 + 2 * 2048]
     assert placed.on_head().weights == 8192 + 2048
-    assert load.fixed("two") == 2 * 2048
+    assert load.fixed("two", "cpu") == 2 * 2048
 
 
 @pytest.mark.parametrize("device, moved", [("CPU", (8192, 0)), ("one", (0, 8192))])
 def test_a_tied_output_on_the_device_of_the_embedding_is_no_copy(small, device, moved):
     load = placement.Load(small, caches.Settings(256), caches.NEW, [("token_embd", device)])
-    assert (load.on_head(), load.fixed("one")) == moved
+    assert (load.on_head(), load.fixed("one", "cpu")) == moved
     assert load.weights[3] == 1024
     alone = placement.Placed((), (), loaded(small), 0)
     assert alone.on_head().weights == 4 * 1024 + 8192
-
-
-def test_the_bound_of_a_compute_buffer_follows_the_settings():
-    summary = known_answer.summary(4, 256, "f16")
-    plain = loaded(summary, context=16384).compute
-    assert loaded(summary, context=16384, micro_batch=1024).compute == 2 * plain
-    assert loaded(summary, context=32768).compute > 1.9 * plain
-    assert loaded({**summary, "keys": {"ssm.inner_size": 512}}, context=16384).compute > plain
-    assert loaded(summary, context=256, micro_batch=4096).compute == loaded(summary, context=256).compute
 
 
 def counted(name):
@@ -282,13 +239,152 @@ def test_the_work_of_a_plan_grows_with_the_layers_and_not_with_their_square(pair
     assert many < 10 * few
 
 
-@pytest.mark.parametrize("layers", [500, 2000])
-def test_the_work_of_a_split_is_some_steps_for_each_layer(layers):
-    summary = known_answer.summary(layers, 64, "f32")
-    for row in summary["tensors"]:
-        row["bytes"] = Counted(row["bytes"])
-    Counted.operations = 0
-    load = placement.Load(summary, caches.Settings(256), caches.NEW)
-    room = [sum(load.of(0, load.units)) // 3] * 5
-    assert sum(placement.distribute(load, room)) == load.units
-    assert Counted.operations < 50 * layers
+GPU = {
+    "backend": "cuda",
+    "name": "NVIDIA GeForce RTX 4090",
+    "architecture": "8.9",
+    "memory_mib": 24564,
+    "unified": False,
+}
+SLOW = {**GPU, "name": "Tesla P40", "architecture": "6.1"}
+CUDA = {"toolchain": {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", "venv": "1.0", "nvcc": "12.8"}}
+
+
+def with_cards(cluster, **cards):
+    """The cluster whose hosts have these accelerators."""
+    for host, accelerators in cards.items():
+        cluster.hosts[host]["facts"].update({**copy.deepcopy(CUDA), "accelerators": accelerators})
+    return cluster
+
+
+def serve(cluster, layers, **variables):
+    """The plan for a model of so many layers of 1 GiB."""
+    summary = known_answer.summary(layers, 128, "f32")
+    summary["tensors"].append(row("blk.*.all.weight", list(range(layers)), "F32", (1 << 14, 1 << 14), GIB))
+    summary["layer_bytes"] = [GIB] * layers
+    cluster.hosts["head"]["variables"].update(
+        llama_model_known_answer=None, llama_model_path="/models/big.gguf", **variables
+    )
+    cluster.model = {"summary": summary}
+    return cluster.plan()
+
+
+def layers_of(plan):
+    return {entry["device"]: entry["layers"] for entry in plan["placement"]}
+
+
+def reasons_of(plan):
+    return [entry["reason"].split(": ", 1)[1] for entry in plan["placement"]]
+
+
+ONE, TWO = "RPC0[192.0.2.11:50052]", "RPC0[192.0.2.12:50052]"
+
+
+def test_the_fastest_memory_is_last_and_full(pair):
+    plan = serve(with_cards(pair, head=[SLOW], worker1=[GPU]), 60)
+    assert layers_of(plan) == {TWO: 16, ONE: 22, "CUDA0": 22}
+    assert reasons_of(plan) == [
+        "what has no room in faster memory",
+        "as much as it has room for, since the rest is slower",
+        "what has no room in faster memory",
+    ]
+    assert plan["placement"][1]["reason"].startswith("856.8 GB/s (table): ")
+    assert plan["placement"][-1]["output"]
+    for entry in plan["placement"][1:]:
+        assert entry["total_mib"] <= entry["capacity_mib"] < entry["total_mib"] + 1024 + entry["kv_mib"]
+
+
+def test_alike_devices_share_by_bytes_wherever_they_are(pair):
+    plan = serve(with_cards(pair, head=[GPU], worker1=[GPU]), 40)
+    assert layers_of(plan) == {ONE: 20, "CUDA0": 20}
+    assert reasons_of(plan) == ["the fastest memory, evenly with 1 alike"] * 2
+
+
+def test_a_device_of_the_head_comes_before_a_worker_that_is_not_faster(pair):
+    plan = serve(with_cards(pair, head=[GPU], worker1=[GPU]), 20)
+    assert layers_of(plan) == {"CUDA0": 20}
+    assert plan["hosts"]["worker1"]["workers"][0]["used"] is False
+
+
+def test_a_faster_worker_is_used_where_it_saves_more_than_it_costs(pair):
+    cluster = with_cards(pair, head=[SLOW], worker1=[GPU])
+    assert layers_of(serve(cluster, 10)) == {ONE: 10}
+    pair.model["summary"]["tensors"][-1]["bytes"] = 1 << 20
+    plan = pair.plan()
+    assert layers_of(plan) == {"CUDA0": 10}
+    assert reasons_of(plan) == ["faster devices would cost more than they save"]
+
+
+@pytest.mark.parametrize("name", ["fewest", "fastest", None])
+def test_the_default_uses_one_device_where_all_uses_every_one(pair, name):
+    cluster = with_cards(pair, worker1=[GPU])
+    plan = serve(cluster, 10, llama_placement=name)
+    assert layers_of(plan) == {ONE: 10}
+    assert reasons_of(plan) == ["the fastest memory"]
+    plan = serve(cluster, 10, llama_placement="all")
+    assert layers_of(plan) == {TWO: 1, ONE: 9}
+    assert reasons_of(plan) == ["one layer, since every device is used", "the most, since the rest is slower"]
+
+
+def test_the_only_device_says_so(local):
+    local.hosts["here"]["variables"]["llama_worker_endpoints"] = [{"port": 50052}]
+    assert reasons_of(local.plan()) == ["the only device"]
+
+
+def test_what_does_not_fit_says_so(pair):
+    plan = serve(pair, 200)
+    assert plan["refused"]
+    assert [entry["reason"] for entry in plan["placement"]] == ["the model does not fit"] * 2
+
+
+def test_a_split_of_the_operators_is_its_own_reason(pair):
+    plan = serve(pair, 20, llama_server_tensor_split=[1, 3])
+    assert {entry["reason"] for entry in plan["placement"]} == {"llama_server_tensor_split"}
+    assert list(layers_of(plan)) == [ONE, TWO]
+
+
+def test_devices_have_the_order_of_the_layers_that_overrides_put_there(pair):
+    overrides = [rf"blk\.[0-4]\.all={TWO}", rf"blk\.[5-9]\.all={ONE}"]
+    plan = serve(pair, 10, llama_server_override_tensor=overrides)
+    assert list(layers_of(plan).items()) == [(TWO, 5), (ONE, 5)]
+    argv = plan["head"]["argv"]
+    assert argv[argv.index("--rpc") + 1] == "192.0.2.12:50052,192.0.2.11:50052"
+
+
+def test_devices_are_named_in_the_order_in_which_they_get_layers(pair):
+    cluster = with_cards(pair, head=[GPU])
+    overrides = [r"blk\.[0-4]\.all=CUDA0", rf"blk\.[5-9]\.all={TWO}", rf"blk\.1\d\.all={ONE}"]
+    plan = serve(cluster, 20, llama_server_override_tensor=overrides)
+    assert list(layers_of(plan).items()) == [("CUDA0", 5), (TWO, 5), (ONE, 10)]
+    argv = plan["head"]["argv"]
+    assert argv[argv.index("--rpc") + 1] == "192.0.2.12:50052,192.0.2.11:50052"
+    assert argv[argv.index("--device") + 1] == "CUDA0,RPC0,RPC1"
+    assert argv[argv.index("--tensor-split") + 1] == "5,5,11"
+
+
+def test_a_device_with_nothing_but_what_overrides_put_there(pair):
+    overrides = [rf"blk\.0\.all={TWO}", rf"blk\.[1-9]\.all={ONE}"]
+    pair.hosts["worker2"]["variables"]["llama_worker_endpoints"] = [{"memory_mib": 1024}]
+    plan = serve(pair, 10, llama_server_override_tensor=overrides)
+    assert layers_of(plan) == {TWO: 0, ONE: 10}
+    assert plan["head"]["argv"][plan["head"]["argv"].index("--tensor-split") + 1] == "0,11"
+    assert reasons_of(plan)[0] == "what llama_server_override_tensor puts there"
+
+
+def test_overrides_count_when_cards_are_filled(pair):
+    """Ten of 40 layers have their tensors on the first card, whatever its other layers are."""
+    cluster = with_cards(pair, head=[GPU, GPU])
+    plan = serve(cluster, 38, llama_server_override_tensor=[r"blk\.\d\.all=CUDA0"])
+    first, second = plan["placement"]
+    assert abs(first["weights_mib"] - second["weights_mib"]) < 1100
+    assert first["layers"] >= 10
+
+
+@pytest.mark.parametrize("known, expected", [(True, 1000), (False, 2500)])
+def test_bounds_of_compute_buffers_are_kept_free_as_far_as_there_is_room(pair, monkeypatch, known, expected):
+    """What is kept free where it can be, and less where the model would not fit."""
+    monkeypatch.setattr(compute, "bound", lambda *_arguments: (1000 if known else 9000) * placement.MIB)
+    plan = serve(with_cards(pair, head=[GPU], worker1=[SLOW], worker2=[SLOW]), 60)
+    assert not plan["refused"]
+    for entry in plan["placement"]:
+        assert entry["capacity_mib"] - entry["weights_mib"] - entry["kv_mib"] >= expected

@@ -208,7 +208,7 @@ def test_a_split_that_asks_too_much_of_a_device(pair, big_model):
 def test_the_first_layers_stay_on_the_head_if_asked_for(pair):
     pair.hosts["head"]["variables"]["llama_server_gpu_layers"] = 7
     plan = pair.plan()
-    assert [(entry["layers"], entry["output"]) for entry in plan["placement"]] == [(4, False), (2, True)]
+    assert [(entry["layers"], entry["output"]) for entry in plan["placement"]] == [(3, False), (3, True)]
     assert plan["head"]["cpu"]["layers"] == 10
     assert plan["head"]["argv"][plan["head"]["argv"].index("--n-gpu-layers") + 1] == "7"
     pair.hosts["head"]["variables"]["llama_server_gpu_layers"] = 0
@@ -272,8 +272,11 @@ def test_a_device_that_an_override_names_is_used(pair, big_model):
     big_model["tensors"][1:1] = [{**big_model["tensors"][0], "name": "blk.*.b.weight", "layers": [3, 4]}]
     device = "RPC0[192.0.2.12:50052]"
     plan = serve(pair, sized(big_model, 20), llama_server_override_tensor=[f"b.weight={device}"])
-    assert [entry["device"] for entry in plan["placement"]] == ["RPC0[192.0.2.11:50052]", device]
-    assert plan["placement"][1]["weights_mib"] >= 2048
+    assert [entry["device"] for entry in plan["placement"]] == [device]
+    assert plan["placement"][0]["weights_mib"] >= 2048
+    pair.hosts["worker1"]["facts"]["memory_mib"] = 4 * 65536
+    plan = serve(pair, sized(big_model, 70), llama_server_override_tensor=[f"b.weight={device}"])
+    assert [entry["device"] for entry in plan["placement"]] == [device, "RPC0[192.0.2.11:50052]"]
 
 
 def test_overrides_leave_no_more_on_the_head_than_it_holds(pair, big_model):
@@ -363,9 +366,9 @@ def test_a_release_of_one_host_alone_is_refused(pair):
         release_variables(entry.read("test", pair.hosts), CATALOGUE)
 
 
-def test_moved_tensors_cross_the_network_more_often_than_is_counted(pair, big_model):
+def test_where_tensors_are_moved_the_network_takes_at_least_so_long(pair, big_model):
     plan = serve(pair, sized(big_model, 4), llama_placement="all")
-    assert plan["estimate"]["bound"] == "at most"
+    assert plan["estimate"]["bound"] == "about"
     moved = serve(pair, sized(big_model, 4), llama_server_override_tensor=["blk=CPU"])
     assert moved["estimate"]["bound"] == "at least"
 
@@ -441,7 +444,7 @@ def test_a_head_that_lends_its_devices_uses_them_through_its_workers(own):
     own.hosts["head"]["groups"].append("worker")
     plan = own.plan()
     devices = [entry["device"] for entry in plan["placement"]]
-    assert devices[:2] == ["RPC0[127.0.0.1:50052]", "RPC0[127.0.0.1:50053]"]
+    assert {"RPC0[127.0.0.1:50052]", "RPC0[127.0.0.1:50053]"} < set(devices)
     assert not any("CUDA" in device for device in devices)
     assert plan["hosts"]["head"]["services"][-1]["devices"] == []
     assert plan["head"]["environment"] == {"CUDA_VISIBLE_DEVICES": "-1"}
@@ -1210,6 +1213,7 @@ def test_a_summary_that_cannot_be_right(local, big_model, change, said):
             {},
             ["the account llamacpp, which serves it, cannot read /home/u", "chmod o+rX /home/u"],
         ),
+        ("/home/u/m.gguf", {"closed": "/home/u v"}, {}, ["cannot read /home/u v", "chmod o+rX '/home/u v'"]),
         ("/tmp/m.gguf", {}, {}, ["services cannot see /tmp", "move the model to /srv"]),
         ("/home/u/m.gguf", {"closed": "/home/u"}, {"scope": "user", "service_manager": "systemd_user"}, None),
         ("/srv/m.gguf", {"closed": None}, {}, None),
@@ -1578,7 +1582,8 @@ def test_backends_run_side_by_side_and_the_head_uses_one(both, backend, device, 
     assert plan["placement"][0]["capacity_mib"] == {"Vulkan0": 65536 * 2 // 3, "ROCm0": 65536 - 6553}[device]
     targets = {build["backend"]: build["targets"] for build in plan["hosts"]["head"]["builds"]}
     assert targets[backend] == ["llama-server", "rpc-server"]
-    assert len(plan["advisories"]) == 2
+    (advisory,) = plan["advisories"]
+    assert "build 6097 (llama_release_vulkan) and build 6110 (llama_release_hip)" in advisory["message"]
     staging = both.plan(staging=True)
     assert [entry["device"] for entry in staging["hosts"]["worker1"]["workers"]] == [device]
 

@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, untrusted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_rpc import Server
@@ -64,8 +64,10 @@ def test_an_object_is_read_up_to_its_limit(tmp_path):
 
 
 def test_what_is_shown_is_one_line_of_text():
-    assert reading.printable("a\r\n\t\x1b[31mb\u2028\x00\ud800ä", 99) == "a    [31mb   ä"
-    assert reading.printable("x" * 9999) == "x" * reading.SHOWN
+    assert untrusted.printable("a\r\n\x1b[31mb\u2028\x00\ud800ä", 99) == r"a\r\n\x1b[31mb\u2028\x00\ud800ä"
+    assert untrusted.printable("x" * 9999) == "x" * untrusted.MOST_SHOWN
+    assert untrusted.printable("\x00" * 9999) == (r"\x00" * 9999)[: untrusted.MOST_SHOWN]
+    assert untrusted.printable("\x00" * 9999, None) == r"\x00" * 9999
 
 
 def ask(script, **options):
@@ -197,7 +199,7 @@ def test_whatever_replies_is_a_reply_or_a_reason(server, start, headers, body):
     server.text = start + b"\r\n" + headers + b"\r\n\r\n" + body
     found = reading.ask(f"127.0.0.1:{server.port}", "/", 5)
     assert isinstance(found.text, str)
-    assert found.status or (found.text == reading.printable(found.text))
+    assert found.status or (found.text == untrusted.printable(found.text))
 
 
 @pytest.mark.fuzz

@@ -14,7 +14,9 @@ from unittest import mock
 
 import pytest
 import yaml
+from ansible.errors import AnsibleActionFail
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llamacpp.cluster.plugins.action import release as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, stored
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import DEFINITION_MARK as MARK
 from ansible_collections.llamacpp.cluster.plugins.modules import release
@@ -218,6 +220,29 @@ def test_a_process_that_does_not_end_is_named(call, programs, left_running, monk
     assert failed["msg"].startswith(f"process {left_running.pid} of the account builder does not end: end it")
 
 
+@pytest.mark.parametrize("job", [None, "", "j1.2; reboot", "../x", "j1.2\n", ["j1.2"], {"a": 1}])
+def test_a_host_that_names_no_job_of_its_build(job, monkeypatch):
+    """async_status gets that name as a path below a folder."""
+    plugin = action.ActionModule(mock.Mock(async_val=0), *(mock.Mock() for _index in range(5)))
+    answer = {"ansible_job_id": job, "msg": "\x1b[2Jno room"}
+    monkeypatch.setattr(plugin, "_execute_module", lambda **_arguments: answer)
+    with pytest.raises(AnsibleActionFail) as raised:
+        plugin._build({"cache": "/c", "build": {"id": "x"}}, {"inventory_hostname": "strix1"})
+    assert str(raised.value).startswith("strix1 did not start the build in the background (")
+    assert str(raised.value).isprintable()
+
+
+def test_a_build_whose_connection_is_lost(monkeypatch):
+    plugin = action.ActionModule(mock.Mock(async_val=0), *(mock.Mock() for _index in range(5)))
+    answers = iter([{"ansible_job_id": "j123456.42"}, {"failed": True, "msg": "\x1b[2Jgone"}])
+    monkeypatch.setattr(plugin, "_execute_module", lambda **_arguments: next(answers))
+    monkeypatch.setattr(plugin, "get_shell_option", lambda *_arguments, **_more: "/a")
+    monkeypatch.setattr(action, "POLL_SECONDS", 0)
+    with pytest.raises(AnsibleActionFail, match="The connection to the build was lost") as raised:
+        plugin._build({"cache": "/c", "build": {"id": "x"}}, {"inventory_hostname": "strix1"})
+    assert str(raised.value).isprintable()
+
+
 def test_a_teardown_ends_builds_before_it_removes_their_account():
     tasks = yaml.safe_load((ROOT / "roles" / "llama_host" / "tasks" / "remove.yml").read_text())
     (pruning,) = (index for index, task in enumerate(tasks) if "account" in task.get("llamacpp.cluster.release", {}))
@@ -237,10 +262,19 @@ def test_a_full_disk_is_named(call, programs, small_disk):
     assert told["failed"]
     assert re.match(
         rf"Installing new: No space left on device\. Free some space on {small_disk} \(0 MiB and room for \d+ files left\) or /.* and run the "
-        r"playbook again\. The build continues where it stopped\.$",
+        r"playbook again\.$",
         told["msg"],
     )
     assert not (small_disk / "releases" / "new").exists()
+
+
+def test_a_build_that_goes_on_is_named_as_such(call, programs, tmp_path):
+    """Only a build does: what is copied is copied again."""
+    (tmp_path / "cache").write_text("")
+    compiled = {**programs, "release": {"source": "git", "build": 1, "member": ""}, "cache": str(tmp_path / "cache")}
+    assert call(**compiled)["msg"].endswith("The build continues where it stopped.")
+    received = {"path": str(tmp_path / "none"), "sha256": "0" * 64}
+    assert "continues" not in call(**{**compiled, "received": received, "brought": None})["msg"]
 
 
 def test_a_disk_that_a_build_fills_is_named(call, programs, small_disk, tmp_path):

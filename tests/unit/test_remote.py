@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import gguf_files as files
 import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, remote
 from ansible_collections.llamacpp.cluster.plugins.modules import gguf_info
 from hypothesis import HealthCheck, given, settings
@@ -460,4 +461,4 @@ PIECES = st.one_of(
 def test_whatever_a_server_answers_is_a_model_or_an_error(server, data):
     server.faults["/"] = lambda handler: handler.wfile.write(data)
     server.faults["//["] = server.faults["/"]
-    assert error_of(lambda: gguf.within(20, lambda: remote.read(server.url + "/"))).isprintable()
+    assert error_of(lambda: reading.within(20, lambda: remote.read(server.url + "/"))).isprintable()

@@ -75,7 +75,8 @@ def test_the_page_of_a_cluster():
             {"interface": "thunderbolt0", "address": f"192.168.128.{11 + index}/24"}
         ]
     cluster.hosts["strix0"]["facts"]["measured"] = {"strix2": {"round_trip_ms": 0.4}}
-    text = report.plan_page(cluster.plan())
+    plan = cluster.plan()
+    text = report.plan_page(plan)
     for part in (
         "test serves on paper",
         "RPC protocol 3.6.1",
@@ -88,7 +89,7 @@ def test_the_page_of_a_cluster():
         "-dio",
         "strix1  192.168.128.12: 50052, 50152 for 192.0.2.11; closed to others by systemd's unit",
         "Advisories\n  none",
-        "about 0.74 ms for each token",
+        f"about {plan['estimate']['network_ms_per_token']:g} ms for each token",
     ):
         assert part in text
     assert "What site.yml would change" not in text
@@ -99,9 +100,9 @@ def test_the_page_of_a_cluster():
     "gpu_layers, rows",
     [
         (None, ["layers 0 to 7", "layers 8 to 15, output"]),
-        (7, ["head CPU layers 0 to 9", "layers 10 to 13", "layers 14 to 15, output"]),
+        (7, ["head CPU layers 0 to 9", "layers 10 to 12", "layers 13 to 15, output"]),
         (16, ["head CPU layer 0", "layers 1 to 8", "layers 9 to 15, output"]),
-        (1, ["head CPU layers 0 to 15", "no layer", "output"]),
+        (1, ["head CPU layers 0 to 15", "output", "declared and not used: worker2"]),
     ],
 )
 def test_layers_are_counted_from_those_on_the_processor(pair, gpu_layers, rows):
@@ -177,7 +178,9 @@ def test_who_closes_a_port(pair, facts, said):
 def test_advisories_of_several_hosts_are_told_together(pair):
     plan = pair.plan()
     first = {"id": "x", "severity": "error", "accepted": False, "remedy": "Mend it.", "reference": "there"}
-    plan["advisories"] = [{**first, "host": host, "message": f"{host} is odd."} for host in ("worker1", "worker2")]
+    plan["advisories"] = [
+        {**first, "host": host, "hosts": [host], "message": f"{host} is odd."} for host in ("worker1", "worker2")
+    ]
     page = report.plan_page(plan)
     assert (
         "error: x on worker1, worker2\n      worker1 is odd.\n      worker2 is odd.\n      Remedy: Mend it.\n" in page
@@ -289,6 +292,7 @@ def test_nothing_that_a_host_says_becomes_part_of_the_page(pair):
             "severity": "error",
             "accepted": False,
             "host": "head",
+            "hosts": ["head"],
             "message": "m",
             "remedy": "r",
             "reference": "f",
@@ -321,3 +325,14 @@ def test_bad_input_has_a_page_too(pair):
         assert "test has no plan" in text
         assert "llama_release is" in text
         assert "newest" in text
+
+
+def test_both_pages_say_why_devices_get_what_they_get(pair):
+    plan = pair.plan()
+    first, second = plan["placement"]
+    plan["placement"] = [{**first, "reason": "the largest"}, {**second, "reason": "what is left"}]
+    for page in (report.plan_page(plan), html_page.page(plan)):
+        for entry in plan["placement"]:
+            assert f"  {entry['reason']}: {entry['device']}\n" in page.replace("</pre>", "\n")
+    plan["placement"][1]["reason"] = "the largest"
+    assert f"  the largest: {first['device']}, {second['device']}\n" in report.plan_page(plan)

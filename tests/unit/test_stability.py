@@ -118,6 +118,22 @@ def test_with_one_host_unreachable(facts, name):
     assert kept_again == kept
 
 
+def test_a_host_that_is_too_busy_to_try_whether_systemd_filters(facts):
+    """What the last run saw stands while the kernel is the same."""
+    first, kept = run(facts)
+    assert not first["refused"]
+    busy = after(facts, kept)
+    busy["one"].update(units_filter=None)
+    again, kept_again = run(busy)
+    assert json.dumps(again) == json.dumps(first)
+    assert kept_again == kept
+    busy["one"].update(kernel="6.18.11")
+    assert not run(busy)[0]["hosts"]["one"]["unit_closes"]
+    del busy["head"]["kept"]["one"]["units_filter"]
+    busy["one"].update(kernel="6.18.10")
+    assert not run(busy)[0]["hosts"]["one"]["unit_closes"]
+
+
 @pytest.mark.parametrize("name", ["head", "one"])
 def test_with_a_host_unreachable_of_which_nothing_is_kept(facts, name):
     _first, kept = run(facts)
@@ -164,3 +180,11 @@ def test_what_needs_root_and_systemd_is_left_out_elsewhere(facts, scope, manager
     for path in (host["cache"], host["cache"] + "/sources"):
         assert kept[path] == {"path": path, "owner": owner, "mode": mode}
     assert host["folders"][-1]["owner"] == owner
+
+
+def test_what_was_measured_once_is_kept(facts):
+    first, kept = run({**facts, "two": {**facts["two"], "rates": {"CPU": {"name": "test", "gb_per_s": 33.3}}}})
+    second, kept_again = run(after(facts, kept))
+    assert json.dumps(second) == json.dumps(first)
+    assert kept_again == kept
+    assert json.loads(kept)["two"]["rates"]

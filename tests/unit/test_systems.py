@@ -1,7 +1,9 @@
 """The inventories of inventories/, planned as playbooks/plan.yml plans them: read by Ansible, with no host contacted."""
 
 import copy
+import ipaddress
 import json
+import math
 import re
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from ansible.vars.hostvars import HostVars
 from ansible.vars.manager import VariableManager
 from ansible_collections.llamacpp.cluster.plugins.action import plan as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import tensor_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import advisories, entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import make, refused
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
@@ -19,6 +22,7 @@ from conftest import CATALOGUE
 
 FOLDER = Path(__file__).resolve().parents[2] / "inventories"
 GIB = 1 << 30
+MIB = 1 << 20
 
 GENERATIONS = {
     "0.3.16": {"source": "pypi", "version": "0.3.16", "checksum": "sha256:" + "a" * 64},
@@ -52,6 +56,18 @@ def plan(source, **extra):
         return make(read, {}, CATALOGUE, "runtime-id")
     except Refusal as refusal:
         return refused(cluster, refusal)
+
+
+FORK = {"source": "git", "fork": "ik_llama.cpp", "ref": "8337e4cd3861406fc04e0854b1409cd1b027fbc9", "build": 4840}
+PLAIN = {"llama_server_extra_args": [], "llama_server_load_mode": "none", "llama_backend": "cpu"}
+
+
+def with_a_type(kind):
+    """The model of strix_halo_pair, with one tensor of this type."""
+    extra = of_file("strix_halo_pair/group_vars/llama_cluster/model.yml")
+    row = {"name": "output.weight", "type": kind, "shape": [64], "bytes": 36, "layers": None}
+    extra["llama_model_gguf_summary"]["tensors"] = [row]
+    return extra
 
 
 def line(planned):
@@ -104,6 +120,20 @@ def test_a_constructed_model_has_the_size_of_the_real_one(name, gib):
     assert size / GIB == pytest.approx(gib, abs=0.006)
 
 
+TYPES = {kind.name: kind for kind in tensor_types.ALL.values()}
+
+
+def test_sizes_of_a_constructed_model_are_those_of_its_types():
+    summary = of_file("cuda_triple/group_vars/llama_cluster/model.yml")["llama_model_gguf_summary"]
+    layers = [0] * summary["layers"]
+    for row in summary["tensors"]:
+        width, *others = row["shape"]
+        assert row["bytes"] == TYPES[row["type"]].size(width, math.prod(others)), row["name"]
+        for layer in row["layers"] or ():
+            layers[layer] += row["bytes"]
+    assert summary["layer_bytes"] == layers
+
+
 @pytest.mark.parametrize(
     "name, shares, units",
     [
@@ -151,8 +181,8 @@ def test_mac_loopback():
     }
     assert line(planned) == (
         f"/Users/me/.local/share/llamacpp/releases/{planned['hosts']['mac']['builds'][0]['id']}/bin/llama-server "
-        "--rpc 127.0.0.1:50052,127.0.0.1:50053 --device RPC0,RPC1 --model /Users/me/.models/GLM-4.7-Flash-Q4_K_M.gguf "
-        "--host 127.0.0.1 --port 8080 --n-gpu-layers 48 --tensor-split 36,12 --ctx-size 8192 --parallel 1"
+        "--rpc 127.0.0.1:50053,127.0.0.1:50052 --device RPC0,RPC1 --model /Users/me/.models/GLM-4.7-Flash-Q4_K_M.gguf "
+        "--host 127.0.0.1 --port 8080 --n-gpu-layers 48 --tensor-split 1,47 --ctx-size 8192 --parallel 1"
     )
     mac = planned["hosts"]["mac"]
     assert (mac["service_manager"], mac["units"]) == ("launchd", "/Users/me/Library/LaunchAgents")
@@ -174,7 +204,19 @@ def test_mac_loopback_with_five_nodes():
         *[f"-H 127.0.0.1 -p {port} -d CPU -t 4" for port in range(50053, 50057)],
     ]
     assert [entry["layers"] > 0 for entry in planned["placement"]] == [True] * 5
-    assert f"--rpc {','.join(workers_of(planned))}" in line(planned)
+    graphics, *processors = workers_of(planned)
+    assert f"--rpc {','.join([*processors, graphics])}" in line(planned)
+    assert "--tensor-split 1,1,1,1,44" in line(planned)
+
+
+def test_a_processor_gets_layers_only_where_graphics_have_no_room():
+    planned = plan("mac_loopback", llama_placement="fewest")
+    assert [(entry["device"], entry["layers"]) for entry in planned["placement"]] == [("RPC0[127.0.0.1:50052]", 47)]
+    endpoints = [{"device": "MTL0", "port": 50052, "memory_mib": 12000}, {"device": "CPU", "port": 50053}]
+    planned = plan("mac_loopback", llama_placement="fewest", llama_worker_endpoints=endpoints)
+    processor, graphics = planned["placement"]
+    assert processor["device"] == "RPC0[127.0.0.1:50053]"
+    assert graphics["total_mib"] + graphics["total_mib"] / graphics["layers"] > graphics["capacity_mib"]
 
 
 def test_mac_loopback_with_graphics_that_the_head_drives_itself():
@@ -196,7 +238,7 @@ def test_mac_loopback_with_another_model():
 @pytest.mark.parametrize(
     "generation, program, devices",
     [
-        ("0.3.16", "rpc-server", "RPC[127.0.0.1:50052],RPC[127.0.0.1:50053]"),
+        ("0.3.16", "rpc-server", "RPC[127.0.0.1:50053],RPC[127.0.0.1:50052]"),
         ("0.3.20", "rpc-server", "RPC0,RPC1"),
         ("0.3.36", "ggml-rpc-server", "RPC0,RPC1"),
     ],
@@ -236,9 +278,9 @@ def test_strix_halo_quad():
     assert line(planned).split("bin/", 1)[1] == (
         f"llama-server --rpc {endpoints(12, 13, port=50054)} --device RPC[192.168.128.12:50054],RPC[192.168.128.13:50054],ROCm0 "
         "--model /models/gguf/DeepSeek-R1-UD-Q2_K_XL/DeepSeek-R1-UD-Q2_K_XL-00001-of-00005.gguf --host 127.0.0.1 --port 8080 "
-        "--n-gpu-layers 62 --tensor-split 21,20,21 --ctx-size 8192 --parallel 1 --no-mmap"
+        "--n-gpu-layers 62 --tensor-split 22,19,21 --ctx-size 8192 --parallel 1 --no-mmap"
     )
-    assert accepted(planned) == ["rpc-remote-code-execution"] * 2
+    assert accepted(planned) == ["rpc-remote-code-execution"]
 
 
 @pytest.mark.parametrize("backend, device, build", [("vulkan", "Vulkan0", "b6097"), ("hip", "ROCm0", "b6110")])
@@ -256,9 +298,9 @@ def test_a_large_model_is_on_all_four_hosts_by_hip_without_mmap():
     planned = plan("strix_halo_quad", **of_file("models/deepseek_r1_q4_k_m.yml"))
     assert not planned["refused"]
     assert f"--rpc {endpoints(12, 13, 14, port=50054)}" in line(planned)
-    assert "--tensor-split 15,16,15,16" in line(planned)
+    assert "--tensor-split 17,15,15,15" in line(planned)
+    assert max(entry["weights_mib"] for entry in planned["placement"]) == pytest.approx(97323.9, abs=0.1)
     assert "--no-mmap" in planned["head"]["argv"]
-    assert all(layers >= 15 for layers in layers_of(planned).values())
 
 
 def test_a_large_model_does_not_fit_with_a_long_context():
@@ -333,7 +375,7 @@ def test_strix_halo_pair():
     assert workers_of(planned) == {"10.99.0.2:50052": "-H 10.99.0.2 -p 50052 -d ROCm0"}
     assert line(planned).split("bin/", 1)[1] == (
         "llama-server --rpc 10.99.0.2:50052 --device RPC0,ROCm0 --model /models/MiniMax-M2.5-REAP-139B-A10B-Q8_0.gguf "
-        "--host 127.0.0.1 --port 8081 --n-gpu-layers 63 --tensor-split 32,31 --ctx-size 4096 --parallel 1 --flash-attn on -dio --no-warmup"
+        "--host 127.0.0.1 --port 8081 --n-gpu-layers 63 --tensor-split 31,32 --ctx-size 4096 --parallel 1 --flash-attn on -dio --no-warmup"
     )
     assert planned["head"]["environment"]["ROCBLAS_USE_HIPBLASLT"] == "1"
     for host in planned["hosts"].values():
@@ -345,11 +387,12 @@ def test_strix_halo_pair():
     assert accepted(planned) == ["unprotected-worker"]
 
 
-def test_strix_halo_pair_splits_the_model_as_it_was_seen():
-    """«local (~68 GB) and remote (~72 GB)» of the guide."""
+def test_strix_halo_pair_splits_the_model_more_evenly_than_it_was_seen():
+    """«local (~68 GB) and remote (~72 GB)» of the guide, by ``-ts 1/1``, which divides layers and not bytes."""
     shares = {entry["host"]: entry["weights_mib"] for entry in plan("strix_halo_pair")["placement"]}
-    assert shares["halo2"] == pytest.approx(72000, abs=500)
-    assert shares["halo1"] == pytest.approx(68000, abs=500)
+    assert shares == {"halo1": pytest.approx(70540, abs=100), "halo2": pytest.approx(69920, abs=100)}
+    by_hand = plan("strix_halo_pair", llama_server_tensor_split=[1, 1])["placement"]
+    assert [entry["weights_mib"] for entry in by_hand] == [pytest.approx(72000, abs=500), pytest.approx(68000, abs=500)]
 
 
 @pytest.mark.parametrize("model", ["qwen3_5_397b", "qwen3_coder_next"])
@@ -430,7 +473,10 @@ def test_cuda_triple():
     assert overrides[0] == r"blk\.(1|2|3|4|5|6)\.ffn_.*=CUDA0"
     assert overrides[4] == r"blk\.(19|20|21|22)\.ffn_.*=RPC[10.0.0.28:50052]"
     assert overrides[-2:] == [r"blk\.(47|48|49|50)\.ffn_.*=RPC[10.0.0.40:50055]", "exps=CPU"]
-    assert all(14000 < entry["weights_mib"] < 17000 for entry in planned["placement"])
+    assert all(15000 < entry["weights_mib"] < 18000 for entry in planned["placement"])
+    beside = [entry["device"] for entry in planned["placement"] for _layer in range(entry["layers"])]
+    for layers, device in re.findall(r"blk\\\.\(([0-9|]+)\)\\\.ffn_\.\*=(.*)", "\n".join(overrides)):
+        assert {beside[int(layer)] for layer in layers.split("|")} == {device}
     assert list(layers_of(planned)) == [f"CUDA{index}" for index in range(4)] + [f"RPC[{card}]" for card in cards]
     options = planned["hosts"]["gpu1"]["builds"][0]["cmake_options"]
     assert {key: options[key] for key in ("GGML_CUDA", "GGML_BLAS", "GGML_RPC", "GGML_SCHED_MAX_COPIES")} == {
@@ -462,6 +508,48 @@ def test_cuda_triple_with_llama_cpp_names_the_options_of_the_fork(release):
         assert "but ubuntu has no package of it" in said
     else:
         assert "llama_server_extra_args has -mla, -amb, -fmoe, which only ik_llama.cpp knows" in said
+
+
+@pytest.mark.parametrize("release", ["b8600", GENERATIONS["0.3.16"], GENERATIONS["0.3.36"]])
+def test_llama_cpp_does_not_get_a_file_with_types_of_the_fork(release):
+    said = reason(plan("cuda_triple", llama_release=release, llama_server_extra_args=[]))
+    assert "types that only ik_llama.cpp has (IQ2_K_R4, IQ3_K_R4, IQ5_K, IQ5_KS)" in said
+    assert "set llama_release to a release of ik_llama.cpp" in said
+
+
+def test_the_variable_of_the_release_that_serves_is_named():
+    said = reason(plan("cuda_triple", llama_release_cuda="b8600", llama_server_extra_args=[]))
+    assert "set llama_release_cuda to a release of ik_llama.cpp" in said
+    said = reason(plan("strix_halo_pair", llama_release=FORK, **with_a_type("NVFP4"), **PLAIN))
+    assert "types that only llama.cpp has (NVFP4)" in said
+
+
+@pytest.mark.parametrize(
+    "release, kind, first",
+    [("b6170", "NVFP4", 6171), ("b8643", "Q1_0", 8644)],
+)
+def test_a_type_that_is_newer_than_the_release_is_refused(release, kind, first):
+    said = reason(plan("strix_halo_pair", llama_release=release, **with_a_type(kind), **PLAIN))
+    assert f"types that {release} does not have ({kind})" in said
+    assert f"set llama_release to build {first} of llama.cpp or a newer one" in said
+
+
+def test_a_type_that_is_newer_than_the_commit_of_the_fork_is_refused():
+    extra = of_file("cuda_triple/group_vars/llama_cluster/model.yml")
+    extra["llama_model_gguf_summary"]["tensors"][0]["type"] = "IQ2_KL"
+    said = reason(plan("cuda_triple", **extra))
+    assert "(IQ2_KL): set llama_release to build 3800 of ik_llama.cpp or a newer one" in said
+
+
+@pytest.mark.parametrize(
+    "name, mib, exact",
+    [("mac_loopback", 423, True), ("cuda_triple", 583, False)],
+)
+def test_latent_attention_caches_no_values(name, mib, exact):
+    """GLM-4.7-Flash with b7991 (#19067), and DeepSeek R1 with -mla 3 and flash attention of ik_llama.cpp; exact means printed without ≤."""
+    planned = plan(name)
+    assert round(sum(entry["kv_mib"] for entry in planned["placement"]) + planned["head"]["cpu"]["kv_mib"]) == mib
+    assert all(("kv_mib" in entry["exact"]) is exact for entry in planned["placement"])
 
 
 # What every system has in common
@@ -520,6 +608,7 @@ def big(layers=40):
             "keys": {},
             "layers": layers,
             "layer_bytes": [GIB] * layers,
+            "expert_bytes": [0] * layers,
         },
     }
 
@@ -562,7 +651,7 @@ def test_as_many_devices_as_llama_cpp_uses(written, workers, own, refused):
         return
     said = reason(written(data))
     assert f"needs {workers + own} devices ({workers} of workers, {own} of the head)" in said
-    assert "llama.cpp uses 15 at most beside the head's processor: set llama_placement to fewest" in said
+    assert "llama.cpp uses 15 at most beside the head's processor: set llama_placement to fastest" in said
     assert not written(data, llama_placement="fewest")["refused"]
 
 
@@ -644,3 +733,248 @@ def test_a_cache_that_a_release_does_not_know(written):
     said = reason(written(data, llama_accept_advisories=["rpc-remote-code-execution"]))
     assert "has cache: true, but rpc-server of b4900" in said
     assert "b4981 or newer" in said
+
+
+@pytest.mark.parametrize(
+    "name, extra, measured",
+    [
+        ("strix_halo_pair", {}, 15.85),
+        ("strix_halo_quad", {}, 7.87),
+        ("cuda_triple", {"llama_server_tensor_split": [1] * 12}, 5.49),
+        ("mac_loopback", {}, 60.2),
+    ],
+)
+def test_a_plan_predicts_the_speed_that_was_measured_there(name, extra, measured):
+    """Tokens per second of the documents. By hand the twelve cards had equal shares; the plan's own are faster."""
+    estimate = plan(name, **extra)["estimate"]
+    assert estimate["generation_tokens_per_s"] == pytest.approx(measured, rel=0.2)
+
+
+# Clusters that others published
+
+CLUSTERS = Path(__file__).resolve().parent / "fixtures" / "clusters"
+SIXTEEN = 16
+"""Devices that llama.cpp takes, with the processor's."""
+
+
+def dense(gib, layers=80):
+    """Llama 3 70B on paper, or one of another size."""
+    rest = 591 * MIB + 862 * MIB
+    return {
+        "llama_model_path": "/srv/dense.gguf",
+        "llama_model_gguf_summary": {
+            **{"name": "dense", "architecture": "llama", "layers": layers, "width": 8192, "heads": 64, "kv_heads": 8},
+            **{"key_dimension": 128, "value_dimension": 128, "context": 131072, "vocabulary": 128256, "keys": {}},
+            "input_bytes": 591 * MIB,
+            "output_bytes": 862 * MIB,
+            "layer_bytes": [int((gib * GIB - rest) / layers)] * layers,
+        },
+    }
+
+
+def check_placement(planned):
+    """What any right plan fulfils, wherever its layers are."""
+    assert not planned["refused"], planned["reasons"]
+    placed = planned["placement"]
+    assert sum(entry["layers"] for entry in placed) + planned["head"]["cpu"]["layers"] == planned["model"]["layers"]
+    assert all(entry["weights_mib"] + entry["kv_mib"] <= entry["capacity_mib"] for entry in placed)
+    assert len(placed) < SIXTEEN
+    used = {worker["endpoint"] for host in planned["hosts"].values() for worker in host["workers"] if worker["used"]}
+    assert used == {entry["endpoint"] for entry in placed if entry["endpoint"]}
+    argv = planned["head"]["argv"]
+    assert set(filter(None, argv[argv.index("--rpc") + 1].split(",") if "--rpc" in argv else [])) == used
+    if len(placed) > 1:
+        split = argv[argv.index("--tensor-split") + 1].split(",")
+        assert sum(map(float, split)) == planned["model"]["layers"] + 1 - planned["head"]["cpu"]["layers"]
+
+
+def check_doors(planned):
+    """Each worker listens on one address, and is open to the head's on the same network."""
+    for host in planned["hosts"].values():
+        for worker in host["workers"]:
+            address, port = worker["endpoint"].rsplit(":", 1)
+            assert ["-H", address, "-p", port] == worker["argv"][1:5]
+            assert worker["argv"][5:7] == ["-d", worker["device"]]
+            if address == "127.0.0.1":
+                continue
+            sources = {source for rule in host["firewall"] for source in rule["sources"] if rule["address"] == address}
+            assert [_network(source) for source in sources] == [_network(address)]
+
+
+def _network(address):
+    """Of an address that a host gave itself, or else of a cable or switch of 256 addresses."""
+    return ipaddress.ip_network(f"{address}/{16 if address.startswith('169.254.') else 24}", strict=False)
+
+
+@pytest.mark.parametrize(
+    "name, model, hosts",
+    [
+        ("spark_trio", of_file("strix_halo_quad/group_vars/llama_cluster/model.yml"), 2),
+        ("spark_trio", of_file("models/qwen3_5_397b.yml"), 2),
+        ("spark_trio", of_file("models/gpt_oss_120b.yml"), 1),
+        ("dell_pair", of_file("models/gpt_oss_120b.yml"), 1),
+        ("dell_pair", of_file("models/qwen3_5_397b.yml"), 2),
+        ("mac_and_linux", dense(56), 3),
+        ("jetsons", dense(39.59), 8),
+        ("pis", dense(39.59), 4),
+        ("office", dense(39.59), 4),
+        ("bc250_pair", of_file("models/gpt_oss_20b.yml"), 2),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_published_clusters(name, model, hosts):
+    """The model is on as many hosts as its size asks for."""
+    planned = plan(CLUSTERS / f"{name}.yml", **model)
+    check_placement(planned)
+    check_doors(planned)
+    assert len({entry["host"] for entry in planned["placement"]} | {planned["head"]["host"]}) >= hosts
+    assert not accepted(planned)
+
+
+def test_three_sparks_talk_over_their_cables():
+    """Each worker is reached over the cable that joins it with the head, not over the one between the workers."""
+    planned = plan(CLUSTERS / "spark_trio.yml", **of_file("models/qwen3_5_397b.yml"), llama_placement="all")
+    assert sorted(workers_of(planned)) == ["10.10.12.2:50052", "10.10.13.3:50052"]
+    for name, source in (("spark2", "10.10.12.1"), ("spark3", "10.10.13.1")):
+        assert {tuple(rule["sources"]) for rule in planned["hosts"][name]["firewall"]} == {(source,)}
+    assert planned["hosts"]["spark1"]["builds"][0]["cmake_options"]["CMAKE_CUDA_ARCHITECTURES"] == "121a-real"
+
+
+def test_a_mac_leads_linux_workers_of_other_backends():
+    planned = plan(CLUSTERS / "mac_and_linux.yml", **dense(56))
+    check_placement(planned)
+    backends = {name: [build["backend"] for build in host["builds"]] for name, host in planned["hosts"].items()}
+    assert backends == {"macbook": ["metal"], "radeon": ["vulkan"], "geforce": ["cuda"]}
+    assert planned["hosts"]["macbook"]["service_manager"] == "launchd"
+    assert {entry["host"] for entry in planned["placement"]} == {"macbook", "radeon", "geforce"}
+
+
+def test_processors_hold_nothing_where_accelerators_have_room():
+    for name, model in (("mac_and_linux", dense(39.59)), ("mixed_box", of_file("models/gpt_oss_20b.yml"))):
+        planned = plan(CLUSTERS / f"{name}.yml", **model)
+        check_placement(planned)
+        assert not planned["head"]["cpu"]["layers"]
+        used = {worker["device"] for host in planned["hosts"].values() for worker in host["workers"] if worker["used"]}
+        assert "CPU" not in used
+
+
+def test_raspberry_pis_build_for_their_processors_and_share_one_build():
+    planned = plan(CLUSTERS / "pis.yml", **dense(39.59))
+    (build,) = {build["id"] for host in planned["hosts"].values() for build in host["builds"]}
+    assert "-cpu-" in build
+    assert all(words.endswith("-d CPU -t 4") for words in workers_of(planned).values())
+
+
+def test_sixteen_hosts_are_planned_with_as_few_as_hold_the_model_and_refused_with_all():
+    check_placement(plan(CLUSTERS / "office.yml", **dense(39.59)))
+    check_placement(plan(CLUSTERS / "office.yml", **dense(120)))
+
+
+REMEDIES = (
+    (r"set (llama_server_context) to (\d+)", int),
+    (r"[Ss]et (llama_server_backend) to (\w+)", str),
+    (r"[Ss]et (llama_placement) to (\w+)", str),
+    (r"[Ss]et (llama_release) to build (\d+)", lambda build: f"b{build}"),
+    (r"[Ss]et (llama_server_load_mode) to (\w+)", str),
+    (r"add ([a-z0-9-]+) to llama_accept_advisories", None),
+)
+"""Words of a remedy that set a variable for the whole cluster → how its value is read."""
+
+
+def remedied(planned):
+    """Each variable with a value that a refusal recommends, as extra variables."""
+    for expression, read in REMEDIES:
+        for found in re.finditer(expression, reason(planned)):
+            yield {"llama_accept_advisories": [found[1]]} if read is None else {found[1]: read(found[2])}
+
+
+@pytest.mark.parametrize(
+    "name, model, extra",
+    [
+        (
+            "spark_trio",
+            of_file("strix_halo_quad/group_vars/llama_cluster/model.yml"),
+            {"llama_server_context": 131072},
+        ),
+        ("jetsons", dense(39.59), {"llama_server_context": 131072}),
+        ("pis", dense(110), {"llama_server_context": 131072}),
+        ("mac_and_linux", dense(39.59), {"llama_server_context": 131072}),
+        ("dell_pair", dense(60), {"llama_release": "b8000"}),
+        ("jetsons", dense(39.59), {"llama_release": "b10700"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_remedies_of_a_refusal_work(name, model, extra):
+    """Whatever is refused says what to set, and with each of these alone the plan is accepted."""
+    refusing = plan(CLUSTERS / f"{name}.yml", **{**model, **extra})
+    assert refusing["refused"]
+    tried = list(remedied(refusing))
+    assert tried, refusing["reasons"]
+    for remedy in tried:
+        check_placement(plan(CLUSTERS / f"{name}.yml", **{**model, **extra, **remedy}))
+
+
+def test_a_model_that_no_context_saves_is_refused_without_that_remedy():
+    said = reason(plan(CLUSTERS / "bc250_pair.yml", **dense(39.59)))
+    assert "MiB are missing" in said
+    assert "llama_server_context" not in said
+
+
+# The tables of inventories/*/README.md
+
+READMES = sorted(path.parent.name for path in FOLDER.glob("*/README.md"))
+
+
+def table_of(name):
+    """Rows of the table: by hand, planned, why."""
+    rows = [line.split("|") for line in (FOLDER / name / "README.md").read_text().splitlines()]
+    table = [[cell.strip() for cell in row[1:-1]] for row in rows if len(row) == 5]
+    assert table[0] == ["by hand", "planned", "why"]
+    return table[2:]
+
+
+def said_of(name, planned):
+    """Everything that an inventory and its plan say, as one text."""
+    hosts = planned["hosts"].values()
+    programs = [*(worker["argv"] for host in hosts for worker in host["workers"]), planned["head"]["argv"]]
+    options = [
+        f"-D{option}={value}"
+        for host in hosts
+        for build in host["builds"]
+        for option, value in build["cmake_options"].items()
+    ]
+    services = [f"{service['name']}.service" for host in hosts for service in host["services"]]
+    given = [path.read_text() for path in sorted((FOLDER / name).rglob("*.yml"))]
+    variants = [path.name for path in (FOLDER / "variants").iterdir()]
+    return "\n".join(
+        [
+            *map(" ".join, programs),
+            *options,
+            *services,
+            *given,
+            *variants,
+            *inventory.specification(),
+            json.dumps(planned),
+        ]
+    )
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_a_readme_says_what_is_planned(name, generate):
+    """Every word in its column is part of the plan or of the inventory, but those after «no»."""
+    planned = plan(name)
+    path = FOLDER / name / "README.md"
+    assert path.read_text() == generate.inventory_page(path.read_text(), planned), "run make docs"
+    said = said_of(name, planned)
+    for _by_hand, cell, _why in table_of(name):
+        for no, span in re.findall(r"(no )?`([^`]+)`", cell):
+            assert (f" {span} " in said) is False if no else span in said, f"{name}: {span}"
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_what_a_readme_calls_the_same_is_the_same(name):
+    said = said_of(name, plan(name))
+    for by_hand, cell, _why in table_of(name):
+        if cell.startswith("the same"):
+            for word in re.findall(r"(-\w[\w=-]*[A-Z]|(?<=`)--[\w-]+ \w+)", by_hand):
+                assert word in said, f"{name}: {word}"

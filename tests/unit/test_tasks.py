@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 
 import yaml
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar, trust_as_template
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,6 +40,25 @@ def test_pip_takes_what_its_checksum_names_and_runs_nothing_to_build_it():
         assert re.search(r"==\{\{ \w+ \}\} --hash=sha256:\{\{ \w+ \}\}$", arguments["stdin"])
     known = yaml.safe_load((ROOT / "roles" / "llama_host" / "vars" / "main.yml").read_text())
     assert re.fullmatch(r"[0-9a-f]{64}", known["llama_host_supervisor_sha256"])
+
+
+def test_what_others_say_is_shown_without_control_characters():
+    """A host's package manager, and a name that the operator gives with -e."""
+    rendered = []
+    for path in [*ROOT.glob("roles/*/tasks/**/*.yml"), *ROOT.glob("playbooks/**/*.yml")]:
+        for task in tasks(yaml.safe_load(path.read_text())):
+            message = (task.get("ansible.builtin.fail") or task.get("ansible.builtin.debug") or {}).get("msg", "")
+            if "ansible_failed_result" in message or "llama_cluster_group" in message:
+                known = {
+                    "ansible_failed_result": {"msg": "E: \x1b]0;x\x07\x9b2J\nno space"},
+                    "llama_cluster_group": "\x1b[2J\x9b",
+                    "llama_host_lacking": {"cmake": "cmake"},
+                    "inventory_hostname": "here",
+                }
+                rendered.append(Templar(DataLoader(), known).template(trust_as_template(message)))
+    assert len(rendered) == 4
+    assert all(text.isprintable() for text in rendered)
+    assert sum("E:  ]0;x 2J no space" in text for text in rendered) == 3
 
 
 def test_a_run_says_at_its_end_what_it_went_on_without():

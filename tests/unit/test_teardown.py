@@ -35,13 +35,16 @@ def test_the_empty_plan_has_nothing_and_names_what_goes():
     assert planned["tuning"] == {"parameters": {}, "profile": "", "reboot": False}
     assert planned["stale"] == FACTS["defined"]
     assert planned["accounts"] == ["llamacpp", "llamacpp-build"]
+    assert planned["build_account"] == names.BUILD_ACCOUNT
     assert planned["folders"] == [f"/opt/llamacpp/{name}" for name in names.INSTALLED]
     assert (planned["scope"], planned["supervisor"]) == ("system", {"running": False})
 
 
 def test_accounts_of_others_stay_where_the_installation_is_a_users():
     hosts = empty.plan({"here": {"facts": {**FACTS, "scope": "user"}}})["hosts"]
-    assert hosts["here"]["accounts"] == []
+    assert (hosts["here"]["accounts"], hosts["here"]["build_account"]) == ([], None)
+    accounts = {**FACTS, "accounts": {"llamacpp": "/opt/llamacpp"}}
+    assert empty.plan({"here": {"facts": accounts}})["hosts"]["here"]["build_account"] is None
 
 
 @pytest.mark.parametrize("scope, account", [("system", "llamacpp"), ("user", None)])

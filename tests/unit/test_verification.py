@@ -633,6 +633,7 @@ def asked(server, tmp_path, **head):
     return {
         "head": {
             "host": "here",
+            "hosts": ["here"],
             "url": f"http://127.0.0.1:{server.server_port}",
             "argv": ["x"],
             "launcher": [],

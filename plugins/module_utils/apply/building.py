@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import prebuilt, stored, trial
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import SEARCH, output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
@@ -130,10 +130,14 @@ def pack(prefix: str, cache: str, build: dict) -> str:
     return target
 
 
+RECEIVED: dict[str, Any] = {"source": {}, "seconds": untrusted.Number(), "options_ignored": [untrusted.Text(r"\w+")]}
+"""What is kept of the manifest of another host, which may have written anything there."""
+
+
 class Installer:
     """Puts programs of a build under the final name of its release.
 
-    :param build: the build as planned: ``id``, ``cmake_options``, ``environment``, ``targets``, ``packaged``.
+    :param build: the build as planned: ``id``, ``builder``, ``cmake_options``, ``environment``, ``targets``, ``packaged``.
     :param account: who runs what is not trusted; None is the current account.
     """
 
@@ -200,7 +204,14 @@ class Installer:
             raise BuildError(f"{archive} does not hold the release {self.build['id']} as it was built: {REMOVE}")
         for target in self.build["targets"]:
             (partial / "bin" / target).chmod(0o755)
-        return self._publish(partial, {key: received[key] for key in ("source", "seconds", "options_ignored")})
+        details = {key: received.get(key) for key in RECEIVED}
+        problem = untrusted.problem("manifest", details) or untrusted.mismatch("manifest", details, RECEIVED)
+        if problem:
+            raise BuildError(
+                f"{archive} has a manifest that {self.build['builder']} did not write as this collection does ({problem.where} {problem.why}): "
+                "find out on that host why, since it may be taken over"
+            )
+        return self._publish(partial, {**details, "received": self.build["builder"]})
 
     def _begin(self) -> Path:
         partial = self.release.with_name("." + self.release.name)
@@ -380,11 +391,11 @@ class Builder(Installer):
         with self.log.open("a") as log:
             log.write(f"== {what}\n")
 
-    def install(self, recorded: dict[str, str] | None = None) -> dict:
-        """Builds and installs the release where it is missing, or is not what the controller recorded; returns the manifest."""
+    def install(self, recorded: dict[str, str] | None = None, unwanted: dict[str, str] | None = None) -> dict:
+        """Builds and installs the release where it is missing, or is not what it has to be (stored.installed); returns the manifest."""
         (self.cache / "builds").mkdir(parents=True, exist_ok=True)
         with self._alone():
-            manifest = stored.installed(self.release, self.build["targets"], recorded)
+            manifest = stored.installed(self.release, self.build["targets"], recorded, unwanted)
             if manifest:
                 return manifest
             started = time.monotonic()
@@ -534,7 +545,7 @@ def step(line: str) -> str:
     counted = re.match(r"\[(\d+)/(\d+)\]", line)
     if counted:
         return f"step {counted[1]} of {counted[2]}"
-    return reading.printable(line.removeprefix("== ")) or "starting"
+    return untrusted.printable(line.removeprefix("== ")) or "starting"
 
 
 class Compared(NamedTuple):

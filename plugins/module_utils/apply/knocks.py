@@ -8,17 +8,20 @@ from __future__ import annotations
 import errno
 import select
 import socket
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 SECONDS = 0.3
 """How long a host that is reached may take to answer. The answer of a port that is open comes at once."""
 ARP = Path("/proc/net/arp")
 ANSWERED = 0x2
 """Flag of an address in ARP that has answered."""
+ROUTES = Path("/proc/net/route")
+"""Addresses in it are hexadecimal, as the processor stores them."""
 
 
 class Knock(NamedTuple):
@@ -55,15 +58,16 @@ def begin(endpoints: Sequence[str], own: Sequence[str]) -> list[Knock]:
     return knocks
 
 
-def results(knocks: Sequence[Knock], arp: Path = ARP) -> list[dict]:
+def results(knocks: Sequence[Knock], arp: Path = ARP, routes: Path = ROUTES) -> list[dict]:
     """``endpoint``, ``source`` (the address that tried) and ``open``, of those attempts that say something: one that is not answered does
-    so where ARP knows the other host, since it is in the same network then."""
+    so where ARP knows the other host, since it is in the same network then, and one that is refused where no router is in between, which may
+    refuse in the name of others."""
     said = []
     for knock in knocks:
         with knock.socket as attempt:
             status = _wait(knock)
             source, address = attempt.getsockname()[0], knock.endpoint.rsplit(":", 1)[0]
-        closed = status != errno.ECONNREFUSED if knock.inside else _is_reached(status, address, arp)
+        closed = status != errno.ECONNREFUSED if knock.inside else _is_reached(status, address, arp, routes)
         if status == 0 or closed:
             said.append({"endpoint": knock.endpoint, "source": source, "open": status == 0})
     return said
@@ -78,10 +82,24 @@ def _wait(knock: Knock) -> int | None:
     return knock.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
 
 
-def _is_reached(status: int | None, address: str, arp: Path) -> bool:
+def _is_reached(status: int | None, address: str, arp: Path, routes: Path) -> bool:
     if status == errno.ECONNREFUSED:
-        return True
+        return _has_no_router(address, routes)
     with suppress(OSError):
         rows = [line.split() for line in arp.read_text().splitlines()[1:]]
         return any(row[0] == address and int(row[2], 16) & ANSWERED for row in rows)
     return False
+
+
+def _has_no_router(address: str, routes: Path) -> bool:
+    """Whether the most specific route to an address leads to it directly; a tunnel does too, where ARP knows nobody."""
+    with suppress(OSError, ValueError, IndexError):
+        wanted = _number(socket.inet_aton(address).hex(), "big")
+        rows = [line.split() for line in routes.read_text().splitlines()[1:]]
+        fitting = [(_number(row[7]), _number(row[2])) for row in rows if wanted & _number(row[7]) == _number(row[1])]
+        return bool(fitting) and not max(fitting)[1]
+    return False
+
+
+def _number(text: str, order: Literal["little", "big"] = sys.byteorder) -> int:
+    return int.from_bytes(bytes.fromhex(text), order)

@@ -482,7 +482,7 @@ def drift(planned: dict) -> dict:
     :param planned: ``plan["hosts"][name]``.
     :returns: ``services`` (name → state, pid, addresses, clients), ``defined`` (names of services that have a definition), ``stale``
         (those of them that are not planned), ``missing_builds`` (ids of planned builds that are not installed or not intact),
-        ``installed`` (id of each other planned build → file → sha256),
+        ``installed`` (id of each other planned build → file → sha256), ``received`` (id of those that another host has compiled → that host),
         ``running_releases`` (ids of the releases whose programs run), ``changed_files`` (paths), ``redefined`` (names of services),
         ``knocks`` (of knocks.results),
         ``differences`` (all that an apply would change, each ``{"kind", "subject", "text"}``, as common.differences defines it).
@@ -505,6 +505,11 @@ def drift(planned: dict) -> dict:
         "stale": stale,
         "missing_builds": missing,
         "installed": {identity: manifest["files"] for identity, manifest in manifests.items() if manifest},
+        "received": {
+            identity: str(manifest["received"])
+            for identity, manifest in manifests.items()
+            if manifest and manifest.get("received")
+        },
         "running_releases": running_releases(planned["prefix"], running),
         "changed_files": changed_files,
         "redefined": redefined,

@@ -5,21 +5,20 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
-import stat
 import tarfile
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import prebuilt
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 
 MANIFEST = "manifest.json"
@@ -44,15 +43,6 @@ def _sha256(stream: IO[bytes]) -> str:
     return digest.hexdigest()
 
 
-@contextmanager
-def _open(path: Path) -> Iterator[IO[bytes]]:
-    """A regular file, or what a link leads to; anything else is an OSError, and nothing is waited for."""
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
-        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "it is not a file", str(path))
-        yield stream
-
-
 def hashes(given: Any) -> dict[str, str]:
     """File of a release → sha256, as a manifest or a record names them; empty where it is anything else."""
     if not isinstance(given, dict):
@@ -66,22 +56,28 @@ def hashes(given: Any) -> dict[str, str]:
     return given if good else {}
 
 
-def installed(release: Path, targets: Iterable[str] = (), recorded: Mapping[str, str] | None = None) -> dict | None:
+def installed(
+    release: Path,
+    targets: Iterable[str] = (),
+    recorded: Mapping[str, str] | None = None,
+    unwanted: Mapping[str, str] | None = None,
+) -> dict | None:
     """The manifest of an installed release whose files are what it says, or None.
 
     :param targets: programs that it must have.
     :param recorded: what the controller saw when the release was built: file → sha256. Empty or None where it saw nothing.
+    :param unwanted: of a release that does not count: file → sha256.
     """
     try:
-        with _open(release / MANIFEST) as stream:
+        with reading.open_file(release / MANIFEST, follow=True) as stream:
             text = stream.read(MANIFEST_BYTES + 1)
         manifest = json.loads(text[:MANIFEST_BYTES])
         files = hashes(manifest["files"])
         whole = bool(files) and all(f"bin/{target}" in files for target in targets)
-        if not whole or (recorded and files != recorded):
+        if not whole or (recorded and files != recorded) or files == unwanted:
             return None
         for name, digest in files.items():
-            with _open(release / name) as stream:
+            with reading.open_file(release / name, follow=True) as stream:
                 if _sha256(stream) != digest:
                     return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

@@ -152,7 +152,15 @@ def _memory(plan: dict) -> list[str]:
             ]
         )
     legend = ", ".join(f"{sign} {part.replace('kv', 'KV cache')}" for part, sign in PARTS.items())
-    return [*table(rows).splitlines(), f"  in MiB, ≤ an upper bound; {legend}, {FREE} free"]
+    return [*table(rows).splitlines(), f"  in MiB, ≤ an upper bound; {legend}, {FREE} free", *reasons(plan)]
+
+
+def reasons(plan: dict) -> list[str]:
+    """Why each device gets what it gets, those with the same reason in one line."""
+    alike: dict[str, list[str]] = {}
+    for entry in plan["placement"]:
+        alike.setdefault(entry["reason"], []).append(entry["device"])
+    return [line for reason, names in alike.items() for line in _wrapped("  ", f"{reason}: {', '.join(names)}")]
 
 
 def command_lines(argv: list[str], environment: dict[str, str], start: str = "      ") -> list[str]:
@@ -208,11 +216,38 @@ def _advisories(plan: dict) -> list[str]:
         ).append(advisory)
     lines = []
     for (severity, accepted, identifier, remedy, reference), entries in alike.items():
-        hosts = ", ".join(dict.fromkeys(advisory["host"] for advisory in entries if advisory["host"]))
+        hosts = ", ".join(dict.fromkeys(host for advisory in entries for host in advisory["hosts"]))
         lines.append(f"  {severity}{', accepted' if accepted else ''}: {identifier}{' on ' if hosts else ''}{hosts}")
         for text in (*(advisory["message"] for advisory in entries), f"Remedy: {remedy}", f"See {reference}"):
             lines += _wrapped("      ", text)
     return lines or ["  none"]
+
+
+RATES = {
+    "measured": "measured on their hosts",
+    "table": "taken from a table by name and architecture",
+    "assumed": "assumed, of at least one of them",
+}
+
+
+def _speed(plan: dict) -> list[str]:
+    estimate, best = plan["estimate"], plan["estimate"]["best_single_host"]
+    if estimate["generation_tokens_per_s"] is None:
+        return []
+    rows = [
+        ["generation", f"{estimate['generation_tokens_per_s']:g} tokens per second", estimate["limited_by"]],
+        ["prompts", f"{estimate['prompt_tokens_per_s']:g} tokens per second", estimate["prompt_limited_by"]],
+        ["loading", f"{estimate['load_s']:g} seconds", estimate["load_limited_by"]],
+    ]
+    rows = [[name, figure, f"limited by: {limit}"] for name, figure, limit in rows]
+    alone = "does not hold the model"
+    if best["fits"]:
+        alone = f"{best['generation_tokens_per_s']:g} tokens per second in generation, {best['prompt_tokens_per_s']:g} in prompts"
+    known = (
+        f"Rates of devices are {RATES.get(estimate['rates'], estimate['rates'])}. A prompt has 512 tokens, the context is empty, and no "
+        "worker has a cache of the model."
+    )
+    return [*table(rows).splitlines(), *_wrapped("  ", f"{best['host']} alone: {alone}"), *_wrapped("  ", known)]
 
 
 def _network(plan: dict) -> list[str]:
@@ -223,8 +258,8 @@ def _network(plan: dict) -> list[str]:
     ways = ", ".join(f"{time:g} ms by {kind} ({'measured' if known else 'assumed'})" for kind, time, known in kinds)
     return _wrapped(
         "  ",
-        f"{estimate['bound']} {estimate['network_ms_per_token']:g} ms for each token: it crosses the network {estimate['crossings']} times, one way "
-        f"{ways}. The time that drivers and devices need is not included.",
+        f"{estimate['bound']} {estimate['network_ms_per_token']:g} ms for each token, with what workers need beside computing: it crosses the "
+        f"network {estimate['crossings']} times, one way {ways}.",
     )
 
 
@@ -272,6 +307,7 @@ def plan_parts(plan: dict, changed: list[str] | None = None) -> dict[str, list[s
         "Commands": _commands(plan),
         "Open ports": _ports(plan),
         "Advisories": _advisories(plan),
+        "Predicted speed": _speed(plan),
         "What the network adds": _network(plan),
         "What site.yml would change": changed or [],
         **refused,

@@ -17,9 +17,14 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, untrusted
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading import printable
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Each, Maybe, Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import (
+    Each,
+    Maybe,
+    Number,
+    Text,
+    printable,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer, rpc
@@ -396,7 +401,12 @@ def _tries(drifts: dict, knocks: dict[str, str | None], counts: Callable[[str, s
 
 def _closed(plan: dict, drifts: dict, knocks: dict[str, str | None], changed: Collection[str] = ()) -> list[dict]:
     checks = []
-    accepted = {a["host"] for a in plan["advisories"] if a["id"] == "unprotected-worker" and a["accepted"]}
+    accepted = {
+        host
+        for advisory in plan["advisories"]
+        if advisory["id"] == "unprotected-worker" and advisory["accepted"]
+        for host in advisory["hosts"]
+    }
     owners = {worker["endpoint"]: name for name, planned in plan["hosts"].items() for worker in planned["workers"]}
 
     def counts(name: str, endpoint: str) -> bool:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What others wrote, files and replies: read within limits, parsed as JSON of a known form, shown without control characters."""
+"""What others wrote, files and replies: read within limits, and parsed as JSON of a known form."""
 
 from __future__ import annotations
 
@@ -17,24 +17,63 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import printable
 
 REPLY_BYTES = 1024 * 1024
 DEPTH = 32
 DIGITS = 20
-SHOWN = 2000
+
+
+class NotAFileError(OSError):
+    """A path leads to something else than a regular file."""
+
+
+def open_file(path: str | Path, follow: bool = False) -> IO[bytes]:
+    """A file to read from. Whoever owns its folder may have replaced it: nothing is waited for, and links are followed only where asked for.
+
+    :raises OSError: it does not exist; NotAFileError where it is not a regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise NotAFileError(errno.EINVAL, "it is not a regular file", str(path))
+    return open(descriptor, "rb")
 
 
 def read(path: Path, limit: int, follow: bool = False) -> bytes:
-    """The first bytes of a file. Whoever owns its folder may have replaced it: nothing is waited for, and links are followed only where asked for.
-
-    :raises OSError: it does not exist, or is not a regular file.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
-    with open(descriptor, "rb") as stream:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    """The first bytes of a file; ``follow`` and errors as of ``open_file``."""
+    with open_file(path, follow) as stream:
         return stream.read(limit)
+
+
+class TooSlowError(Exception):
+    """Work took too long; the message ends a sentence that names what is read."""
+
+
+def within(seconds: float, work: Callable[[], Any]) -> Any:
+    """What ``work`` gives or raises. It is left behind in a thread of its own when it takes longer: looking up a name, a reply that
+    comes byte by byte, or a network mount whose server is gone, cannot be stopped otherwise.
+
+    :raises TooSlowError: it takes longer.
+    """
+    result: dict[str, Any] = {}
+
+    def run() -> None:
+        try:
+            result["value"] = work()
+        except Exception as error:
+            result["error"] = error
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise TooSlowError(f"could not be read within {seconds:g} s")
+    if "error" in result:
+        raise result["error"]
+    return result["value"]
 
 
 def read_object(path: Path, limit: int) -> dict[str, Any]:
@@ -84,11 +123,6 @@ def _is_deeper(value: Any, depth: int) -> bool:
     return not depth or any(
         _is_deeper(part, depth - 1) for part in (value.values() if isinstance(value, dict) else value)
     )
-
-
-def printable(text: Any, limit: int = SHOWN) -> str:
-    """One line for a screen: no control characters, no line breaks, no more than so many characters."""
-    return "".join(character if character.isprintable() else " " for character in str(text)[:limit])
 
 
 class Reply(NamedTuple):

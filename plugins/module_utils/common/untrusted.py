@@ -14,6 +14,8 @@ CONTROL = ("Cc", "Cf", "Cs", "Zl", "Zp")
 """Unicode categories of characters that end a line, control a terminal, change the order of what is shown, or are half a character."""
 LONGEST, DEEPEST, MOST = 65536, 32, 200_000
 """Characters of a text, levels of a value, and parts of it in all."""
+MOST_TEXT = 8 << 20
+"""Characters of all texts of a value. Facts of a host are 20 kB; its memory is needed several times over."""
 LONGEST_NAME = 255
 """Characters of a host's name, and of a text where nothing else is said."""
 LARGEST = 1 << 53
@@ -21,16 +23,25 @@ LARGEST = 1 << 53
 SHOWN = 60
 """Characters of a value in a message."""
 SECRET_USER = re.compile(r"https?://[^/\s]*@|://[^/@\s:]*:[^/@\s]*@", re.IGNORECASE)
+SECRET_ADDRESS = re.compile(
+    r"(?:^|=)[^/@:=]{1,255}:[^/]{0,255}@(?:[\w.-]{1,255}|\[[\da-fA-F:.]{2,45}\]):\d{1,5}(?:/|$)"
+)
+"""``user:password@proxy:3128``, as proxies are given without a scheme. Without a port it may be a name, like ``model:7b@q4``."""
 SECRET_PARAMETER = re.compile(
-    r"[?&;#](?:[\w.-]*(?:token|secret|password|passwd|passphrase|signature|credential|key|keyid)|sig|auth|authorization|bearer|jwt|pass|pat|pwd)=",
+    r"[?&;#](?:[\w.-]*(?:token|secret|password|passwd|passphrase|signature|credential)s?\d*"
+    r"|(?:[\w.-]*(?:[_.-]|api|access|account|app|auth|client|private|secret|subscription))?key(?:id)?\d*"
+    r"|sig|auth|authorization|bearer|code|jwt|pass|pat|pwd)=",
     re.IGNORECASE,
 )
 
 
 def has_secret(text: str) -> bool:
-    """Whether a URL in a text has a password or a token."""
-    urls = [word for word in text.split() if "://" in word]
-    return any(SECRET_USER.search(url) or SECRET_PARAMETER.search(url) for url in urls)
+    """Whether a URL or an address in a text has a password or a token."""
+    words = [word for word in text.split() if "://" in word or "@" in word]
+    return any(
+        SECRET_USER.search(word) or SECRET_PARAMETER.search(word) if "://" in word else SECRET_ADDRESS.search(word)
+        for word in words
+    )
 
 
 def show(value: Any) -> str:
@@ -48,6 +59,24 @@ def is_plain(text: str) -> bool:
     return text.isprintable() or not any(unicodedata.category(character) in CONTROL for character in text)
 
 
+MOST_SHOWN = 2000
+"""Characters of a text on a screen."""
+
+
+def printable(text: Any, limit: int | None = MOST_SHOWN) -> str:
+    """One line for messages, results and screens: what cannot be shown is escaped, so that different texts stay different.
+
+    :param limit: characters of the result; None for all of them.
+    """
+    whole = str(text)[:limit]
+    if whole.isprintable():
+        return whole
+    escaped = (
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in whole
+    )
+    return "".join(escaped)[:limit]
+
+
 class Problem(NamedTuple):
     """What no plan can hold: where it is, and what is wrong there, as the end of a sentence."""
 
@@ -61,10 +90,13 @@ def problem(where: str, value: Any) -> Problem | None:
     :param where: the variable or fact.
     """
     parts: list[tuple[tuple[Any, ...], Any]] = [((), value)]
-    seen = 1
+    seen, characters = 1, 0
     while parts:
         way, part = parts.pop()
         seen += len(part) if isinstance(part, (Mapping, list, tuple)) else 0
+        characters += len(part) if isinstance(part, str) else 0
+        if characters > MOST_TEXT:
+            return Problem(where, f"has more than {MOST_TEXT >> 20} million characters: shorten it")
         if len(way) > DEEPEST or seen > MOST:
             return Problem(where, f"has more than {DEEPEST} levels or {MOST} parts: shorten it")
         why = _why(part) or (next(filter(None, map(_why_name, part)), "") if isinstance(part, Mapping) else "")
@@ -100,7 +132,7 @@ def _why(value: Any) -> str:
             return f"is {show(value)}, which has a line break or another control character: remove it"
         if has_secret(value):
             return (
-                "has a password or a token in its URL, which plans and logs would show: remove it. git takes it from its credential store on "
+                "has a password or a token in its URL or address, which plans and logs would show: remove it. git takes it from its credential store on "
                 "the controller; fetch any other file yourself, and give its path"
             )
         return ""

@@ -24,10 +24,17 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     names,
     reading,
     service_managers,
+    untrusted,
     versions,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import firewall, hardware, reached, toolchains
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import (
+    firewall,
+    hardware,
+    reached,
+    speeds,
+    toolchains,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 
 MINIMUM_PYTHON = (3, 9)
@@ -176,7 +183,7 @@ def measured_links(prefix: str) -> dict:
             found = reading.read_object(path, LINK_BYTES)
             numbers = {key: found.get(key) for key in ("mbit_per_second", "round_trip_ms")}
             numbers = {key: None if number is None else float(number) for key, number in numbers.items()}
-            links[path.stem] = {**numbers, "detail": reading.printable(found.get("detail", ""))}
+            links[path.stem] = {**numbers, "detail": untrusted.printable(found.get("detail", ""))}
     return links
 
 
@@ -229,10 +236,11 @@ def _distribution() -> dict:
     return {"id": system, "version": platform.release().split(".", maxsplit=1)[0], "family": system}
 
 
-def facts(wanted_scope: str, catalogue: dict | None = None) -> dict:
-    """Everything that planning needs to know of this host. Stable: nothing here changes with the load.
+def facts(wanted_scope: str, catalogue: dict | None = None, measure: bool = False) -> dict:
+    """Everything that planning needs to know of this host. Stable: nothing here changes with the load, but what is measured on request.
 
     :param catalogue: distribution family → its packages of llama.cpp, to look for them.
+    :param measure: whether to measure speeds.
     """
     wanted_scope = scope(wanted_scope)
     manager = service_manager(wanted_scope)
@@ -257,6 +265,7 @@ def facts(wanted_scope: str, catalogue: dict | None = None) -> dict:
         "distribution": distributed,
         "packaged": packages,
         "cpu": hardware.cpu(),
+        "rates": speeds.measured() if measure else None,
         "memory_mib": memory,
         "accelerators": devices,
         "toolchain": tools,
@@ -272,10 +281,7 @@ def facts(wanted_scope: str, catalogue: dict | None = None) -> dict:
         "python": interpreter,
         "service_manager": manager,
         "supervisor": supervisor(place["prefix"]),
-        "lingering": {
-            "enabled": lingers(user),
-            "by_us": os.path.exists(place["prefix"] + "/lingering"),
-        },
+        "lingering": {"enabled": lingers(user), "by_us": os.path.exists(place["prefix"] + "/lingering")},
         "firewall": firewall.of_host() if record.host_settings else None,
         "units_filter": firewall.of_units(interpreter) if record.closes_ports_by else None,
         "host_settings": record.host_settings,
@@ -300,11 +306,12 @@ def supervisor(prefix: str) -> dict:
 
 
 def supervisor_runs(prefix: str) -> bool:
-    """Whether the installation's own supervisor runs."""
+    """Whether the installation's own supervisor runs. One that stands still takes no connection, and is not waited for."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control:
+        control.setblocking(False)
         try:
             control.connect(prefix + "/supervisor/control.sock")
-        except PermissionError:
+        except (PermissionError, BlockingIOError):
             return True
         except OSError:
             return False

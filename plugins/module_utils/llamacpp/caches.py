@@ -4,13 +4,16 @@
 """What llama.cpp caches for each layer of a model: keys and values, and the states of recurrent layers.
 
 Learnt from the sources of three builds, READ: load_arch_hparams of each architecture, create_memory of llama-model.cpp, and the
-constructors in llama-kv-cache*.cpp and llama-memory-recurrent.cpp.
+constructors in llama-kv-cache*.cpp and llama-memory-recurrent.cpp. Of ik_llama.cpp, llama_kv_cache_init of src/llama.cpp in its commits
+3770 and 4840.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.options import FUSED_SINCE, IK_LLAMA, MAINLINE
 
 OLD, MIDDLE, NEW = READ = (6170, 8643, 11063)
 """Builds whose sources were read: the trees of llama-cpp-python 0.3.16, 0.3.20 and 0.3.36."""
@@ -108,6 +111,12 @@ HYBRID = NO_HEADS | INTERVAL | BOTH
 
 LATENT = frozenset(("deepseek2", "kimi-linear", "mistral4"))
 """Architectures that cache one compressed vector a token (MLA) where the file tells the size of the heads made of it."""
+NO_LATENT_VALUES = 7991
+"""First build of which it is known that it caches no values for them: #19067, of January 2026, is in this build of February 2026."""
+IK_LLAMA_READ = 3770
+"""The oldest commit of ik_llama.cpp whose cache was read."""
+IK_LLAMA_LATENT_SINCE = 3983
+"""First commit of ik_llama.cpp that uses MLA without -mla: gpt_params in common/common.h."""
 KEPT_NEXT = {"exaone-moe": (MIDDLE,)}
 """Architectures that cache for the layers that predict further tokens, too, in these builds. Others leave them out."""
 
@@ -135,6 +144,17 @@ class Settings(NamedTuple):
     unified: bool = False
     full_window: bool = False
     micro_batch: int = MICRO_BATCH
+    batch: int = BATCH
+    fork: str = MAINLINE
+    latent_attention: int | None = None
+    """``-mla`` of ik_llama.cpp: 0 is attention to whole heads, 1 keeps keys and values compressed, 2 and 3 keys alone."""
+    attention_batch: int | None = None
+    """``-amb`` of ik_llama.cpp: MiB that attention works with at a time; 0 is no limit."""
+
+    @property
+    def tokens(self) -> int:
+        """That are computed at once on a device."""
+        return min(self.micro_batch, self.batch, self.context)
 
     def flash(self, build: int) -> bool:
         """Whether values are stored for flash attention: auto means that until llama-server has tried it, and quantised ones need it."""
@@ -226,7 +246,8 @@ def _state(summary: Mapping[str, Any]) -> int:
     return 4 * (max(0, convolution - 1) * (inner + 2 * groups * state) + state * inner)
 
 
-def _recurrent_layers(summary: Mapping[str, Any]) -> list[bool]:
+def recurrent_layers(summary: Mapping[str, Any]) -> list[bool]:
+    """Of each layer whether it keeps a state; of all of an architecture that was not read."""
     keys, layers, architecture = summary.get("keys", {}), summary["layers"], summary["architecture"]
     if architecture in RECURRENT or architecture in BOTH:
         return [True] * layers
@@ -254,18 +275,24 @@ def _cached_layers(summary: Mapping[str, Any], build: int) -> list[bool]:
     if architecture in RECURRENT:
         return [False] * layers
     free = architecture in NO_HEADS or architecture in INTERVAL
-    return [index < last and not (free and recurrent) for index, recurrent in enumerate(_recurrent_layers(summary))]
+    return [index < last and not (free and recurrent) for index, recurrent in enumerate(recurrent_layers(summary))]
 
 
-def layers_of(summary: Mapping[str, Any], build: int, flash: bool) -> list[Layer]:
+def is_latent(summary: Mapping[str, Any]) -> bool:
+    """Whether the file is one of MLA in llama.cpp's form: its keys are compressed, and it tells the size of the heads made of them."""
+    return summary["architecture"] in LATENT and bool(summary.get("keys", {}).get("attention.key_length_mla"))
+
+
+def layers_of(summary: Mapping[str, Any], build: int, flash: bool, latent_values: bool) -> list[Layer]:
     """What each layer keeps.
 
     :param summary: of a model, gguf.summarize.
     :param build: one of READ.
     :param flash: whether values are stored for flash attention.
+    :param latent_values: whether values are cached where keys are compressed, too.
     """
-    keys, architecture = summary.get("keys", {}), summary["architecture"]
-    heads, windows, recurrent = _kv_heads(summary), windowed(summary, build), _recurrent_layers(summary)
+    keys = summary.get("keys", {})
+    heads, windows, recurrent = _kv_heads(summary), windowed(summary, build), recurrent_layers(summary)
     cached, state = _cached_layers(summary, build), _state(summary)
     key, value = summary["key_dimension"], summary["value_dimension"]
     key_of, value_of = {False: key, True: key}, {False: value, True: value}
@@ -275,7 +302,7 @@ def layers_of(summary: Mapping[str, Any], build: int, flash: bool) -> list[Layer
     values = [value_of[window] * count for window, count in zip(windows, heads)]
     if not flash:
         values = [max(values)] * len(values)
-    if architecture in LATENT and build != OLD and keys.get("attention.key_length_mla"):
+    if is_latent(summary) and not latent_values:
         values = [0] * len(values)
     last = summary["layers"] - next_layers(summary)
     return [
@@ -292,8 +319,7 @@ def layers_of(summary: Mapping[str, Any], build: int, flash: bool) -> list[Layer
 def cells(summary: Mapping[str, Any], settings: Settings, build: int) -> tuple[int, int]:
     """Tokens that a layer's cache has room for: of a layer that attends to everything, and of one with a window."""
     context, parallel, streams = settings.context, settings.parallel, 1 if settings.unified else settings.parallel
-    micro = min(settings.micro_batch, BATCH, context)
-    seen = window_size(summary, build) * (parallel if settings.unified else 1) + micro
+    seen = window_size(summary, build) * (parallel if settings.unified else 1) + settings.tokens
     if build == OLD:
         multiple = 256 if settings.flash(build) else 32
         each = pad(-(-context // streams), multiple)
@@ -311,10 +337,10 @@ def is_known_architecture(summary: Mapping[str, Any]) -> bool:
     return summary["architecture"] in PLAIN | set(WINDOWS) | RECURRENT | HYBRID
 
 
-def _sizes(summary: Mapping[str, Any], settings: Settings, build: int) -> list[int]:
+def _sizes(summary: Mapping[str, Any], settings: Settings, build: int, latent_values: bool) -> list[int]:
     full, short = cells(summary, settings, build)
     sizes = []
-    for layer in layers_of(summary, build, settings.flash(build)):
+    for layer in layers_of(summary, build, settings.flash(build), latent_values):
         type_k, type_v = settings.type_k, settings.type_v
         if layer.windowed and build == MIDDLE:
             type_k = type_v = "f16"
@@ -323,12 +349,64 @@ def _sizes(summary: Mapping[str, Any], settings: Settings, build: int) -> list[i
     return sizes
 
 
+def flashes(settings: Settings, generation: int) -> bool:
+    """Whether ik_llama.cpp of this commit uses flash attention: its default since FUSED_SINCE."""
+    wanted = settings.flash_attention or ("on" if generation >= FUSED_SINCE else "off")
+    return wanted != "off" or settings.type_v not in ("f32", "f16", "bf16")
+
+
+def latent_mode(settings: Settings, generation: int) -> int:
+    """``-mla`` of ik_llama.cpp, or its default."""
+    default = 3 if generation >= IK_LLAMA_LATENT_SINCE else 0
+    return default if settings.latent_attention is None else settings.latent_attention
+
+
+def _latent_token(summary: Mapping[str, Any], settings: Settings, commit: int) -> tuple[float, float] | None:
+    """Bytes of a token's keys and values in a layer of ik_llama.cpp with MLA; None where it attends to whole heads.
+
+    Without flash attention a file that lacks attn_kv_b gets ``-mla 1``, which keeps values too.
+    """
+    mode, keys = latent_mode(settings, commit), summary.get("keys", {})
+    rank, rotated = keys.get("attention.kv_lora_rank"), keys.get("rope.dimension_count")
+    compressed = is_latent(summary) and summary["kv_heads"] == 1
+    if summary["architecture"] not in LATENT or not mode or not (compressed or (rank and rotated)):
+        return None
+    width, values = (summary["key_dimension"], summary["value_dimension"]) if compressed else (rank + rotated, rank)
+    key, value = CACHE_TYPES[settings.type_k], CACHE_TYPES[settings.type_v]
+    if flashes(settings, commit):
+        return width * key, values * value if commit < IK_LLAMA_READ else 0.0
+    whole = any(row["name"] == "blk.*.attn_kv_b.weight" for row in summary.get("tensors", ()))
+    return width * max(key, value), 0.0 if mode > 1 and whole else values * value
+
+
+def _sizes_of_ik_llama(summary: Mapping[str, Any], settings: Settings, commit: int) -> list[int]:
+    """Upper bounds. One cache serves all requests, every layer holds the whole context, those that predict further tokens too."""
+    alike = settings._replace(
+        unified=True, full_window=True, flash_attention="on" if flashes(settings, commit) else "off"
+    )
+    keys = {key: value for key, value in summary.get("keys", {}).items() if key != "nextn_predict_layers"}
+    if is_latent(summary) and summary["kv_heads"] == 1:
+        whole = {f"{name}_dimension": keys.get(f"attention.{name}_length_mla", 0) for name in ("key", "value")}
+        plain = {**summary, **whole, "kv_heads": summary["heads"], "keys": {}}
+    else:
+        plain = {**summary, "keys": keys}
+    token = _latent_token(summary, settings, commit)
+    if token is None:
+        return _sizes(plain, alike, OLD, True)
+    return [int(cells(plain, alike, OLD)[0] * sum(token))] * int(summary["layers"])
+
+
 def sizes(summary: Mapping[str, Any], settings: Settings, generation: int) -> tuple[list[int], bool]:
     """Bytes that are kept for each layer, and whether they are exact; an upper bound where not.
 
     :param generation: build number of the release.
     """
-    by_build = [_sizes(summary, settings, build) for build in readings(generation)]
+    if settings.fork == IK_LLAMA:
+        return _sizes_of_ik_llama(summary, settings, generation), False
+    by_build = [
+        _sizes(summary, settings, build, build == OLD and generation < NO_LATENT_VALUES)
+        for build in readings(generation)
+    ]
     most = [max(layer) for layer in zip(*by_build)]
     alike = all(size == most for size in by_build)
     return most, alike and is_known_architecture(summary) and is_known_build(generation)

@@ -10,18 +10,17 @@ Format: ggml/docs/gguf.md of ggml-org/ggml, versions 2 and 3; what llama.cpp ref
 
 from __future__ import annotations
 
-import io
 import os
 import re
-import stat
 import struct
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import printable
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, tensor_types
 
 MIB = 1024 * 1024
 MAX_HEADER_BYTES = 128 * MIB
@@ -63,43 +62,6 @@ ARRAYS = tuple(f"array of {name}" for name in TYPES)
 """Type of a metadata value → its name."""
 U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
 
-TENSOR_TYPES = {
-    0: ("F32", 1, 4),
-    1: ("F16", 1, 2),
-    2: ("Q4_0", 32, 18),
-    3: ("Q4_1", 32, 20),
-    6: ("Q5_0", 32, 22),
-    7: ("Q5_1", 32, 24),
-    8: ("Q8_0", 32, 34),
-    10: ("Q2_K", 256, 84),
-    11: ("Q3_K", 256, 110),
-    12: ("Q4_K", 256, 144),
-    13: ("Q5_K", 256, 176),
-    14: ("Q6_K", 256, 210),
-    16: ("IQ2_XXS", 256, 66),
-    17: ("IQ2_XS", 256, 74),
-    18: ("IQ3_XXS", 256, 98),
-    19: ("IQ1_S", 256, 50),
-    20: ("IQ4_NL", 32, 18),
-    21: ("IQ3_S", 256, 110),
-    22: ("IQ2_S", 256, 82),
-    23: ("IQ4_XS", 256, 136),
-    24: ("I8", 1, 1),
-    25: ("I16", 1, 2),
-    26: ("I32", 1, 4),
-    27: ("I64", 1, 8),
-    28: ("F64", 1, 8),
-    29: ("IQ1_M", 256, 56),
-    30: ("BF16", 1, 2),
-    34: ("TQ1_0", 256, 54),
-    35: ("TQ2_0", 256, 66),
-    39: ("MXFP4", 32, 17),
-    40: ("NVFP4", 64, 36),
-    41: ("Q1_0", 128, 18),
-    42: ("Q2_0", 64, 18),
-}
-"""Tensor type of ggml.h → name, elements and bytes of one block."""
-
 FILE_TYPES = {
     **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S"},
     **{12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K"},
@@ -122,9 +84,10 @@ CACHE_KEYS = (
     ),
     *(f"ssm.{name}" for name in ("conv_kernel", "inner_size", "state_size", "group_count")),
     *("full_attention_interval", "kda.head_dim", "wkv.head_size", "token_shift_count", "shortconv.l_cache"),
-    "nextn_predict_layers",
+    *("nextn_predict_layers", "attention.kv_lora_rank", "rope.dimension_count"),
+    *("expert_count", "expert_used_count"),
 )
-"""Keys of an architecture that tell the size of its cache."""
+"""Keys of an architecture that tell the size of its cache, and how many of its experts a token uses."""
 
 
 BY_LAYER = ("uint32", "array of uint32", "array of int32")
@@ -134,10 +97,6 @@ FLAGS = (*BY_LAYER, "array of bool")
 
 class GGUFError(ValueError):
     """The file is not a GGUF file that can be served; the message says why and ends a sentence that names the file."""
-
-
-class TooSlow(Exception):
-    """Reading took too long; the message ends a sentence that names the file."""
 
 
 def is_whole(value: Any) -> bool:
@@ -171,13 +130,11 @@ class File:
 
     def __init__(self, path: str | Path) -> None:
         """:raises OSError: it cannot be opened."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            os.close(descriptor)
-            raise GGUFError("is not a file")
-        self.stream = io.BufferedReader(io.FileIO(descriptor))
-        self.size = status.st_size
+        try:
+            self.stream = reading.open_file(path, follow=True)
+        except reading.NotAFileError:
+            raise GGUFError("is not a file") from None
+        self.size = os.fstat(self.stream.fileno()).st_size
 
     def read(self, offset: int, count: int) -> bytes:
         self.stream.seek(offset)
@@ -188,15 +145,6 @@ class File:
 
     def close(self) -> None:
         self.stream.close()
-
-
-def printable(text: str) -> str:
-    """Text for messages and results: characters that cannot be shown are escaped."""
-    if text.isprintable():
-        return text
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
-    )
 
 
 def short(value: Any) -> str:
@@ -273,7 +221,7 @@ class _Reader:
         if length > longest:
             raise GGUFError(f"is refused: the name of a {what} has {length} bytes, at most {longest} are read")
         data = self.keep(length)
-        text = printable(data.decode("utf-8", "backslashreplace"))
+        text = printable(data.decode("utf-8", "backslashreplace"), None)
         if b"\0" in data:
             raise GGUFError(
                 f"is refused: the name of the {what} {short(text)} has a zero byte, where it ends for llama.cpp"
@@ -375,19 +323,19 @@ def _tensors(reader: _Reader, count: int, alignment: int) -> Iterator[tuple[str,
         name = reader.name(MAX_TENSOR_NAME, "tensor")
         shape, elements = _shape(reader, name)
         kind, offset = reader.number(U32), reader.number(U64)
-        if kind not in TENSOR_TYPES:
+        if kind not in tensor_types.ALL:
             raise GGUFError(f"is refused: tensor {short(name)} has the unknown type {kind}")
-        type_name, per_block, block_bytes = TENSOR_TYPES[kind]
-        if (shape[0] if shape else 1) % per_block:
+        stored, row = tensor_types.ALL[kind], shape[0] if shape else 1
+        if row % stored.elements:
             raise GGUFError(
-                f"is refused: tensor {short(name)} has rows of {shape[0] if shape else 1} elements, and {type_name} blocks of {per_block}"
+                f"is refused: tensor {short(name)} has rows of {row} elements, and {stored.name} blocks of {stored.elements}"
             )
         expected = -(-end // alignment) * alignment
         if offset != expected:
             raise GGUFError(f"is refused: tensor {short(name)} is at {offset} of the data, but belongs at {expected}")
-        size = elements // per_block * block_bytes
+        size = stored.size(row, elements // row)
         end = offset + size
-        yield name, Tensor(type_name, shape, elements, size)
+        yield name, Tensor(stored.name, shape, elements, size)
     start = -(-(reader.start + reader.at) // alignment) * alignment
     if count and start + end > reader.source.size:
         raise GGUFError(f"is truncated: it has {reader.source.size} bytes, its tensors end at {start + end}")
@@ -489,30 +437,6 @@ def read_path(path: str) -> Model:
     """:func:`read` of the file at ``path`` on this host."""
     folder = Path(path).parent
     return read(Path(path).name, lambda name: File(folder / name))
-
-
-def within(seconds: float, work: Callable[[], Any]) -> Any:
-    """What ``work`` gives or raises. It is left behind in a thread of its own when it takes longer: looking up a name, a reply that
-    comes byte by byte, or a network mount whose server is gone, cannot be stopped otherwise.
-
-    :raises TooSlow: it takes longer.
-    """
-    result: dict[str, Any] = {}
-
-    def run() -> None:
-        try:
-            result["value"] = work()
-        except Exception as error:
-            result["error"] = error
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        raise TooSlow(f"could not be read within {seconds:g} s")
-    if "error" in result:
-        raise result["error"]
-    return result["value"]
 
 
 def group(tensors: dict[str, Tensor]) -> list[dict[str, Any]]:
@@ -679,6 +603,11 @@ def _numbers(values: Any, least: int, most: int) -> bool:
     return isinstance(values, list) and all(_number(value, least, most) for value in values)
 
 
+def _within(parts: Sequence[int], sizes: Sequence[int]) -> bool:
+    """Whether each is a part of the one beside it."""
+    return len(parts) == len(sizes) and all(part <= size for part, size in zip(parts, sizes))
+
+
 def _row(row: dict[str, Any], layers: int) -> bool:
     """Whether this can be one row of group."""
     within, shape = row.get("layers"), row.get("shape")
@@ -708,6 +637,11 @@ def problem(summary: Mapping[str, Any]) -> str | None:
     sizes = summary["layer_bytes"]
     if not _numbers(sizes, 0, MAX_ELEMENTS) or len(sizes) != summary["layers"]:
         return f"has {short(sizes)} as layer_bytes, which are not the sizes of {summary['layers']} layers"
+    experts = summary.get("expert_bytes", sizes)
+    if not _numbers(experts, 0, MAX_ELEMENTS) or not _within(experts, sizes):
+        return f"has {short(experts)} as expert_bytes, which are not the sizes of the experts in {summary['layers']} layers"
+    if not _number(summary.get("parameters", 1), 1, MAX_ELEMENTS):
+        return f"has {short(summary['parameters'])} as parameters"
     keys, rows = summary.get("keys", {}), summary.get("tensors", [])
     if not isinstance(keys, dict) or not all(
         key in CACHE_KEYS and (_number(value, 0, MAX_COUNT) or _numbers(value, 0, MAX_COUNT))

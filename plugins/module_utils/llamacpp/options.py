@@ -383,7 +383,7 @@ TABLE: tuple[Option, ...] = (
         environment=_split("LLAMA_ARG_UBATCH"),
         memory="micro_batch",
     ),
-    Option("batch", _both("--batch-size -b"), environment=_split("LLAMA_ARG_BATCH"), memory=UNPLANNED),
+    Option("batch", _both("--batch-size -b"), environment=_split("LLAMA_ARG_BATCH"), memory="batch"),
     Option(
         "experts-on-the-processor",
         (
@@ -452,8 +452,8 @@ TABLE: tuple[Option, ...] = (
         replaced="does by itself",
     ),
     Option("no-fused-experts", (_in(IK_LLAMA, "--no-fused-moe -no-fmoe", FUSED_SINCE, form=SWITCH),)),
-    Option("latent-attention", (_in(IK_LLAMA, "--mla-use -mla"),)),
-    Option("attention-batch", (_in(IK_LLAMA, "--attention-max-batch -amb"),)),
+    Option("latent-attention", (_in(IK_LLAMA, "--mla-use -mla"),), memory="latent_attention"),
+    Option("attention-batch", (_in(IK_LLAMA, "--attention-max-batch -amb"),), memory="attention_batch"),
     Option("fewer-experts", (_in(IK_LLAMA, "--smart-expert-reduction -ser"),)),
     Option(
         "repack-at-start",

@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
 from ansible.module_utils.urls import Request, make_context
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf
 
 MAX_REDIRECTS = 5
@@ -40,9 +41,9 @@ def shown(url: str) -> str:
     """A URL for messages: without what may be a secret."""
     try:
         parts = urlsplit(url)
-        return gguf.printable(urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")))
+        return untrusted.printable(urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")))
     except ValueError:
-        return gguf.printable(url.partition("?")[0])
+        return untrusted.printable(url.partition("?")[0])
 
 
 def _origin(url: str) -> tuple[Any, ...]:
@@ -67,7 +68,7 @@ def _error_of(error: Exception) -> RemoteError:
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(reason, ssl.SSLError):
         return RemoteError(
-            f"has a server whose TLS connection fails ({gguf.printable(str(reason))}): correct the server's certificate, or trust its authority on this host"
+            f"has a server whose TLS connection fails ({untrusted.printable(reason)}): correct the server's certificate, or trust its authority on this host"
         )
     if isinstance(reason, socket.gaierror):
         return RemoteError(
@@ -80,8 +81,8 @@ def _error_of(error: Exception) -> RemoteError:
     if isinstance(error, http.client.IncompleteRead):
         return RemoteError("was cut off: its server sent less than it announced; try again")
     if isinstance(error, (http.client.InvalidURL, ValueError)):
-        return RemoteError(f"is not a URL ({gguf.printable(str(error))}): correct it")
-    text = gguf.printable(str(reason)) or type(reason).__name__
+        return RemoteError(f"is not a URL ({untrusted.printable(error)}): correct it")
+    text = untrusted.printable(reason) or type(reason).__name__
     return RemoteError(f"cannot be read ({text}): check the server, the network and https_proxy")
 
 

@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Cluster, Facts, Release, Server
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, memory, offers, remedies
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.remedies import Remedy
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.seen import Seen
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Facts
 
 LOOPBACK = "127."
 MIB = 1024 * 1024
@@ -27,6 +29,8 @@ THREE_ENDPOINTS_HANG = (10620, 10819)
 RDNA35_GARBAGE = (10040, 11062)
 """From the build that lets integrated devices read the host's buffers (#24233) to the last before a tree that does not (11063)."""
 RDNA35 = ("gfx1150", "gfx1151")
+FASTER_ALONE = 1.05
+"""So many times as fast has one host to be predicted before it is said: predictions are not surer than that."""
 CHUNKED_SENDS = 6141
 """First build that sends a tensor in pieces (#15188)."""
 LARGEST_SEND = 1 << 31
@@ -51,60 +55,36 @@ ROUTER_OPTIONS = ("--models-preset", "--models-dir")
 ROUTER_VARIABLES = ("LLAMA_ARG_MODELS_PRESET", "LLAMA_ARG_MODELS_DIR")
 
 
-class Seen(NamedTuple):
-    """What a condition looks at: ``release`` and ``summary`` are those that serve, ``used`` the devices that get layers."""
-
-    plan: Mapping[str, Any]
-    cluster: Cluster
-    release: Release
-    summary: Mapping[str, Any]
-    used: Sequence[devices.Holder]
-
-    @property
-    def generation(self) -> int:
-        """Build number that stands for the features and faults of the release that serves."""
-        return self.release.generation
-
-    @property
-    def server(self) -> Server:
-        return self.cluster.server
-
-
 Cases = list[tuple[Any, dict[str, Any]]]
-"""For each case of the condition: host (or None), and the values for message and remedy."""
+"""For each case of the condition: host (or None), and the values for message and remedies. ``where`` says the place, if it is more than the
+host; cases that differ in nothing else become one advisory."""
 
 
 def _security_floor(seen: Seen) -> Cases:
+    """One case for all builds of llama.cpp, and one for each commit of a fork."""
     floor, known = capabilities.SECURITY_FLOOR, capabilities.IK_LLAMA_SEEN
     cases: Cases = []
-    for build, fork in sorted(
-        {(release["generation"], release.get("fork")) for release in seen.plan["releases"].values()}, key=str
-    ):
+    old: dict[str, list[str]] = {}
+    for identifier, release in seen.plan["releases"].items():
+        build, fork, variables = release["generation"], release.get("fork"), seen.variables_of(identifier)
         if fork:
-            release = f"Commit {build} of {fork}"
-            if build > known:
-                release += f" is newer than {known}, the last one that was checked, which"
-            safe = f"build {floor} or newer of llama.cpp, or let only the head reach the workers"
-            cases.append((None, {"release": release, "safe": safe}))
+            checked = f", which is newer than {known}, the last one that was checked" if build > known else ""
+            cases.append((None, {"builds": f"commit {build} of {fork}{checked}", "variables": variables}))
         elif build < floor:
-            cases.append((None, {"release": f"Build {build}", "safe": f"build {floor} or newer"}))
+            old.setdefault(f"build {build} ({remedies.listed(variables)})", variables)
+    if old:
+        variables = [variable for own in old.values() for variable in own]
+        cases.append((None, {"builds": remedies.listed(sorted(old)), "variables": variables}))
     return cases
 
 
 def _unmaintained_backends(seen: Seen) -> Cases:
-    releases = seen.plan["releases"]
+    known = seen.plan["releases"]
     return [
-        (
-            name,
-            {
-                "fork": releases[build["release"]]["fork"],
-                "backend": build["backend"],
-                "maintained": " or ".join(backends.IK_LLAMA_MAINTAINED),
-            },
-        )
+        (name, {"fork": known[build["release"]]["fork"], "unmaintained": build["backend"]})
         for name, host in seen.plan["hosts"].items()
         for build in host["builds"]
-        if "fork" in releases[build["release"]] and build["backend"] not in backends.IK_LLAMA_MAINTAINED
+        if "fork" in known[build["release"]] and build["backend"] not in backends.IK_LLAMA_MAINTAINED
     ]
 
 
@@ -114,7 +94,7 @@ def _unprotected_workers(seen: Seen) -> Cases:
         exposed = [worker["listens"] for worker in host["workers"] if not worker["listens"].startswith(LOOPBACK)]
         if exposed and not host["unit_closes"] and not host["firewall_manager"]:
             reason = f"{_why_no_unit_closes(seen, name)}, and the run sets up no firewall there"
-            cases.append((name, {"endpoints": ", ".join(exposed), "reason": reason}))
+            cases.append((name, {"where": f"{remedies.listed(exposed)} of {name}", "reason": reason}))
     return cases
 
 
@@ -133,8 +113,8 @@ def _why_no_unit_closes(seen: Seen, name: str) -> str:
         return f"{facts.service_manager} does not filter addresses"
     if facts.units_filter is None:
         return (
-            "it is not known whether systemd there filters addresses, since systemd-run could not be run as root, or since its facts were kept "
-            "by an older version of the collection"
+            "it is not known whether systemd there filters addresses, since systemd-run could not be run as root (then run with become), or since "
+            "the host is down and its facts are those of an older version of the collection (then start it, or leave it out of the inventory)"
         )
     return "systemd there does not filter addresses, since the kernel or the container lacks BPF for control groups"
 
@@ -154,41 +134,77 @@ def _unlimited_server(seen: Seen) -> Cases:
 
 
 def _unused_accelerators(seen: Seen) -> Cases:
-    return [
-        (name, {"devices": ", ".join(host["unused_accelerators"])})
-        for name, host in seen.plan["hosts"].items()
-        if host["unused_accelerators"]
-    ]
+    """Hosts with the same builds, and devices for the same backends, share their remedies."""
+    cases: Cases = []
+    for name, host in seen.plan["hosts"].items():
+        unused = host["unused_accelerators"]
+        if unused:
+            devices_of = seen.cluster.hosts[name].facts.accelerators
+            kinds = sorted({accelerator.backend for accelerator in devices_of if accelerator.name in unused})
+            values = {"kinds": kinds, "built": remedies.as_list(seen.backends_of(name))}
+            cases.append((name, {"where": f"{', '.join(unused)} on {name}", **values}))
+    return cases
+
+
+def _slower_than_one_host(seen: Seen) -> Cases:
+    """The known-answer model is there to try workers, however fast."""
+    estimate, server = seen.plan["estimate"], seen.server
+    together, best = estimate["generation_tokens_per_s"], estimate["best_single_host"]
+    if seen.plan["model"]["known_answer"] or not estimate["links"] or not together or not best["fits"]:
+        return []
+    alone, host, head = best["generation_tokens_per_s"], best["host"], seen.cluster.head
+    if alone < FASTER_ALONE * together:
+        return []
+    steps = [f"put {host} into llama_head in place of {head}, with the model's files"] if host != head else []
+    steps.append("leave llama_workers empty")
+    given = [f"llama_server_{key}" for key in ("tensor_split", "override_tensor") if getattr(server, key)]
+    if best["gpu_layers"] is not None:
+        steps.append(f"set llama_server_gpu_layers to {best['gpu_layers']}")
+    elif server.gpu_layers is not None:
+        given.append("llama_server_gpu_layers")
+    steps += [f"remove {name}" for name in given]
+    return [(host, {"together": f"{together:g}", "alone": f"{alone:g}", "steps": ", ".join(steps)})]
+
+
+def _compute_over_capacity(seen: Seen) -> Cases:
+    return memory.over_capacity(seen.plan, seen.server, seen.summary, seen.release)
+
+
+def _cut_context(seen: Seen) -> Cases:
+    return memory.cut_context(seen.plan, seen.server, seen.summary)
+
+
+def _shared_context(seen: Seen) -> Cases:
+    return memory.shared_context(seen.plan, seen.server)
 
 
 def _unknown_variables(seen: Seen) -> Cases:
-    hosts_of: dict[tuple[str, str], list[str]] = {}
-    for name, host in seen.cluster.hosts.items():
-        for pair in host.unknown_variables.items():
-            hosts_of.setdefault(pair, []).append(name)
+    pairs = {pair for host in seen.cluster.hosts.values() for pair in host.unknown_variables.items()}
     return [
-        (
-            names[0] if len(names) == 1 else None,
-            {"variable": variable, "meant": meant or "none", "names": ", ".join(names)},
-        )
-        for (variable, meant), names in sorted(hosts_of.items())
+        (name, {"variable": variable, "meant": meant or "none"})
+        for variable, meant in sorted(pairs)
+        for name, host in seen.cluster.hosts.items()
+        if host.unknown_variables.get(variable) == meant
     ]
 
 
 def _unknown_options(seen: Seen) -> Cases:
-    cases = []
+    cases: Cases = []
     for name, host in seen.plan["hosts"].items():
         set_for = {
-            (option, seen.plan["releases"][build["release"]]["generation"])
+            (option, build["release"])
             for build in host["builds"]
             if "fork" not in seen.plan["releases"][build["release"]]
             for option in build["cmake_options"]
         }
-        for option, generation in sorted(set_for):
+        for option, identifier in sorted(set_for):
             first, last = backends.OPTION_BUILDS.get(option, (0, None))
+            generation = seen.plan["releases"][identifier]["generation"]
             if not first <= generation <= (last or generation):
                 known = f"up to {last}" if not first else f"{first} to {last}" if last else f"from {first} on"
-                cases.append((name, {"option": option, "build": generation, "known": known}))
+                variables = seen.variables_of(identifier)
+                values = {"option": option, "build": generation, "known": known, "variables": variables}
+                cases.append((name, values))
     return cases
 
 
@@ -199,7 +215,13 @@ def _reads_pages(seen: Seen) -> bool:
 
 def _mmap_hangs(seen: Seen) -> Cases:
     return [
-        (device.host, {"device": device.name, "mib": round(device.weights_mib), "limit": devices.MMAP_LIMIT_MIB})
+        (
+            device.host,
+            {
+                "where": f"{round(device.weights_mib)} MiB on {device.name} of {device.host}",
+                "limit": devices.MMAP_LIMIT_MIB,
+            },
+        )
         for device in seen.used
         if device.hangs_on_mmap and _reads_pages(seen)
     ]
@@ -207,43 +229,44 @@ def _mmap_hangs(seen: Seen) -> Cases:
 
 def _mmap_is_slow(seen: Seen) -> Cases:
     return [
-        (device.host, {"device": device.name, "mib": round(device.weights_mib), "memory": device.host_memory_mib})
+        (
+            device.host,
+            {
+                "where": f"{round(device.weights_mib)} of {device.host_memory_mib} MiB on {device.name} of {device.host}",
+            },
+        )
         for device in seen.used
         if device.slow_on_mmap and not device.hangs_on_mmap and _reads_pages(seen)
     ]
 
 
 def _vulkan_without_mmap(seen: Seen) -> Cases:
+    """Not where HIP would hang or crawl with mmap."""
     head, mode = seen.plan["head"]["host"], seen.plan["head"]["load_mode"]
     own = any(device.backend == "vulkan" and device.unified and device.host == head for device in seen.used)
-    return [(head, {"mode": mode})] if own and mode in ("none", "dio") else []
+    needed = any(device.hangs_on_mmap or device.slow_on_mmap for device in seen.used)
+    return [(head, {"mode": mode})] if own and not needed and mode in ("none", "dio") else []
 
 
 def _vulkan_memory(seen: Seen) -> Cases:
     """A share beyond what the driver shows as the device's own, or a model that does not fit within that."""
     if seen.plan["fits"]:
         return [
-            (device.host, {"device": device.name, "limit": device.visible_mib, "use": f"gets {share} MiB"})
+            (
+                device.host,
+                {"where": f"{device.name} of {device.host} gets {share} MiB, and {device.visible_mib} MiB are shown"},
+            )
             for device in seen.used
             for share in [round(device.held_mib)]
             if share > device.visible_mib
         ]
-    return [
-        (
-            name,
-            {
-                "device": worker["device"],
-                "limit": devices.visible_mib(worker["backend"], accelerator, worker["environment"]),
-                "use": f"has {accelerator.memory_mib} MiB, and the model does not fit",
-            },
-        )
-        for name, host in seen.plan["hosts"].items()
-        for worker in host["workers"]
-        for accelerator in [devices.accelerator_of(seen.cluster.hosts[name].facts, worker["device"])]
-        if worker["used"]
-        and accelerator
-        and devices.visible_mib(worker["backend"], accelerator, worker["environment"]) < accelerator.memory_mib
-    ]
+    cases: Cases = []
+    for device in seen.used:
+        accelerator = devices.accelerator_of(seen.cluster.hosts[device.host].facts, device.name)
+        if accelerator and device.visible_mib < accelerator.memory_mib:
+            where = f"{device.name} of {device.host} has {accelerator.memory_mib} MiB, and {device.visible_mib} MiB are shown"
+            cases.append((device.host, {"where": f"{where}, and the model does not fit"}))
+    return cases
 
 
 def _sends_whole_tensors(seen: Seen) -> bool:
@@ -283,7 +306,10 @@ def _garbage(seen: Seen) -> Cases:
     if not seen.release.mainline or not first <= seen.generation <= last:
         return []
     return [
-        (device.host, {"device": device.name, "architecture": device.architecture, "build": seen.generation})
+        (
+            device.host,
+            {"where": f"{device.name} of {device.host} ({device.architecture})", "build": seen.generation},
+        )
         for device in seen.used
         if device.backend == "hip" and device.architecture in RDNA35
     ]
@@ -331,7 +357,14 @@ def _by_thunderbolt(link: Mapping[str, Any]) -> bool:
 
 def _narrow_thunderbolt(seen: Seen) -> Cases:
     return [
-        (name, {"device": connection.device, "lanes": connection.lanes, "gbit": f"{connection.gbit_per_lane:g}"})
+        (
+            name,
+            {
+                "where": f"{connection.device} of {name}",
+                "lanes": connection.lanes,
+                "gbit": f"{connection.gbit_per_lane:g}",
+            },
+        )
         for name, host in seen.plan["hosts"].items()
         if any(map(_by_thunderbolt, host["links"]))
         for connection in seen.cluster.hosts[name].facts.thunderbolt
@@ -341,7 +374,7 @@ def _narrow_thunderbolt(seen: Seen) -> Cases:
 
 def _small_packets(seen: Seen) -> Cases:
     return [
-        (name, {"interface": link["interface"], "index": index})
+        (name, {"where": f"llama_links[{index}] of {name} ({link['interface']})"})
         for name, host in seen.plan["hosts"].items()
         for index, link in enumerate(host["links"])
         if _by_thunderbolt(link) and link.get("manage") and (link.get("mtu") or DEFAULT_MTU) <= DEFAULT_MTU
@@ -352,13 +385,20 @@ def _untuned(seen: Seen) -> Cases:
     if seen.plan["fits"]:
         return []
     return [
-        (name, {"device": accelerator.name, "mib": accelerator.memory_mib, "memory": host.facts.memory_mib})
+        (
+            name,
+            {
+                "where": f"{accelerator.name} of {name}",
+                "mib": accelerator.memory_mib,
+                "memory": host.facts.memory_mib,
+            },
+        )
         for name, host in seen.cluster.hosts.items()
         for accelerator in host.facts.accelerators
         if accelerator.backend == "hip"
         and accelerator.unified
         and accelerator.memory_mib < host.facts.memory_mib * 3 // 4
-        and not seen.plan["hosts"][name]["tuning"]["parameters"]
+        and not (host.tuning.wanted and host.tuning.reboot)
     ]
 
 
@@ -373,7 +413,8 @@ def _old_kernel(seen: Seen) -> Cases:
     for name, facts in _strix_halos(seen):
         version = tuple(map(int, re.findall(r"\d+", facts.kernel)[:3]))
         if version and version < STRIX_HALO_KERNEL:
-            cases.append((name, {"kernel": facts.kernel, "first": ".".join(map(str, STRIX_HALO_KERNEL))}))
+            first = ".".join(map(str, STRIX_HALO_KERNEL))
+            cases.append((name, {"where": f"{name} ({facts.kernel})", "first": first}))
     return cases
 
 
@@ -392,13 +433,16 @@ def _option_files(seen: Seen) -> Cases:
 
 
 class Advisory(NamedTuple):
-    """``severity`` is error where running would give no answer, a wrong one, or an open door; everything else is a warning."""
+    """``severity`` is error where running would give no answer, a wrong one, or an open door; everything else is a warning.
+
+    ``{where}`` of a message lists the places, ``{hosts}`` the hosts, of all cases that differ in nothing else.
+    """
 
     id: str
     severity: str
     condition: Callable[[Seen], Cases]
     message: str
-    remedy: str
+    remedies: tuple[Remedy, ...]
     reference: str
     example: tuple[tuple[str, str], ...] = ()
     """Keys whose value is more than a name or a number, with an example value for docs/plan.md."""
@@ -409,28 +453,52 @@ ADVISORIES = (
         "rpc-remote-code-execution",
         "error",
         _security_floor,
-        "{release} lets anyone who reaches a worker's port run code on the worker's host, without authentication.",
-        "Set llama_release to {safe}.",
+        "With {builds}, anyone who reaches a worker's port can run code on the worker's host, without authentication.",
+        (
+            Remedy("set {variables} to {release}", offers.safe_releases),
+            offers.always(
+                "let nobody but the head reach the workers, and accept this advisory",
+                offers.accepts("rpc-remote-code-execution"),
+            ),
+        ),
         "CVE-2026-34159",
-        (("release", "Build 6110"), ("safe", f"build {capabilities.SECURITY_FLOOR} or newer")),
+        (("builds", "build 6110 (llama_release)"), ("release", f"build {capabilities.SECURITY_FLOOR} or newer")),
     ),
     Advisory(
         "unprotected-worker",
         "error",
         _unprotected_workers,
-        "RPC has no authentication, and on {host} nothing limits {endpoints} to the head: {reason}.",
-        "Close the port with a firewall of your own and accept this advisory, or run the workers as systemd system services where systemd "
-        "filters addresses.",
+        "RPC has no authentication, and nothing limits {where} to the head: {reason}.",
+        (
+            Remedy("enable {managers} on {hosts}", offers.firewalls),
+            Remedy("set llama_host_scope of {hosts} to system, which needs root", offers.root),
+            offers.always(
+                "close the port with a firewall of your own, and accept this advisory",
+                offers.accepts("unprotected-worker"),
+            ),
+        ),
         "https://github.com/ggml-org/llama.cpp/blob/master/tools/rpc/README.md",
-        (("reason", "launchd does not filter addresses"),),
+        (
+            ("where", "*endpoints* of *host*"),
+            ("reason", "launchd does not filter addresses"),
+            ("managers", "firewalld, ufw or nftables"),
+        ),
     ),
     Advisory(
         "external-worker",
         "error",
         _external_workers,
         "RPC has no authentication, and {host} runs {endpoints} by itself: nobody here can verify that the port is closed to others.",
-        "Have a firewall on {host} let only {head} reach the port and accept this advisory, or reach the worker through a tunnel: it listens on 127.0.0.1 "
-        "there, and the tunnel ends on 127.0.0.1 of {head}, which is its endpoint in llama_external_workers then.",
+        (
+            offers.always(
+                "have a firewall on {host} let only {head} reach the port, and accept this advisory",
+                offers.accepts("external-worker"),
+            ),
+            offers.always(
+                "reach the worker through a tunnel: it listens on 127.0.0.1 there, and the tunnel ends on 127.0.0.1 of {head}, which is its endpoint "
+                "in llama_external_workers then"
+            ),
+        ),
         "https://github.com/ggml-org/llama.cpp/blob/master/tools/rpc/README.md",
     ),
     Advisory(
@@ -438,7 +506,13 @@ ADVISORIES = (
         "error",
         _open_server,
         "The server listens on {address} and answers anyone who reaches it.",
-        "Set llama_server_api_key_file, or set llama_server_host to 127.0.0.1 and use a proxy of your own.",
+        (
+            offers.always("set llama_server_api_key_file", offers.server_becomes(api_key_file="/etc/llamacpp.keys")),
+            offers.always(
+                "set llama_server_host to 127.0.0.1 and use a proxy of your own",
+                offers.server_becomes(host="127.0.0.1"),
+            ),
+        ),
         "https://github.com/ggml-org/llama.cpp/pull/25655",
     ),
     Advisory(
@@ -446,7 +520,13 @@ ADVISORIES = (
         "error",
         _unlimited_server,
         "llama_server_allowed is {networks}, but nothing on {host} limits the server to that: {reason}.",
-        "Limit the port with a firewall of your own and accept this advisory, or leave llama_server_allowed out.",
+        (
+            offers.always(
+                "limit the port with a firewall of your own and accept this advisory",
+                offers.accepts("unlimited-server"),
+            ),
+            offers.always("leave llama_server_allowed out", offers.server_becomes(allowed=())),
+        ),
         "docs/operating.md",
         (("reason", "launchd does not filter addresses"),),
     ),
@@ -454,78 +534,124 @@ ADVISORIES = (
         "hip-mmap-hang",
         "error",
         _mmap_hangs,
-        "{device} of {host} shares memory with the processor, and HIP loads {mib} MiB of the model into it with mmap. From about {limit} MiB "
-        "on, loading hangs or aborts.",
-        "Leave llama_server_load_mode out, or set it to dio (none with a build before b7668).",
+        "HIP loads weights with mmap into memory that is shared with the processor: {where}. From about {limit} MiB on, loading hangs or aborts.",
+        (
+            offers.always("leave llama_server_load_mode out", offers.server_becomes(load_mode=None)),
+            Remedy("set llama_server_load_mode to {mode}", offers.modes_without_mmap),
+        ),
         THREAD.format(19745),
+        (("where", "*mib* MiB on *device* of *host*"),),
     ),
     Advisory(
         "hip-mmap-slow",
         "warning",
         _mmap_is_slow,
-        "HIP loads {mib} MiB of the model with mmap into {device} of {host}, more than half of the {memory} MiB that it shares with the "
-        "processor. This is very slow.",
-        "Set llama_server_load_mode to dio (none with a build before b7668).",
+        "HIP loads weights with mmap into more than half of the memory that is shared with the processor: {where}. This is very slow.",
+        (
+            offers.always("leave llama_server_load_mode out", offers.server_becomes(load_mode=None)),
+            Remedy("set llama_server_load_mode to {mode}", offers.modes_without_mmap),
+        ),
         "https://github.com/lhl/strix-halo-testing",
+        (("where", "*mib* of *memory* MiB on *device* of *host*"),),
     ),
     Advisory(
         "vulkan-without-mmap",
         "warning",
         _vulkan_without_mmap,
         "llama_server_load_mode is {mode}. The head {host} uses Vulkan on shared memory, and needs more of it than with mmap.",
-        "Leave llama_server_load_mode out, or set it to mmap.",
+        (
+            offers.always("leave llama_server_load_mode out", offers.server_becomes(load_mode=None)),
+            offers.always("set llama_server_load_mode to mmap", offers.server_becomes(load_mode="mmap")),
+        ),
         "https://github.com/lhl/strix-halo-testing",
     ),
     Advisory(
         VULKAN_MEMORY,
         "error",
         _vulkan_memory,
-        "{device} of {host} {use}, but Mesa's Vulkan driver reports {limit} MiB, two thirds of the memory that the device shares with the "
-        "processor. Larger shares were seen to fail with out of memory while loading.",
-        "Serve with HIP (llama_backend: hip), use more workers (llama_placement: all), or set radv_enable_unified_heap_on_apu: 'true' in the "
-        "environment of the endpoint in llama_worker_endpoints.",
+        "Mesa's Vulkan driver shows two thirds of the memory that a device shares with the processor: {where}. Larger shares were seen to fail "
+        "with out of memory while loading.",
+        (
+            Remedy("set llama_server_backend to {backend}", offers.serve_by("hip")),
+            Remedy("set llama_backend of {hosts} to {backend}", offers.build_for("hip")),
+            Remedy(f"set {devices.UNIFIED_HEAP}: 'true' in {{places}}", offers.unified_heap),
+        ),
         THREAD.format(28571),
-        (("use", "gets 90112 MiB"),),
+        (
+            ("where", "*device* of *host* gets 90112 MiB, and *limit* MiB are shown"),
+            ("places", "environment in llama_worker_endpoints of *hosts*"),
+        ),
     ),
     Advisory(
         "wide-tensor-send",
         "error",
         _wide_tensor,
         "The model has a tensor of {mib} MiB, which build {build} sends in one piece. macOS refuses 2 GiB and more, and the head aborts while loading.",
-        "Set llama_release to build {first} or newer, or add pull request 15188 to its patches.",
+        (
+            Remedy("set {variables} to {release}", offers.newer(CHUNKED_SENDS)),
+            Remedy("add pull request 15188 to patches of {variables}", offers.patch_of(SENDING)),
+        ),
         THREAD.format(15055),
+        (("release", f"build {CHUNKED_SENDS} or newer"),),
     ),
     Advisory(
         "wide-model-abort",
         "error",
         _wide_model,
         "Build {build} is older than {first}. Such builds were seen to abort over RPC with models like {model} (Qwen3 with 235 billion parameters or more).",
-        "Set llama_release to build {first} or newer, or add pull request 15188 to its patches.",
+        (
+            Remedy("set {variables} to {release}", offers.newer(CHUNKED_SENDS)),
+            Remedy("add pull request 15188 to patches of {variables}", offers.patch_of(SENDING)),
+        ),
         THREAD.format(15055),
+        (("release", f"build {CHUNKED_SENDS} or newer"),),
     ),
     Advisory(
         "three-endpoints-hang",
         "error",
         _three_endpoints,
         "The plan uses {count} workers with build {build}. Builds {first} to {last} were seen to hang with three or more.",
-        "Set llama_release to another build, or set llama_placement to fewest if two workers are enough.",
+        (
+            Remedy("set {variables} to {release}", offers.outside(*THREE_ENDPOINTS_HANG)),
+            offers.always("set llama_placement to fewest", lambda _seen, _hosts: remedies.placing("fewest")),
+        ),
         THREAD.format(28487),
+        (("release", "a build before *first* or one from build 10820 on"),),
     ),
     Advisory(
         "hip-garbage",
         "error",
         _garbage,
-        "Build {build} computes wrong results with HIP on {device} of {host} ({architecture}), without any error message.",
-        "Set llama_release to a build before 10040 or to version 0.3.36 with source: pypi, or set llama_backend of {host} to vulkan.",
+        "Build {build} computes wrong results with HIP on {where}, without any error message.",
+        (
+            Remedy("set {variables} to {release}", offers.outside(*RDNA35_GARBAGE)),
+            Remedy("set llama_server_backend to {backend}", offers.serve_by("vulkan")),
+            Remedy("set llama_backend of {hosts} to {backend}", offers.build_for("vulkan")),
+        ),
         THREAD.format(28211),
+        (
+            ("where", "*device* of *host* (*architecture*)"),
+            ("release", f"a build before {RDNA35_GARBAGE[0]} or one from build {RDNA35_GARBAGE[1] + 1} on"),
+        ),
     ),
     Advisory(
         "cache-kernels",
         "error",
         _cache_kernels,
-        "llama_server_cache_type_k is {type_k} and llama_server_cache_type_v is {type_v}. The programs of {host} may not have kernels for these "
+        "llama_server_cache_type_k is {type_k} and llama_server_cache_type_v is {type_v}. The programs of {hosts} may not have kernels for these "
         "types, and then the worker aborts at the first token.",
-        "Use q8_0 or q4_0 for both, or compile with GGML_CUDA_FA_ALL_QUANTS. With source git, pypi and archive this is automatic.",
+        (
+            offers.always(
+                "set both to q8_0 or both to q4_0",
+                offers.server_becomes(cache_type_k="q8_0", cache_type_v="q8_0"),
+                offers.server_becomes(cache_type_k="q4_0", cache_type_v="q4_0"),
+            ),
+            Remedy(
+                "set {variables} to a release that is compiled on the hosts (source: git, pypi or archive)",
+                offers.compiled_source,
+            ),
+            Remedy("remove {option} from llama_build_cmake_options of {hosts}", offers.kernels),
+        ),
         THREAD.format(27905),
     ),
     Advisory(
@@ -534,7 +660,12 @@ ADVISORIES = (
         _router,
         "{variable} has {option}. Then the server starts one more server for each model, and the second one waits forever, because "
         "a worker serves one server at a time.",
-        "Remove {option}, and give each model a cluster with workers of its own.",
+        (
+            Remedy(
+                "remove {option} from {variable}, and give each model a cluster with workers of its own",
+                offers.without_arguments(ROUTER_OPTIONS, ROUTER_VARIABLES),
+            ),
+        ),
         THREAD.format(28908),
         (("variable", "llama_server_extra_args"),),
     ),
@@ -543,64 +674,89 @@ ADVISORIES = (
         "error",
         _ollama,
         "llama_model_path is {path}, with the architecture {architecture}. Only Ollama uses this name, and llama-server refuses the file.",
-        "Set llama_model_path to the GGUF file of this model from Hugging Face.",
+        (offers.always("set llama_model_path to the GGUF file of this model from Hugging Face"),),
         "https://github.com/ollama/ollama",
     ),
     Advisory(
         "thunderbolt-mtu",
         "warning",
         _small_packets,
-        "llama_links[{index}] of {host} manages {interface} with an MTU of 1500, which is slow on Thunderbolt.",
-        "Set mtu of this link on both ends, up to 65522.",
+        "The run manages {where} with an MTU of 1500, which is slow on Thunderbolt.",
+        (Remedy("set mtu of these links to {mtu}, on both ends", offers.packets),),
         "https://docs.kernel.org/admin-guide/thunderbolt.html",
+        (("where", "llama_links[*index*] of *host* (*interface*)"),),
     ),
     Advisory(
         "thunderbolt-lanes",
         "warning",
         _narrow_thunderbolt,
-        "{device} of {host}, a Thunderbolt connection to another host, uses {lanes} of 2 lanes, with {gbit} of 20 Gbit/s each.",
-        "Use a cable and ports for 40 Gbit/s on {host} and its peer, then check {device} in /sys/bus/thunderbolt/devices.",
+        "A Thunderbolt connection between hosts uses {lanes} of 2 lanes, with {gbit} of 20 Gbit/s each: {where}.",
+        (
+            offers.always(
+                "use cables and ports for 40 Gbit/s there, then check the devices in /sys/bus/thunderbolt/devices",
+                offers.facts_become(thunderbolt=()),
+            ),
+        ),
         "https://docs.kernel.org/admin-guide/thunderbolt.html",
+        (("where", "*device* of *host*"),),
     ),
     Advisory(
         "graphics-memory-limit",
         "warning",
         _untuned,
-        "The model does not fit, and the kernel of {host} lends {device} only {mib} of {memory} MiB.",
-        "Set llama_host_tuning of {host} to true.",
+        "The model does not fit, and the kernel lends only {mib} of {memory} MiB to {where}.",
+        (
+            Remedy("set llama_host_tuning and llama_host_reboot of {hosts} to true", offers.tuned(True)),
+            Remedy("boot {hosts} with the kernel parameters {parameters}", offers.tuned(False)),
+        ),
         "docs/hardware.md",
+        (("where", "*device* of *host*"),),
     ),
     Advisory(
         "strix-halo-kernel",
         "warning",
         _old_kernel,
-        "{host} runs kernel {kernel}. Its graphics (gfx1151) compute reliably from kernel {first} on.",
-        "Install kernel {first} or newer on {host}.",
+        "gfx1151 graphics compute reliably from kernel {first} on, which is newer than that of {where}.",
+        (
+            offers.always(
+                "install kernel {first} or newer on {hosts}",
+                offers.facts_become(kernel=".".join(map(str, STRIX_HALO_KERNEL))),
+            ),
+        ),
         "https://github.com/kyuz0/amd-strix-halo-toolboxes",
+        (("where", "*host* (*kernel*)"),),
     ),
     Advisory(
         "strix-halo-firmware",
         "warning",
         _faulty_firmware,
-        "{host} has linux-firmware {version}. ROCm fails with it on gfx1151 graphics.",
-        "Install another version of linux-firmware on {host}.",
+        "ROCm fails on gfx1151 graphics with linux-firmware {version}, which is on {hosts}.",
+        (offers.always("install another version of linux-firmware on {hosts}", offers.facts_become(firmware="")),),
         "https://github.com/kyuz0/amd-strix-halo-toolboxes",
     ),
     Advisory(
         "backend-unmaintained",
         "warning",
         _unmaintained_backends,
-        "{host} builds {fork} for {backend}, which its maintainers do not support.",
-        "Set llama_backend of {host} to {maintained}, or llama_release to llama.cpp.",
+        "{fork} is built for {unmaintained} on {hosts}, which its maintainers do not support.",
+        (
+            Remedy("set llama_backend of {hosts} to {backend}", offers.maintained),
+            Remedy("set {variables} to a release of llama.cpp", offers.of_llama_cpp),
+        ),
         "https://github.com/ikawrakow/ik_llama.cpp#readme",
     ),
     Advisory(
         "accelerator-unused",
         "warning",
         _unused_accelerators,
-        "{host} has {devices}, but no build of llama.cpp uses them: it has no toolchain for these devices.",
-        "Install ROCm with hipBLAS, CUDA with cuBLAS, or glslc and the Vulkan headers, or name the backends to build for in llama_backend to accept this.",
+        "No build of llama.cpp uses these accelerators, since their hosts have no toolchain for them: {where}.",
+        (
+            Remedy("set llama_backend of {hosts} to {backend}", offers.further_backends),
+            Remedy("install {toolkit} on {hosts}", offers.toolkits),
+            Remedy("set llama_backend of {hosts} to {built} to accept this", offers.built_backends),
+        ),
         "docs/variables.md",
+        (("where", "*devices* on *host*"),),
     ),
     Advisory(
         "options-elsewhere",
@@ -608,40 +764,129 @@ ADVISORIES = (
         _option_files,
         "llama-server of {host} reads {files} before its command line. Every option there that the plan does not set takes effect, and nothing is "
         "planned for it.",
-        "Give these options in llama_server_extra_args, and remove them from {files}.",
+        (
+            offers.always(
+                "give these options in llama_server_extra_args, and remove them from {files}",
+                offers.facts_become(option_files=()),
+            ),
+        ),
         "docs/architecture.md",
         (("files", "/etc/llama.cpp/config.ini"),),
+    ),
+    Advisory(
+        "slower-than-one-host",
+        "warning",
+        _slower_than_one_host,
+        "The cluster is predicted to generate {together} tokens per second, and {host} alone {alone}.",
+        (offers.always("{steps}"),),
+        "docs/plan.md",
+        (("steps", "leave llama_workers empty"),),
+    ),
+    Advisory(
+        "compute-over-capacity",
+        "warning",
+        _compute_over_capacity,
+        "Weights, KV cache and compute buffers may be more than devices hold: {devices}. Compute buffers are planned with an upper bound, {compute} "
+        "MiB; if they come near it, llama-server runs out of memory when it starts.",
+        (offers.always("{smaller}"),),
+        "docs/plan.md",
+        (
+            ("devices", "CUDA0 of gpu1 (≤ 31020 of 23336 MiB)"),
+            ("smaller", "set llama_server_flash_attention to 'on'"),
+        ),
+    ),
+    Advisory(
+        "context-cut",
+        "warning",
+        _cut_context,
+        "llama_server_context is {wanted}, but {model} was trained for {context} tokens: llama-server gets {context}.",
+        (Remedy("set llama_server_context to {context} or less", offers.shorter_context),),
+        "docs/plan.md",
+    ),
+    Advisory(
+        "context-shared",
+        "warning",
+        _shared_context,
+        "llama_server_parallel is {parallel}, so each request gets {each} of the {context} tokens of llama_server_context. With {whole} each gets {context}.",
+        (
+            offers.always("set llama_server_parallel to 1", offers.server_becomes(parallel=1)),
+            Remedy("add --kv-unified to llama_server_extra_args, so that requests share the tokens", offers.one_cache),
+            offers.always("accept this advisory if {each} tokens are enough", offers.accepts("context-shared")),
+        ),
+        "docs/plan.md",
     ),
     Advisory(
         "variable-unknown",
         "warning",
         _unknown_variables,
-        "{variable} is set for {names}, but the collection has no such variable, so it does nothing. Similar name: {meant}.",
-        "Use a name from docs/variables.md. A variable of your own may stay.",
+        "{variable} is set for {where}, but the collection has no such variable, so it does nothing. Similar name: {meant}.",
+        (
+            Remedy("rename {variable} to {meant}; a variable of your own may stay", offers.known_variables(True)),
+            Remedy(
+                "use a name from docs/variables.md; a variable of your own may stay",
+                offers.known_variables(False),
+            ),
+        ),
         "docs/variables.md",
+        (("where", "*hosts*"),),
     ),
     Advisory(
         "cmake-option-unknown",
         "warning",
         _unknown_options,
-        "{option} is set for {host}, but has no effect: build {build} does not know it, only builds {known} do.",
-        "Remove it from llama_build_cmake_options, or set llama_release to one of these builds.",
+        "{option} is set for {hosts}, but has no effect: build {build} does not know it, only builds {known} do.",
+        (
+            Remedy("remove {option} from llama_build_cmake_options of {hosts}", offers.without_option),
+            Remedy("set {variables} to one of these builds", offers.releases_with_option),
+        ),
         "docs/variables.md",
     ),
 )
 
 
-def evaluate(seen: Seen) -> list[dict[str, Any]]:
-    """The advisories of a plan, as docs/plan.md describes them, without ``accepted``."""
-    return [
-        {
-            "id": advisory.id,
-            "severity": advisory.severity,
-            "host": host,
-            "message": advisory.message.format(host=host, **values),
-            "remedy": advisory.remedy.format(host=host, **values),
-            "reference": advisory.reference,
+class Met(NamedTuple):
+    """An advisory of a plan: all its cases that differ in nothing but the place."""
+
+    advisory: Advisory
+    subject: remedies.Subject
+    values: Mapping[str, Any]
+
+    def as_json(self, clauses: Sequence[str]) -> dict[str, Any]:
+        """As docs/plan.md describes it, without ``accepted``."""
+        hosts = list(self.subject.hosts)
+        return {
+            "id": self.advisory.id,
+            "severity": self.advisory.severity,
+            "host": hosts[0] if len(hosts) == 1 else None,
+            "hosts": hosts,
+            "message": self.advisory.message.format(**self.values),
+            "remedy": remedies.sentence(clauses),
+            "reference": self.advisory.reference,
         }
-        for advisory in ADVISORIES
-        for host, values in advisory.condition(seen)
-    ]
+
+
+def meet(seen: Seen) -> list[Met]:
+    """The advisories of a plan, one for all hosts that share it."""
+    met = []
+    for advisory in ADVISORIES:
+        alike: dict[str, list[tuple[Any, dict[str, Any]]]] = {}
+        for host, values in advisory.condition(seen):
+            shared = {key: value for key, value in values.items() if key != "where"}
+            alike.setdefault(repr({**shared, "host": host} if "{host}" in advisory.message else shared), []).append(
+                (host, values)
+            )
+        for cases in alike.values():
+            hosts = tuple(dict.fromkeys(host for host, _values in cases if host is not None))
+            where = ", ".join(dict.fromkeys(values.get("where", host) or "" for host, values in cases))
+            shown = {"host": cases[0][0], "hosts": remedies.listed(hosts)}
+            met.append(Met(advisory, remedies.Subject(advisory.id, hosts), {**shown, **cases[0][1], "where": where}))
+    return met
+
+
+def untried(met: Sequence[Met]) -> list[dict[str, Any]]:
+    """Advisories without their remedies."""
+    return [one.as_json(["-"]) for one in met]
+
+
+def with_remedies(seen: Seen, met: Sequence[Met], trial: remedies.Trial) -> list[dict[str, Any]]:
+    return [one.as_json(remedies.chosen(one.advisory.remedies, seen, one.subject, one.values, trial)) for one in met]

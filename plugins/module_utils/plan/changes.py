@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import differences, names, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Each, Maybe, Number, Text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases
 
@@ -29,6 +29,7 @@ ANSWER = {
             **{part: [PATH] for part in ("defined", "stale", "missing_builds", "running_releases", "changed_files")},
             "redefined": [Text()],
             "installed": Maybe(Each(Each(Text()))),
+            "received": Maybe(Each(Text())),
             "knocks": Maybe([{"endpoint": Text(), "source": Text(), "open": bool}]),
             "differences": [{"kind": differences.KINDS, "subject": PATH, "text": Text(longest=8192)}],
         }
@@ -69,7 +70,7 @@ class Comparison(NamedTuple):
     without: dict[str, str]
     """Host that was not compared → why."""
     unlike: list[str]
-    """A sentence for each build that a host has, and that is not its builder's."""
+    """A sentence for each build that a host has, and that is not its builder's, whoever changed it."""
 
 
 class Recorded(NamedTuple):
@@ -79,6 +80,8 @@ class Recorded(NamedTuple):
     """File → sha256, as the controller saw them; empty where it saw none."""
     packed: bool
     """Whether the controller has its archive."""
+    others: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+    """Other builder → files of the archive that other hosts may have of it; only where the controller saw none of this builder."""
 
 
 def compare(
@@ -96,10 +99,11 @@ def compare(
         if answer.get("skipped"):
             without[name] = "its hardware is declared in llama_hardware"
         elif answer.get("msg") or not answer.get("drift"):
-            said = gguf.printable(" ".join(str(answer.get("msg") or "it could not be reached").split()))
+            said = untrusted.printable(" ".join(str(answer.get("msg") or "it could not be reached").split()))
             without[name] = said[:SHOWN]
         else:
             drifts[name] = answer["drift"]
+    received = _received(plan, drifts, recorded or {})
     others = unlike(plan, drifts, recorded or {})
     for name, texts in others.items():
         added = [differences.Difference("release", identity, text).as_dict() for identity, text in texts.items()]
@@ -108,7 +112,48 @@ def compare(
             "missing_builds": [*drifts[name]["missing_builds"], *texts],
             "differences": [*drifts[name]["differences"], *added],
         }
-    return Comparison(drifts, without, [text for texts in others.values() for text in texts.values()])
+    changed = [
+        text
+        for name, texts in others.items()
+        for identity, text in texts.items()
+        if identity not in received.get(name, {})
+    ]
+    return Comparison(drifts, without, changed)
+
+
+def supplier(builder: str, noted: Any, files: Mapping[str, str], kept: Recorded) -> str | None:
+    """The host that compiled what a builder has, where that was another one; None where it counts as the builder's own.
+
+    What the controller recorded of the builder decides. Without that the builder's own note does, or a record of the same files on another host.
+
+    :param noted: the host that the manifest names.
+    """
+    if kept.files:
+        return None
+    if noted and noted != builder:
+        return str(noted)
+    return next((other for other, known in kept.others.items() if known == files), None)
+
+
+def _received(
+    plan: dict[str, Any],
+    drifts: dict[str, dict[str, Any]],
+    recorded: Mapping[tuple[str, str], Recorded],
+) -> dict[str, dict[str, str]]:
+    """Host → id of each build that it compiles by plan, and that another host has compiled → a sentence."""
+    texts: dict[str, dict[str, str]] = {}
+    for name, drift in drifts.items():
+        installed, noted = drift.get("installed") or {}, drift.get("received") or {}
+        for build in plan["hosts"][name]["builds"]:
+            identity, kept = build["id"], recorded.get((name, build["id"]), Recorded({}, False))
+            if build["builder"] != name or identity not in installed:
+                continue
+            other = supplier(name, noted.get(identity), installed[identity], kept)
+            if other:
+                texts.setdefault(name, {})[identity] = (
+                    f"release {identity} on {name} was compiled on {other}, and {name} has to compile it itself"
+                )
+    return texts
 
 
 def unlike(
@@ -121,7 +166,12 @@ def unlike(
     :param drifts: host that answered → result of state.drift.
     :param recorded: see compare.
     """
-    others = {name: _unlike(name, plan["hosts"][name]["builds"], drifts, recorded) for name in drifts}
+    received = _received(plan, drifts, recorded)
+    missing = {name: {*drift["missing_builds"], *received.get(name, {})} for name, drift in drifts.items()}
+    others = {
+        name: {**received.get(name, {}), **_unlike(name, plan["hosts"][name]["builds"], drifts, missing, recorded)}
+        for name in drifts
+    }
     return {name: texts for name, texts in others.items() if texts}
 
 
@@ -129,19 +179,23 @@ def _unlike(
     name: str,
     builds: list[dict[str, Any]],
     drifts: dict[str, dict[str, Any]],
+    missing: Mapping[str, Collection[str]],
     recorded: Mapping[tuple[str, str], Recorded],
 ) -> dict[str, str]:
-    """The same of one host. What a host says that it has may be anything."""
+    """The same of one host. What a host says that it has may be anything.
+
+    :param missing: host → ids of the builds that it has to get or to compile.
+    """
     others = {}
     installed = drifts[name].get("installed")
     for build in builds:
         identity, builder = build["id"], build["builder"]
         kept = recorded.get((builder, identity), Recorded({}, False))
-        if identity in drifts[name]["missing_builds"]:
+        if identity in missing[name]:
             continue
         if kept.files and not (isinstance(installed, dict) and installed.get(identity) == kept.files):
             others[identity] = f"release {identity} on {name} is not the one that the controller recorded of {builder}"
-        elif not kept.packed and builder in drifts and identity in drifts[builder]["missing_builds"]:
+        elif not kept.packed and identity in missing.get(builder, ()):
             others[identity] = f"release {identity} on {name} is not the one that {builder} has to build again"
     return others
 

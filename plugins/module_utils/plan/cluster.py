@@ -8,12 +8,12 @@ The plan depends on the inventory and on facts that stay the same from run to ru
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, gguf
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import (
     advisories,
     devices,
@@ -25,12 +25,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import (
     physical,
     placement,
     releases,
+    remedies,
     services,
     staging,
     tuning,
     workers,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.seen import Seen
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
     Accelerator,
     Build,
@@ -52,7 +54,7 @@ KNOCKING_HOSTS = 2
 
 def refused(cluster: str, refusal: Refusal) -> dict[str, Any]:
     """The plan of a refused cluster: only the reason."""
-    name = gguf.printable(cluster)
+    name = untrusted.printable(cluster)
     return {"schema": SCHEMA, "cluster": name, "refused": True, "fits": False, "reasons": [str(refusal)]}
 
 
@@ -67,12 +69,46 @@ def make(
     :returns: the plan; when ``refused`` is true, ``reasons`` says why and nothing may be applied.
     """
     cluster = cluster._replace(elsewhere=external.hosts_of(cluster.external))
+
+    def attempt(given: Cluster) -> Planned:
+        changed = given._replace(hosts={name: tuning.after_reboot(host) for name, host in given.hosts.items()})
+        prepared = _prepare(staging.cluster_of(changed) if staged else changed, model_found, catalogue, staged)
+        return _plan(prepared, runtime_id, staged)
+
     try:
-        prepared = _prepare(staging.cluster_of(cluster) if staged else cluster, model_found, catalogue, staged)
-        plan = _plan(prepared, runtime_id, staged)
+        planned = attempt(cluster)
     except Refusal as refusal:
         return refused(cluster.name, refusal)
-    return _judge(plan, cluster.accepted)
+    return _judge(_with_remedies(planned, cluster, attempt), cluster.accepted)
+
+
+class Planned(NamedTuple):
+    """A plan without remedies, and what these are chosen from."""
+
+    plan: dict[str, Any]
+    seen: Seen
+    met: list[advisories.Met]
+
+
+def _with_remedies(planned: Planned, cluster: Cluster, attempt: Callable[[Cluster], Planned]) -> dict[str, Any]:
+    """The plan with those remedies of its advisories, and of a model that does not fit, that help when they are tried."""
+    plan = planned.plan
+    if plan["fits"] and not planned.met:
+        return plan
+
+    def judged(changed: Cluster) -> dict[str, Any] | None:
+        try:
+            return _judge(attempt(changed).plan, changed.accepted)
+        except Refusal:
+            return None
+
+    trial = remedies.Trial(cluster, _judge(plan, cluster.accepted), judged)
+    room = [] if plan["fits"] else remedies.for_more_room(trial)
+    return {
+        **plan,
+        "reasons": [*plan["reasons"], *([f"it fits this way: {', or '.join(room)}"] if room else [])],
+        "advisories": advisories.with_remedies(planned.seen, planned.met, trial),
+    }
 
 
 def _judge(plan: dict[str, Any], accepted: frozenset[str]) -> dict[str, Any]:
@@ -186,20 +222,21 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     builds = releases.builds(equipped, wanted, cluster.server, catalogue)
     model = heads.model_of(cluster.model, model_found, head.facts)
     heads.check(head.name, cluster.server, equipped[head.name].workers, release)
+    heads.check_types(model.path, model.summary, release, releases.variable_of(serves, cluster.releases))
     if running and not serving:
         raise Refusal(
             f"the head serves with {serves}, and no worker has a build of the same release: set "
             "llama_server_backend to their backend, or llama_release to the same release for both"
         )
     lent = devices.of_workers([*serving, *others], cluster.places, release, bounded)
-    placed = layout.lay_out(cluster.server, cluster.placement, model, release, [*lent, *own], head.name, head.facts)
+    placed = layout.lay_out(cluster.server, cluster.placement, model, release, [*lent, *own], head.name, cluster.places)
     if placed.reasons:
         placed = placed._replace(reasons=(*placed.reasons, *idle.sentence(equipped, [*lent, *own], placed)))
     return Prepared(cluster, equipped, wanted, builds, serves, model, placed)
 
 
-def _plan(prepared: Prepared, runtime_id: str, staged: bool) -> dict[str, Any]:
-    """The plan with its advisories, before ``_judge``."""
+def _plan(prepared: Prepared, runtime_id: str, staged: bool) -> Planned:
+    """The plan with its advisories, before ``_with_remedies`` and ``_judge``."""
     cluster, placed, model, release = prepared.cluster, prepared.placed, prepared.model, prepared.release
     placing = layout.as_json(placed, heads.as_planned(cluster.server) and release.mainline, cluster.server.load_mode)
     holders = [
@@ -233,11 +270,30 @@ def _plan(prepared: Prepared, runtime_id: str, staged: bool) -> dict[str, Any]:
             if entry.host.links and name != cluster.head and not all(worker.tunnel for worker in entry.workers)
         ],
         "fallbacks": [],
-        "estimate": estimate.network(release, holders, cluster.places, bool(cluster.server.override_tensor)),
+        "estimate": _estimate(prepared),
     }
     hosts = {name: {**host, "services": services.of_host(plan, name)} for name, host in plan["hosts"].items()}
-    seen = advisories.Seen(plan, cluster, release, model.summary, holders)
-    return {**plan, "hosts": hosts, "advisories": advisories.evaluate(seen)}
+    seen = Seen(plan, cluster, release, model.summary, holders)
+    met = advisories.meet(seen)
+    return Planned({**plan, "hosts": hosts, "advisories": advisories.untried(met)}, seen, met)
+
+
+def _estimate(prepared: Prepared) -> dict[str, Any]:
+    cluster, placed = prepared.cluster, prepared.placed
+    known = {backend for entry in prepared.equipped.values() for backend in entry.backends}
+    case = estimate.Case(
+        release=prepared.release,
+        placed=placed,
+        summary=prepared.model.summary,
+        head=cluster.head,
+        hosts=cluster.hosts,
+        places=cluster.places,
+        fits=not placed.reasons,
+        serves_of={
+            name: heads.backend_of(cluster.server, entry.backends, known) for name, entry in prepared.equipped.items()
+        },
+    )
+    return estimate.of_plan(case, bool(cluster.server.override_tensor))
 
 
 def _backends(cluster: Cluster, catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
@@ -425,13 +481,14 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) ->
     sources = {prepared.wanted[backend].source for backend in entry.backends}
     needs_runtime = is_head or any(worker.cache for worker in entry.workers)
     built = prepared.builds[host.name]
+    manager = service_managers.MANAGERS[facts.service_manager]
     accounts = _accounts(facts, sources) if system else []
     return {
         **{key: getattr(facts, key) for key in ("scope", "prefix", "cache", "python", "service_manager", "units")},
         "account": names.ACCOUNT if system else None,
         "accounts": accounts,
         "build_account": accounts[-1]["name"] if accounts else None,
-        "host_settings": service_managers.MANAGERS[facts.service_manager].host_settings,
+        "host_settings": manager.host_settings,
         "folders": _folders(facts, names.ACCOUNT if system else None, sources),
         "tuning": _tuning(host),
         "runtime": _runtime(facts, runtime_id) if needs_runtime else None,
@@ -442,7 +499,7 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) ->
         "keep_releases": host.keep_releases,
         "workers": [_worker(prepared, worker, facts) for worker in entry.workers],
         "firewall": [] if is_head else _firewall(prepared.head.host, entry.workers),
-        "firewall_manager": facts.firewall if system else None,
+        "firewall_manager": facts.firewall if system and manager.host_settings else None,
         "unit_closes": _unit_closes(facts),
         "knocks": [] if staged else _knocks(prepared, entry),
         "links": [link._asdict() for link in host.links],

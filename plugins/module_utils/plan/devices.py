@@ -140,6 +140,13 @@ def of_head(
     return [_with_visible_memory(device, head.facts) for device in chosen] if bounded else chosen
 
 
+def alone(host: Host, backend: str) -> list[Device]:
+    """The devices that llama-server would drive if this host served without workers."""
+    driven = driven_by_head(host.facts, (), backend, selects=True)
+    shares = workers.shares_of_memory(host, [], [name for name, _accelerator in driven])
+    return of_head(host, driven, shares, {}, bounded=True)
+
+
 def environment_of_head(
     facts: Facts, lent: Collection[str], backend: str, uses_own: bool, uses_workers: bool
 ) -> dict[str, str]:

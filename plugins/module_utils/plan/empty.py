@@ -60,4 +60,5 @@ def _host(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
         "stale": facts["defined"],
         "folders": [f"{prefix}/{name}" for name in names.INSTALLED],
         "accounts": own if facts["scope"] == "system" else [],
+        "build_account": names.BUILD_ACCOUNT if facts["scope"] == "system" and names.BUILD_ACCOUNT in own else None,
     }

@@ -25,6 +25,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
     Host,
     KnownAnswer,
     Link,
+    Measured,
     ModelRequest,
     Packaged,
     Server,
@@ -72,7 +73,7 @@ NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 """Of a variable of a process."""
 HOST_NAME = r"\w[\w.:@+-]*"
 """Of a host or a cluster in an inventory: it stands in names of files, in definitions and in commands."""
-SECRET_NAME = r"(?i).*(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|_KEY|ACCESS_KEY_ID|SECRET_KEY_BASE|CREDENTIALS?|(^|_)(PASS|PWD|AUTH|PAT))"
+SECRET_NAME = r"(?i).*(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|_KEY|ACCESS_KEY_ID|SECRET_KEY_BASE|CREDENTIALS?|(^|_)(PASS|PWD|AUTH|PAT))_?\d*"
 """Of a variable of a process whose value is a secret."""
 
 PLANNED_FROM = {
@@ -84,6 +85,7 @@ PLANNED_FROM = {
     "option_files",
     "thunderbolt",
     "reached_at",
+    "rates",
 }
 """Facts that a plan depends on."""
 
@@ -93,6 +95,7 @@ WORD = Text("[A-Za-z0-9_.:+~-]*")
 EXTERNAL = "llama_external_workers"
 PROTOCOL = r"\d{1,3}(\.\d{1,3}){1,2}"
 MEMORY_MIB = Number(0, MOST_MIB)
+LINK_FIGURES = ("round_trip_ms", "mbit_per_second")
 KNOWN: dict[str, Any] = {
     "system": Text(),
     "architecture": WORD,
@@ -144,11 +147,12 @@ KNOWN: dict[str, Any] = {
     "option_files": Maybe([PATH]),
     "kernel": Maybe(Text()),
     "firmware": Maybe(Text()),
+    "rates": Maybe(Each({"name": Text(), "gb_per_s": Number(1, 1 << 20, real=True)})),
     "thunderbolt": Maybe(
         [{"device": Text(), "lanes": Number(0, 1024), "gbit_per_lane": Number(0, 1 << 20, real=True)}]
     ),
     "reached_at": Maybe(Text(r"[0-9.]+", 15)),
-    "measured": Maybe(Each(Maybe({"round_trip_ms": Maybe(Number(0, 1 << 20, real=True))}))),
+    "measured": Maybe(Each(Maybe({key: Maybe(Number(0, 1 << 30, real=True)) for key in LINK_FIGURES}))),
 }
 """Facts that planning reads, as facts/host.py returns them. What an older version of the collection did not ask for may be missing."""
 
@@ -164,6 +168,7 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]]) -> Cluster:
     :raises Refusal: what the inventory says is not possible.
     """
     for host, given in hosts.items():
+        # After types were converted: a text may have become a mapping, and that has texts of its own.
         check(host, {"ansible_host": given["ansible_host"], **given["variables"]})
         misspelt = untrusted.problem("a variable", given["unknown_variables"])
         if misspelt:
@@ -204,7 +209,8 @@ def check(host: str, given: Mapping[str, Any]) -> None:
 def _check_name(what: str, name: str) -> None:
     if not untrusted.is_plain(name) or not re.fullmatch(HOST_NAME, name) or len(name) > untrusted.LONGEST_NAME:
         raise Refusal(
-            f"{what} has the name {untrusted.show(name)} in the inventory: use letters, digits, - and ., and no spaces"
+            f"{what} has the name {untrusted.show(name)} in the inventory: use letters, digits, and . : @ + - _ between them, "
+            f"at most {untrusted.LONGEST_NAME}; an address like ::1 goes into ansible_host"
         )
 
 
@@ -337,7 +343,7 @@ def environment(where: str, given: Mapping[str, Any] | None) -> dict[str, str]:
             raise Refusal(f"{where} has the name {str(name)!r}: use letters, digits and _, with a letter or _ first")
         if value is None or isinstance(value, (dict, list)):
             raise Refusal(f"{where} has {name}: {value!r}: use a text, a number, true or false, or remove it")
-        _check_not_secret(where, str(name))
+        _check_not_secret(where, str(name), str(value))
         values[str(name)] = str(value).lower() if isinstance(value, bool) else str(value)
     return values
 
@@ -414,12 +420,12 @@ def _check_external(where: str, worker: External, hosts: Collection[str], before
         )
 
 
-def _check_not_secret(where: str, name: str) -> None:
+def _check_not_secret(where: str, name: str, value: str) -> None:
     """Refuses a variable of a process that holds a secret: service managers show it, and definitions may be read by everybody."""
     option = options.of_variable(name)
     if option and option.secret:
         raise Refusal(f"{where} has {name}, which the plan decides: {option.instead()}")
-    if re.fullmatch(SECRET_NAME, name):
+    if re.fullmatch(SECRET_NAME, name) or (re.search("(?i)proxy", name) and "@" in value):
         raise Refusal(
             f"{where} has {name}, a secret, which service managers show to every account of the host: remove it"
         )
@@ -474,6 +480,11 @@ def _without_null(given: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in given.items() if value is not None}
 
 
+def _measured(given: Mapping[str, Any], figure: str) -> dict[str, float | None]:
+    """Host → one of LINK_FIGURES of its link."""
+    return {host: (link or {}).get(figure) for host, link in (given.get("measured") or {}).items()}
+
+
 def facts_of(given: Mapping[str, Any]) -> Facts:
     """Facts as values. What an older version did not ask for is empty.
 
@@ -503,8 +514,20 @@ def facts_of(given: Mapping[str, Any]) -> Facts:
         thunderbolt=tuple(
             Thunderbolt(*(link[field] for field in Thunderbolt._fields)) for link in given.get("thunderbolt") or ()
         ),
-        round_trips={host: (link or {}).get("round_trip_ms") for host, link in (given.get("measured") or {}).items()},
+        round_trips=_measured(given, "round_trip_ms"),
+        link_mbit=_measured(given, "mbit_per_second"),
+        rates={
+            device: Measured(rate["name"], float(f"{rate['gb_per_s']:.2g}"))
+            for device, rate in (given.get("rates") or {}).items()
+        },
     )
+
+
+def with_kept_rates(facts: Mapping[str, Any] | None, kept: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The facts of a host with rates that an earlier run measured, where this one did not. Of a host that did not answer, all that is kept."""
+    if not isinstance(facts, Mapping) or not isinstance(kept, Mapping) or facts.get("rates") or not kept.get("rates"):
+        return facts or kept
+    return {**facts, "rates": kept["rates"]}
 
 
 def facts_for_plan(facts: Mapping[str, Any]) -> dict[str, Any]:

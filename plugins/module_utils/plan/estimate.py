@@ -1,32 +1,23 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the network adds to each token, from measured round trips or, where there are none, from stated ones."""
+"""How fast the plan is: tokens per second, seconds to load, what limits them, and the same of the best of its hosts alone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Host, Link, Release
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, placement, speed, workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.placement import MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Device, Host, Link, Release
 
-ASSUMED_MS = {
-    "loopback": 0.02,
-    "infiniband": 0.03,
-    "thunderbolt": 0.1,
-    "ethernet": 0.15,
-    "wireless": 2.0,
-    "tunnel": 0.15,
-}
-"""Kind of a link → one way in milliseconds through both systems' TCP, where nothing was measured. A tunnel takes what is beneath it, Ethernet as
-far as anybody knows."""
 KINDS = {"thunderbolt": "thunderbolt", "ib": "infiniband", "wl": "wireless"}
 """How the name of an interface begins → kind of its link; all others are Ethernet."""
-ASYNCHRONOUS_SINCE = 6
-"""Major version of the protocol from which on the head does not wait for each answer."""
-LAST_KNOWN_WAITING = 10496
-"""Build of protocol 5.1.0, the last before it whose build is known."""
+IN_A_LAYER = re.compile(r"blk\.(\d+)\.")
 
 
 def kind_of(endpoint: str, links: Sequence[Link]) -> str:
@@ -41,43 +32,308 @@ def kind_of(endpoint: str, links: Sequence[Link]) -> str:
     return next((kind for name in interfaces for start, kind in KINDS.items() if name.startswith(start)), "ethernet")
 
 
-def _waits(release: Release) -> bool:
-    if release.protocol:
-        return int(release.protocol.split(".")[0]) < ASYNCHRONOUS_SINCE
-    return release.generation <= LAST_KNOWN_WAITING
+def link_of(endpoint: str, host: Host, hosts: Mapping[str, Host]) -> speed.Link:
+    """How the head reaches a worker of this host, as it was measured or as it is assumed for the kind of its link."""
+    kind = kind_of(endpoint, host.links)
+    if kind == "loopback" and not host.is_head:
+        kind = "tunnel"
+    facts = next((other.facts for other in hosts.values() if other.is_head), host.facts)
+    measured = kind != "loopback"
+    round_trip = facts.round_trips.get(host.name) if measured else None
+    mbit = facts.link_mbit.get(host.name) if measured else None
+    return speed.Link(
+        kind,
+        round_trip or speed.ROUND_TRIP_MS[kind],
+        mbit / 1000 if mbit else speed.GBIT[kind],
+        bool(round_trip),
+        speed.is_board(host.facts),
+        host.facts.system == "Darwin",
+    )
 
 
-def network(release: Release, used: Sequence[devices.Holder], hosts: Mapping[str, Host], moved: bool) -> dict[str, Any]:
-    """``network_ms_per_token``, how it was made, and each worker's ``links``.
+class Case(NamedTuple):
+    """What is estimated."""
 
-    A token goes through W workers in 2W - 1 crossings of the network, which fits what was measured with injected delays before the
-    asynchronous dispatcher; with that it is at most so much. What drivers and workers themselves take is not in it.
+    release: Release
+    placed: placement.Placed
+    summary: Mapping[str, Any]
+    head: str
+    hosts: Mapping[str, Host]
+    """Those that the collection manages."""
+    places: Mapping[str, Host]
+    """All hosts with devices, also those of external workers."""
+    fits: bool
+    serves_of: Mapping[str, str]
+    """Host → the backend by which it would serve."""
 
-    :param used: the devices that get layers, in the plan's order.
-    :param moved: whether tensors are on other devices than their layers, which a token then visits more often than is counted.
-    """
-    measured = next((host.facts.round_trips for host in hosts.values() if host.is_head), {})
-    links: list[dict[str, Any]] = []
-    for device in used:
-        if device.endpoint:
-            kind = kind_of(device.endpoint, hosts[device.host].links)
-            if kind == "loopback" and not hosts[device.host].is_head:
-                kind = "tunnel"
-            round_trip = None if kind == "loopback" else measured.get(device.host)
-            links.append(
-                {
-                    "host": device.host,
-                    "endpoint": device.endpoint,
-                    "kind": kind,
-                    "one_way_ms": round(round_trip / 2, 4) if round_trip else ASSUMED_MS[kind],
-                    "measured": bool(round_trip),
-                }
+    def has_devices(self, host: Host) -> bool:
+        """Whether this host would use devices of its own if it served."""
+        return bool(devices.alone(host, self.serves_of[host.name]))
+
+
+class _Parts:
+    """Counts what each device has, by its place among those that are used; None is the head's processor."""
+
+    def __init__(self, case: Case) -> None:
+        placed, load = case.placed, case.placed.load
+        self.read: dict[int | None, float] = {}
+        self.weights: dict[int | None, float] = {}
+        self.multiplied: dict[int | None, float] = {}
+        self.nodes: dict[int | None, float] = {}
+        self.visits: dict[int | None, int] = {}
+        names = {device.buffer: index for index, device in enumerate(placed.devices)}
+        shares = placed.split if placed.devices else []
+        self.owners = placement.assign(load.layers, placed.gpu_layers, shares)
+        bits = speed.Bits(load, case.summary)
+        beside: list[list[int | None]] = [[] for _unit in range(load.units)]
+        for part in load.parts:
+            layer = IN_A_LAYER.match(part.name)
+            if part.unit is None and not part.device and not layer:
+                continue
+            owner = (
+                names[part.device] if part.device in names else None if part.unit is None else self.owners[part.unit]
             )
-    delays = [link["one_way_ms"] for link in links]
-    bound = "about" if _waits(release) or not delays else "at most"
-    return {
-        "network_ms_per_token": round(2 * sum(delays) - delays[-1], 3) if delays else 0,
-        "bound": "at least" if moved and delays else bound,
-        "crossings": max(0, 2 * len(delays) - 1),
-        "links": links,
+            read = speed.read_of(part, case.summary)
+            self.read[owner] = self.read.get(owner, 0) + read
+            self.multiplied[owner] = self.multiplied.get(owner, 0) + 8 * read / bits.of(part)
+            self.weights[owner] = self.weights.get(owner, 0) + part.bytes
+            if layer and part.unit is None:
+                beside[int(layer[1])].append(owner)
+        self._walk(beside, speed.nodes_per_layer(case.summary))
+
+    def _walk(self, beside: Sequence[Sequence[int | None]], nodes: float) -> None:
+        """Follows a token through the layers, each on its own device and those that overrides name beside it."""
+        last: object = self
+        for unit, own in enumerate(self.owners):
+            in_turn = list(dict.fromkeys([own, *beside[unit]]))
+            for owner in in_turn:
+                if owner != last:
+                    self.visits[owner] = self.visits.get(owner, 0) + 1
+                last = owner
+                if unit < len(self.owners) - 1:
+                    self.nodes[owner] = self.nodes.get(owner, 0) + nodes / len(in_turn)
+
+
+def works_of(case: Case) -> list[speed.Work]:
+    """The parts of the model: those of the devices in their order, before them that of the head's processor where it has layers."""
+    parts = _Parts(case)
+    processor = Device(case.head, backends.CPU.name, "", placement.CPU, 0, {})
+    works = []
+    for index, device in ((None, processor), *enumerate(case.placed.devices)):
+        if not parts.visits.get(index):
+            continue
+        host = case.places[device.host]
+        works.append(
+            speed.Work(
+                device.host,
+                device.buffer,
+                speed.rate_of(device, host.facts),
+                sum(owner == index for owner in parts.owners[:-1]),
+                parts.read.get(index, 0),
+                parts.weights.get(index, 0),
+                parts.multiplied.get(index, 0),
+                parts.nodes.get(index, 0),
+                link_of(device.endpoint, host, case.places) if device.endpoint else None,
+                parts.visits[index],
+            )
+        )
+    return works
+
+
+def _rounded(number: float) -> float:
+    """With three digits: more would say more than is known."""
+    return float(f"{number:.3g}")
+
+
+def _most(costs: Iterable[tuple[str, str, float]]) -> str:
+    """The largest cause: of kinds of costs the one with the largest sum, and of it the host with the largest part.
+
+    :param costs: kind (around the host's name), host, cost.
+    """
+    kinds: dict[str, dict[str, float]] = {}
+    for kind, host, cost in costs:
+        by_host = kinds.setdefault(kind, {})
+        by_host[host] = by_host.get(host, 0) + cost
+    kind = max(kinds, key=lambda name: sum(kinds[name].values()))
+    return kind.format(max(kinds[kind], key=lambda host: kinds[kind][host]))
+
+
+def _limit_of_generation(release: Release, works: Sequence[speed.Work]) -> str:
+    costs = [("memory of {}", work.host, work.read / work.rate.gb_per_s / 1e6) for work in works]
+    costs += [("steps of the graph on {}", work.host, work.nodes * work.rate.node_us / 1e3) for work in works]
+    return _most([*costs, *(("link to {}", work.host, speed.link_ms(release, work)) for work in works if work.link)])
+
+
+def _limit_of_prompts(case: Case, works: Sequence[speed.Work]) -> str:
+    costs = []
+    for work in works:
+        cost = speed.prompt_costs(case.release, work, case.summary["width"])
+        costs += [(f"{kind} {{}}", work.host, ms) for kind, ms in cost.items()]
+    return _most(costs)
+
+
+def _limit_of_load(case: Case, works: Sequence[speed.Work]) -> str:
+    slow = [work for work in works if work.link and work.link.gbit / 8 < speed.DISK_GB_PER_S]
+    costs = [("link to {}", work.host, speed.load_s([work])) for work in slow]
+    rest = [work for work in works if work not in slow]
+    return _most([*costs, *(("disk of {}", case.head, speed.load_s([work])) for work in rest)])
+
+
+class Speeds(NamedTuple):
+    """Tokens per second."""
+
+    generation: float
+    prompt: float
+
+
+def speeds_of(case: Case, works: Sequence[speed.Work]) -> Speeds:
+    """What these parts of the model reach together."""
+    prompt = speed.prompt_ms(case.release, works, case.summary["width"])
+    return Speeds(1000 / speed.token_ms(case.release, works), 1000 * speed.PROMPT / prompt)
+
+
+def of_plan(case: Case, moved: bool) -> dict[str, Any]:
+    """``estimate`` of the plan.
+
+    :param moved: whether tensors are on other devices than their layers.
+    """
+    works = works_of(case) if case.fits else []
+    estimate: dict[str, Any] = {
+        "generation_tokens_per_s": None,
+        "prompt_tokens_per_s": None,
+        "load_s": None,
+        "limited_by": None,
+        "prompt_limited_by": None,
+        "load_limited_by": None,
+        "rates": None,
     }
+    if works:
+        speeds = speeds_of(case, works)
+        sources = [work.rate.source for work in works]
+        estimate = {
+            "generation_tokens_per_s": _rounded(speeds.generation),
+            "prompt_tokens_per_s": _rounded(speeds.prompt),
+            "load_s": _rounded(speed.load_s(works)),
+            "limited_by": _limit_of_generation(case.release, works),
+            "prompt_limited_by": _limit_of_prompts(case, works),
+            "load_limited_by": _limit_of_load(case, works),
+            "rates": max(sources, key=(speed.MEASURED, speed.TABLE, speed.ASSUMED).index),
+        }
+    return {
+        **estimate,
+        "devices": [_device(work) for work in works],
+        "best_single_host": _best(case),
+        **_network(case, works, moved),
+    }
+
+
+def _device(work: speed.Work) -> dict[str, Any]:
+    return {
+        "device": work.device,
+        "host": work.host,
+        "gb_per_s": work.rate.gb_per_s,
+        "prompt_gflops": work.rate.prompt_gflops,
+        "source": work.rate.source,
+        "ms_per_token": _rounded(speed.device_ms(work)),
+    }
+
+
+def _network(case: Case, works: Sequence[speed.Work], moved: bool) -> dict[str, Any]:
+    """``network_ms_per_token``, how it was made, and each worker's ``links``."""
+    by_buffer = {work.device: work for work in works}
+    links: list[dict[str, Any]] = []
+    total, visits = 0.0, 0
+    for device in case.placed.devices:
+        if not device.endpoint:
+            continue
+        link, work = link_of(device.endpoint, case.places[device.host], case.places), by_buffer.get(device.buffer)
+        cost = speed.link_ms(case.release, work) if work else 0.0
+        total, visits = total + cost, visits + (work.visits if work else 0)
+        links.append(
+            {
+                "host": device.host,
+                "endpoint": device.endpoint,
+                "kind": link.kind,
+                "one_way_ms": round(link.round_trip_ms / 2, 4),
+                "gbit_per_s": link.gbit,
+                "measured": link.measured,
+                "ms_per_token": _rounded(cost),
+            }
+        )
+    bound = "at least" if moved and links else "about"
+    return {"network_ms_per_token": round(total, 3), "bound": bound, "crossings": 2 * visits, "links": links}
+
+
+class Alone(NamedTuple):
+    """How fast a host would be without others."""
+
+    speeds: Speeds
+    gpu_layers: int | None
+    """``llama_server_gpu_layers`` with which it is; None where all units are on its devices."""
+
+
+def _best(case: Case) -> dict[str, Any]:
+    """The host on which the model alone would generate the fastest; where none holds it, the one with the most memory."""
+    alone = {name: _alone(case, host) for name, host in case.hosts.items()}
+    fitting = {name: found for name, found in alone.items() if found}
+    memory = {name: host.facts.memory_mib for name, host in case.hosts.items()}
+    name = max(fitting or memory, key=lambda name: fitting[name].speeds.generation if fitting else memory[name])
+    best = fitting.get(name)
+    return {
+        "host": name,
+        "fits": bool(best),
+        "gpu_layers": best.gpu_layers if best else None,
+        "generation_tokens_per_s": _rounded(best.speeds.generation) if best else None,
+        "prompt_tokens_per_s": _rounded(best.speeds.prompt) if best else None,
+    }
+
+
+def _alone(case: Case, host: Host) -> Alone | None:
+    """How fast the host would be with its own devices and processor, or its processor alone; None where it cannot hold the model."""
+    own = devices.alone(host, case.serves_of[host.name])
+    filled = [_fill(case, host, choice) for choice in ([own, []] if own else [[]])]
+    found = [Alone(speeds_of(case, works), gpu_layers) for works, gpu_layers in filled if works]
+    return max(found, key=lambda alone: alone.speeds) if found else None
+
+
+def _unit_of(part: placement.Part) -> int | None:
+    """The unit that a tensor belongs to, wherever overrides put it; None of what stays in the head's memory in any case."""
+    layer = IN_A_LAYER.match(part.name)
+    return int(layer[1]) if layer else part.unit
+
+
+def _fill(case: Case, host: Host, own: Sequence[Device]) -> tuple[list[speed.Work], int | None]:
+    """The model on these devices of the host, the last units first, and the rest on its processor; empty where that has no room for it.
+
+    :returns: the parts, and how many units are on devices; None of all of them.
+    """
+    load = case.placed.load
+    bits, end = speed.Bits(load, case.summary), load.units
+    weights, read, multiplied = [0] * end, [0.0] * end, [0.0] * end
+    for part in load.parts:
+        unit = _unit_of(part)
+        if unit is not None:
+            weights[unit] += part.bytes
+            read[unit] += speed.read_of(part, case.summary)
+            multiplied[unit] += 8 * speed.read_of(part, case.summary) / bits.of(part)
+    sizes = [size + kv for size, kv in itertools.zip_longest(weights, load.kv, fillvalue=0)]
+
+    def part_of(rate: speed.Rate, start: int) -> speed.Work:
+        layers = min(end, load.layers) - min(start, load.layers)
+        nodes = layers * speed.nodes_per_layer(case.summary)
+        own = slice(start, end)
+        return speed.Work(host.name, "", rate, layers, sum(read[own]), sum(weights[own]), sum(multiplied[own]), nodes)
+
+    room = (host.facts.memory_mib - workers.reserve_mib(host.facts.memory_mib, shared=True)) * MIB
+    works = []
+    for device in sorted(own, key=lambda device: -speed.rate_of(device, host.facts).gb_per_s):
+        held = itertools.accumulate(reversed(sizes[:end]))
+        start = end - sum(size <= device.capacity_mib * MIB for size in held)
+        works.append(part_of(speed.rate_of(device, host.facts), start))
+        accelerator = devices.accelerator_of(host.facts, device.name)
+        room -= sum(sizes[start:end]) if accelerator and accelerator.unified else 0
+        end = start
+    if end and sum(sizes[:end]) > room:
+        return [], None
+    works.append(part_of(speed.processor_rate(host.facts), 0))
+    return [work for work in works if work.weights], load.units - end if end and case.has_devices(host) else None

@@ -7,12 +7,19 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, gguf, known_answer, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
+    caches,
+    gguf,
+    known_answer,
+    options,
+    tensor_types,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.entry import MOST_THREADS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
@@ -45,25 +52,36 @@ LIMITS = {
 """Field of Server → its smallest and its largest value."""
 
 
-def settings_of(server: Server, summary: Mapping[str, Any]) -> caches.Settings:
-    """The settings of llama-server's cache."""
+def settings_of(server: Server, summary: Mapping[str, Any], fork: str = options.MAINLINE) -> caches.Settings:
+    """The settings of llama-server's cache and compute buffers."""
     given = _memory_arguments(server.extra_args)
-    tokens = caches.MICRO_BATCH
-    if "micro_batch" in given:
-        word, number = given["micro_batch"]
-        if not (number.isascii() and number.isdigit() and int(number)):
-            raise Refusal(f"llama_server_extra_args has {word} {number!r}: use a number of tokens, 1 or more")
-        tokens = int(number)
     return caches.Settings(
-        context_of(server, summary),
-        server.parallel,
-        server.cache_type_k,
-        server.cache_type_v,
-        server.flash_attention,
-        "unified" in given and options.meaning(given["unified"][0]) != "off",
-        "full_window" in given,
-        tokens,
+        context=context_of(server, summary),
+        parallel=server.parallel,
+        type_k=server.cache_type_k,
+        type_v=server.cache_type_v,
+        flash_attention=server.flash_attention,
+        unified="unified" in given and options.meaning(given["unified"][0]) != "off",
+        full_window="full_window" in given,
+        micro_batch=_whole_number(given, "micro_batch", 1, "a number of tokens") or caches.MICRO_BATCH,
+        batch=_whole_number(given, "batch", 1, "a number of tokens") or caches.BATCH,
+        fork=fork,
+        latent_attention=_whole_number(given, "latent_attention", 0, "a number"),
+        attention_batch=_whole_number(given, "attention_batch", 0, "a number of MiB"),
     )
+
+
+def _whole_number(given: Mapping[str, tuple[str, str]], field: str, least: int, what: str) -> int | None:
+    """The value of a further argument; None where it is not given.
+
+    :param what: it is, for the message.
+    """
+    if field not in given:
+        return None
+    word, number = given[field]
+    if not (number.isascii() and number.isdigit() and least <= int(number) < 1 << 31):
+        raise Refusal(f"llama_server_extra_args has {word} {number!r}: use {what}, {least} or more")
+    return int(number)
 
 
 def _memory_arguments(arguments: Sequence[str]) -> dict[str, tuple[str, str]]:
@@ -278,6 +296,7 @@ def plan_of(name: str, serving: Serving, environment: Mapping[str, str]) -> dict
         "api_key_file": server.api_key_file,
         "start_timeout": server.start_timeout,
         "context": context_of(server, serving.model.summary),
+        "context_per_request": context_per_request(server, serving.model.summary),
         "load_mode": server.load_mode,
         "cpu": {
             "layers": kept.layers,
@@ -333,12 +352,17 @@ def _crashes_with_amx(serving: Serving) -> bool:
 
 
 def _device_names(release: Release, placed: placement.Placed) -> list[str] | None:
-    """What --device names, workers first; None where llama-server has no such option."""
+    """What --device names, in the order of the plan; None where llama-server has no such option. Workers are numbered as --rpc lists them."""
     name: str | None = release.capabilities["device_name"]
     if name is None:
         return None
-    lent = [name.format(index=index, endpoint=worker.endpoint) for index, worker in enumerate(placed.lent())]
-    return [*lent, *(device.name for device in placed.own())]
+    endpoints = [worker.endpoint for worker in placed.lent()]
+    return [
+        name.format(index=endpoints.index(device.endpoint), endpoint=device.endpoint)
+        if device.endpoint
+        else device.name
+        for device in placed.devices
+    ]
 
 
 def _unknown(name: str, value: object, release: Release) -> str:
@@ -363,12 +387,44 @@ def load_mode_of(wanted: str | None, release: Release, used: Sequence[devices.Ho
     """
     if wanted or not any(device.hangs_on_mmap or device.slow_on_mmap for device in used):
         return wanted
+    return unmapped_mode(release)
+
+
+def unmapped_mode(release: Release) -> str:
+    """The fastest way to read a model without mmap."""
     return "dio" if {"direct-io", "load-mode"} & set(release.capabilities["server_flags"]) else "none"
 
 
 def context_of(server: Server, summary: Mapping[str, Any]) -> int:
     trained: int = summary["context"]
     return min(server.context, trained)
+
+
+def check_types(path: str, summary: Mapping[str, Any], release: Release, variable: str) -> None:
+    """Refuses a model with types of tensors that llama-server of this release does not have: it would not load it.
+
+    :param variable: that sets the release.
+    """
+    kinds = {row["type"] for row in summary.get("tensors", ())}
+    strange = tensor_types.of_others(kinds, release.fork)
+    if strange:
+        other = options.IK_LLAMA if release.mainline else options.MAINLINE
+        raise Refusal(
+            f"llama_model_path is {path!r}, whose tensors have types that only {other} has ({', '.join(strange)}), but {release.ref} is a "
+            f"release of {release.fork}: set {variable} to a release of {other}, or use a file of the model without these types"
+        )
+    later = tensor_types.of_later_builds(kinds, release.fork, release.generation)
+    if later:
+        raise Refusal(
+            f"llama_model_path is {path!r}, whose tensors have types that {release.ref} does not have ({', '.join(sorted(later))}): set "
+            f"{variable} to build {max(later.values())} of {release.fork} or a newer one, or use a file of the model without these types"
+        )
+
+
+def context_per_request(server: Server, summary: Mapping[str, Any]) -> int:
+    """Tokens that each of the requests at the same time may have: they divide the context, unless they share one cache."""
+    settings = settings_of(server, summary)
+    return settings.context if settings.unified else max(1, settings.context // settings.parallel)
 
 
 def _check_whole(variable: str, path: str) -> None:
@@ -401,7 +457,7 @@ def model_of(request: ModelRequest, report: Mapping[str, Any], facts: Facts) -> 
     if facts.scope == "system" and report.get("closed"):
         raise Refusal(
             f"llama_model_path is {path!r}, but the account llamacpp, which serves it, cannot read {report['closed']}: open it with "
-            f"chmod o+rX {report['closed']}, or move the model to /srv"
+            f"chmod o+rX {shlex.quote(report['closed'])}, or move the model to /srv"
         )
     if service_managers.MANAGERS[facts.service_manager].hides_homes and path.startswith(PRIVATE_FOLDERS):
         raise Refusal(
@@ -413,7 +469,11 @@ def model_of(request: ModelRequest, report: Mapping[str, Any], facts: Facts) -> 
 def _check_report(path: str, report: Mapping[str, Any]) -> None:
     """Refuses what gguf_info on the head would not say of a model."""
     summary, closed = report.get("summary"), report.get("closed")
-    problem = untrusted.problem("summary", summary) or untrusted.mismatch("closed", closed, untrusted.Maybe(CLOSED))
+    problem = (
+        untrusted.problem("summary", summary)
+        or untrusted.problem("closed", closed)
+        or untrusted.mismatch("closed", closed, untrusted.Maybe(CLOSED))
+    )
     wrong = f"{problem.where} {problem.why}" if problem else None
     if not wrong and summary:
         wrong = gguf.problem(summary) if isinstance(summary, Mapping) else "is not a mapping"

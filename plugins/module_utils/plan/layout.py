@@ -5,15 +5,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import estimate, placement, solver, speed, workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import placement, workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.placement import MIB
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Device, Facts, Model, Release, Server
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
+    Device,
+    Facts,
+    Host,
+    Model,
+    Release,
+    Server,
+)
+
+ALL = "all"
+"""The value of ``llama_placement`` with which every device is used."""
+
+
+class Pace(NamedTuple):
+    """What a device's part of a token costs, in milliseconds; the last three are 0 of the head's own devices."""
+
+    rate: speed.Rate
+    worker: float = 0.0
+    """For using the worker that lends it."""
+    visit: float = 0.0
+    """For each further time that a token comes to it."""
+    layer: float = 0.0
+    """For each layer, besides what the device takes for it."""
+
+
+def paces_of(
+    devices: Sequence[Device], hosts: Mapping[str, Host], release: Release, summary: Mapping[str, Any]
+) -> dict[str, Pace]:
+    """Device, as the log names it → its pace."""
+    nodes = speed.nodes_per_layer(summary)
+    measured = next((host.facts.round_trips for host in hosts.values() if host.is_head), {})
+    paces = {}
+    for device in devices:
+        pace = Pace(speed.rate_of(device, hosts[device.host].facts))
+        if device.endpoint:
+            kind = estimate.kind_of(device.endpoint, hosts[device.host].links)
+            round_trip = None if kind == "loopback" else measured.get(device.host)
+            idle = speed.worker_ms(release, 0, kind, round_trip)
+            pace = pace._replace(
+                worker=idle, visit=idle, layer=speed.worker_ms(release, nodes, kind, round_trip) - idle
+            )
+        paces[device.buffer] = pace
+    return paces
 
 
 def lay_out(
@@ -23,43 +65,208 @@ def lay_out(
     release: Release,
     devices: Sequence[Device],
     name: str,
-    facts: Facts,
+    hosts: Mapping[str, Host],
 ) -> placement.Placed:
     """The devices that are used and what they get.
 
     :param mode: ``llama_placement``.
     :param devices: those of workers, then the head's own.
     :param name: of the head.
-    :param facts: of the head.
     """
+    facts = hosts[name].facts
     overrides = heads.overrides_of(server, [placement.CPU, *(device.buffer for device in devices)])
     if overrides and "tensors" not in model.summary:
         raise Refusal(
             "llama_server_override_tensor is set, but the summary of the model has no tensor names: create it again with gguf_info"
         )
-    settings = heads.settings_of(server, model.summary)
+    settings = heads.settings_of(server, model.summary, release.fork)
     load = placement.Load(model.summary, settings, release.generation, overrides)
     gpu_layers = load.units if server.gpu_layers is None else min(server.gpu_layers, load.units)
     if not devices or not gpu_layers:
         return placement.Placed((), (), load, 0, _over_without_devices(name, facts, load))
     first = load.units - gpu_layers
-    mode = mode or ("all" if model.known_answer else "fewest")
-    used, split = _choose(server, mode, devices, load, first)
-    if release.capabilities["device_name"] is None:
-        used, split = _own_first(used, split, devices)
-    _check_number(used, bool(server.tensor_split), mode)
-    room = [_left(load, device) for device in used]
-    placed = placement.Placed(tuple(used), split or placement.distribute(load, room, first), load, gpu_layers)
-    asked = bool(split) or placement.fits(load, first, room)
+    told = release.capabilities["device_name"] is not None
+    every = mode == ALL or (mode is None and model.known_answer is not None)
+    if server.tensor_split:
+        placed, fits = _as_asked(server.tensor_split, devices, load, gpu_layers, told), True
+    else:
+        runners = _runners(load, devices, paces_of(devices, hosts, release, model.summary), model.summary)
+        placed, fits = _fastest(_ordered(runners, load, told), load, first, every, told)
+    _check_number(placed.devices, bool(server.tensor_split), every)
     on_head = _over_on_head(name, facts, load, first) if first or overrides else ()
-    return placed._replace(reasons=(*on_head, *_over_on_devices(placed, asked)))
+    return placed._replace(reasons=(*on_head, *_over_on_devices(placed, fits)))
 
 
-def _check_number(used: Sequence[Device], asked: bool, mode: str) -> None:
+def _as_asked(
+    split: Sequence[float], devices: Sequence[Device], load: placement.Load, gpu_layers: int, told: bool
+) -> placement.Placed:
+    """The operator's own split between the devices that have a share or tensors of overrides.
+
+    :param told: whether llama-server can be told which devices to use.
+    """
+    if len(split) != len(devices) or min(split) < 0 or not any(split):
+        raise Refusal(
+            f"llama_server_tensor_split is {list(split)}: give a share, 0 or more, for each of the {len(devices)} devices in their order: "
+            + ", ".join(device.label for device in devices)
+        )
+    used = [pair for pair in zip(devices, split) if pair[1] or load.fixed(pair[0].buffer, pair[0].backend)]
+    if not told:
+        own = [pair for pair in zip(devices, split) if not pair[0].worker]
+        used = [*own, *(pair for pair in used if pair[0].worker)]
+    return placement.Placed(
+        tuple(device for device, _share in used),
+        [share for _device, share in used],
+        load,
+        gpu_layers,
+        why=("llama_server_tensor_split",) * len(used),
+    )
+
+
+class Runner(NamedTuple):
+    """A device with what it costs there."""
+
+    device: Device
+    pace: Pace
+    place: solver.Place
+
+
+def _runners(
+    load: placement.Load, devices: Sequence[Device], paces: Mapping[str, Pace], summary: Mapping[str, Any]
+) -> list[Runner]:
+    """The devices as the solver needs them. Those that are alike cost the same, also where one is the head's and one a worker's: which
+    layers it gets then follows from the room, and whether it gets any from what its worker costs."""
+    read, nodes = speed.units_read(load, summary), speed.nodes_per_layer(summary)
+    each = [paces[device.buffer] for device in devices]
+    whole = [speed.generation_ms(pace.rate, sum(read), nodes * load.layers) for pace in each]
+    groups = solver.groups_of([1 / ms for ms in whole])
+    costs: dict[int, list[int]] = {}
+    for group in set(groups):
+        members = [index for index, other in enumerate(groups) if other == group]
+        rate = each[min(members, key=lambda index: whole[index])].rate
+        layer = sum(each[index].layer for index in members) / len(members)
+        ms = [speed.generation_ms(rate, size, nodes) + layer for size in read[: load.layers]]
+        ms += [speed.generation_ms(rate, size, 0) for size in read[load.layers :]]
+        costs[group] = [solver.cost_of(time) for time in ms]
+    visits = {buffer: solver.cost_of(pace.visit) for buffer, pace in paces.items()}
+    return [
+        Runner(device, pace, _place(load, device, pace, costs[group], visits, group))
+        for device, pace, group in zip(devices, each, groups)
+    ]
+
+
+def _place(
+    load: placement.Load,
+    device: Device,
+    pace: Pace,
+    costs: Sequence[int],
+    visits: Mapping[str, int],
+    group: int,
+) -> solver.Place:
+    """:param costs: of each unit on this device, for itself.
+    :param visits: device → what it costs to go there and back once more.
+    """
+    fixed, here = load.fixed(device.buffer, device.backend), device.buffer
+    own = list(costs)
+    for unit, others in load.moved.items():
+        for other in others - {here}:
+            own[unit] += visits[here] + visits.get(other, 0) + (solver.MOVE if other != placement.CPU else 0)
+    base = solver.cost_of(pace.worker) + solver.DEVICE + (solver.WORKER if device.worker else 0)
+    return solver.Place(
+        capacity=device.capacity_mib * MIB,
+        fixed=fixed,
+        compute=load.compute,
+        sizes=load.sizes(device.backend),
+        cost=solver.prefix_sums(own),
+        base=0 if fixed else base,
+        group=group,
+    )
+
+
+def _ordered(runners: Sequence[Runner], load: placement.Load, told: bool) -> list[Runner]:
+    """The devices in the order in which llama-server takes layers: workers and then the head's own, each with the fastest last, which so gets
+    the output, whose result then need not cross the network. With overrides devices have the order of the layers that are there.
+
+    :param told: whether llama-server can be told; else it takes all of the head's own, then the workers.
+    """
+    if not told:
+        return sorted(runners, key=lambda runner: runner.device.worker is not None)
+    by_speed = sorted(runners, key=lambda runner: (runner.device.worker is None, -runner.place.group))
+    layers: dict[str, list[int]] = {}
+    for unit, devices in load.moved.items():
+        for buffer in devices:
+            layers.setdefault(buffer, []).append(unit)
+    middle = {buffer: sum(units) / len(units) for buffer, units in layers.items()}
+    return sorted(by_speed, key=lambda runner: middle.get(runner.device.buffer, load.units))
+
+
+def _fastest(
+    runners: Sequence[Runner], load: placement.Load, first: int, every: bool, told: bool
+) -> tuple[placement.Placed, bool]:
+    """The placement of the fewest seconds, and whether the model fits; where not, the shares are those of the capacities.
+
+    :param every: whether every device gets layers, as far as there are enough.
+    :param told: whether llama-server can be told which devices to use; else each of the head's own has a share, 0 at least.
+    """
+    places = [runner.place for runner in runners]
+    must = [place._replace(base=place.base - solver.MUST) for place in places] if every else places
+    units, gpu_layers = solver.solve(must, first), load.units - first
+    if units is None:
+        room = [max(0, place.capacity - place.fixed) for place in places]
+        devices, shares = tuple(runner.device for runner in runners), placement.proportional(gpu_layers, room)
+        return placement.Placed(devices, shares, load, gpu_layers, why=("the model does not fit",) * len(shares)), False
+    placement.check(load, gpu_layers, units)
+    why = _why(runners, units, every)
+    kept = [
+        index
+        for index, runner in enumerate(runners)
+        if units[index] or runner.place.fixed or not (told or runner.device.worker)
+    ]
+    placed = placement.Placed(
+        tuple(runners[index].device for index in kept),
+        [units[index] for index in kept],
+        load,
+        gpu_layers,
+        why=tuple(why[index] for index in kept),
+    )
+    return placed, True
+
+
+def _why(runners: Sequence[Runner], units: Sequence[int], every: bool) -> list[str]:
+    """Why each device gets what it gets, in some words."""
+    groups = [runner.place.group for runner in runners]
+    used = [group for group, count in zip(groups, units) if count]
+    sentences = []
+    for runner, count in zip(runners, units):
+        rate, others = runner.pace.rate, used.count(runner.place.group) - 1
+        even = f", evenly with {others} alike" if count and others else ""
+        words = _words(runner, count, used, groups, every)
+        sentences.append(f"{rate.gb_per_s:g} GB/s ({rate.source}): {words}{even}")
+    return sentences
+
+
+def _words(runner: Runner, count: int, used: Sequence[int], groups: Sequence[int], every: bool) -> str:
+    """:param used: groups of the devices with units.
+    :param groups: of all devices.
+    """
+    group = runner.place.group
+    if not count:
+        return "what llama_server_override_tensor puts there" if runner.place.fixed else "nothing"
+    if every and min(used) < group and count == 1:
+        return "one layer, since every device is used"
+    if min(used) < group:
+        return "what has no room in faster memory"
+    if max(used) > group:
+        return "the most, since the rest is slower" if every else "as much as it has room for, since the rest is slower"
+    if min(groups) < group:
+        return "faster devices would cost more than they save"
+    return "the fastest memory" if len(groups) > 1 else "the only device"
+
+
+def _check_number(used: Sequence[Device], asked: bool, every: bool) -> None:
     """Refuses more devices than llama.cpp schedules over; it would end with an assertion.
 
     :param asked: whether the operator gives each device its share.
-    :param mode: ``llama_placement``.
+    :param every: whether every device is used.
     """
     if len(used) <= capabilities.MAX_DEVICES:
         return
@@ -67,8 +274,8 @@ def _check_number(used: Sequence[Device], asked: bool, mode: str) -> None:
     remedy = "use fewer, larger ones"
     if asked:
         remedy = "give 0 in llama_server_tensor_split to those that can be left out"
-    elif mode == "all":
-        remedy = "set llama_placement to fewest, which uses no more than the model needs"
+    elif every:
+        remedy = "set llama_placement to fastest, which uses no more than the model needs"
     raise Refusal(
         f"the plan needs {len(used)} devices ({lent} of workers, {len(used) - lent} of the head), but llama.cpp uses {capabilities.MAX_DEVICES} at most "
         f"beside the head's processor: {remedy}"
@@ -77,7 +284,7 @@ def _check_number(used: Sequence[Device], asked: bool, mode: str) -> None:
 
 def _over_without_devices(name: str, facts: Facts, load: placement.Load) -> tuple[str, ...]:
     """A sentence if the whole model does not fit into the head's memory."""
-    missing = -(-sum(load.of(0, load.units)) // MIB) - _room_on_head(facts)
+    missing = -(-(load.on_head(range(load.units)) + sum(load.kv)) // MIB) - _room_on_head(facts)
     if missing <= 0:
         return ()
     return (f"the model does not fit into the memory of {name}: {missing} MiB are missing; add a worker",)
@@ -114,49 +321,8 @@ def _over_on_devices(placed: placement.Placed, asked: bool) -> list[str]:
     return [
         f"the model does not fit: {sum(missing for _device, missing in over)} MiB are missing, "
         + ", ".join(f"{missing} on {device.label}, which holds {device.capacity_mib}" for device, missing in over)
-        + ": add a worker, lower llama_server_context, or choose a smaller model"
+        + ": add a worker, or choose a smaller model"
     ]
-
-
-def _choose(
-    server: Server, mode: str, devices: Sequence[Device], load: placement.Load, first: int
-) -> tuple[list[Device], list[float]]:
-    """The devices that get units, and the operator's split between them if there is one.
-
-    :param first: the first unit that is not on the head's processor.
-    """
-    split = list(server.tensor_split)
-    if split:
-        if len(split) != len(devices) or min(split) < 0 or not any(split):
-            raise Refusal(
-                f"llama_server_tensor_split is {split}: give a share, 0 or more, for each of the {len(devices)} devices in their order: "
-                + ", ".join(device.label for device in devices)
-            )
-        kept = [(device, share) for device, share in zip(devices, split) if share or load.fixed(device.buffer)]
-        return [device for device, _share in kept], [share for _device, share in kept]
-    if mode == "all":
-        return list(devices), []
-    lent = [device for device in devices if device.worker]
-    own = [device for device in devices if not device.worker]
-    others, mine = placement.fewest(
-        load, [_left(load, device) for device in lent], [_left(load, device) for device in own], first
-    )
-    chosen = {*(lent[index].buffer for index in others), *(own[index].buffer for index in mine)}
-    return [device for device in devices if device.buffer in chosen or load.fixed(device.buffer)], []
-
-
-def _left(load: placement.Load, device: Device) -> int:
-    """Bytes that a device has for units."""
-    return max(0, device.capacity_mib * MIB - load.fixed(device.buffer))
-
-
-def _own_first(used: list[Device], split: list[float], devices: Sequence[Device]) -> tuple[list[Device], list[float]]:
-    """Devices and their shares for a llama-server that cannot be told which to use: it puts all of the head's own before the workers,
-    those with nothing have a share of 0."""
-    shares = {device.buffer: share for device, share in zip(used, split)}
-    own = [device for device in devices if not device.worker]
-    ordered = [*own, *(device for device in used if device.worker)]
-    return ordered, [shares.get(device.buffer, 0) for device in ordered] if split else []
 
 
 def as_json(placed: placement.Placed, as_planned: bool, load_mode: str | None) -> list[dict[str, Any]]:
@@ -167,7 +333,7 @@ def as_json(placed: placement.Placed, as_planned: bool, load_mode: str | None) -
     """
     load = placed.load
     entries = []
-    for device, share in zip(placed.devices, placed.shares()):
+    for device, share, why in zip(placed.devices, placed.shares(), placed.why):
         sizes = {"weights": share.weights, "kv": share.kv, "compute": load.compute}
         sizes["total"] = sum(sizes.values())
         mapped = backends.RECORDS[device.backend].maps_weights and not device.worker and load_mode != "none"
@@ -183,6 +349,7 @@ def as_json(placed: placement.Placed, as_planned: bool, load_mode: str | None) -
                 "output": share.output,
                 **{f"{kind}_mib": round(size / MIB, 2) for kind, size in sizes.items()},
                 "capacity_mib": device.capacity_mib,
+                "reason": why,
                 "exact": [size for size, sure in exact.items() if sure and as_planned],
             }
         )

@@ -10,14 +10,14 @@ names of tensors show which unit they belong to: they are the same in all files 
 from __future__ import annotations
 
 import bisect
-import itertools
 import math
 import re
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, caches
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, caches, compute
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import solver
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Device, Worker
 
 MIB = 1024 * 1024
@@ -39,12 +39,6 @@ CPU = "CPU"
 FLOATS = frozenset(("F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64"))
 
 
-MASKS = 12
-"""So many times as much as the scores of one head are for masks; 4 were seen, and 8.5 with a window of the whole context."""
-STATES, RECURRENT_STATES = 16, 32
-"""So many values of the width, and of a recurrent layer's inner width, are kept for each token; 33 of twice the width were seen of mamba."""
-
-
 class Part(NamedTuple):
     """Tensors of one name and shape."""
 
@@ -56,16 +50,6 @@ class Part(NamedTuple):
     """Bytes by which a row of it is short of backends.MATRIX_ROW_PADDING."""
     device: str | None = None
     """The device it is on whatever its unit is; None where it goes with its unit."""
-
-
-def compute_bound(summary: Mapping[str, Any], settings: caches.Settings) -> int:
-    """Upper bound of a device's compute buffer in bytes: attention scores and masks without flash attention, states, and the logits."""
-    tokens = min(settings.micro_batch, caches.BATCH, settings.context)
-    scores: int = (summary["heads"] + MASKS) * caches.pad(settings.context, 256)
-    inner: int = summary.get("keys", {}).get("ssm.inner_size") or 0
-    states: int = STATES * summary["width"] + RECURRENT_STATES * inner
-    vocabulary: int = summary["vocabulary"]
-    return 4 * tokens * (scores + vocabulary + states)
 
 
 def _short_of(row: Mapping[str, Any]) -> int:
@@ -112,6 +96,11 @@ def _with_overrides(parts: list[Part], overrides: Sequence[tuple[str, str]]) -> 
     return moved
 
 
+def _laid_out(part: Part, record: backends.Backend) -> int:
+    """Bytes that tensors take in a buffer of that backend."""
+    return caches.pad(part.bytes + (part.extra if record.pads_rows else 0), record.alignment)
+
+
 class Share(NamedTuple):
     """What one device gets: layers, whether the output, and bytes of weights and of the cache."""
 
@@ -124,15 +113,6 @@ class Share(NamedTuple):
 def _unique(parts: Iterable[Part]) -> list[Part]:
     """Tensors without duplicates of a name: the token embedding, and the output that is tied to it."""
     return list({part.name or index: part for index, part in enumerate(parts)}.values())
-
-
-def _first(end: int, holds: Callable[[int], bool]) -> int:
-    """The first number below ``end`` from which on it holds, or ``end``."""
-    low = 0
-    while low < end:
-        middle = (low + end) // 2
-        low, end = (low, middle) if holds(middle) else (middle + 1, end)
-    return low
 
 
 class Load:
@@ -152,7 +132,7 @@ class Load:
         """
         self.layers: int = summary["layers"]
         self.units: int = self.layers + 1
-        self.compute = compute_bound(summary, settings)
+        self.compute = compute.bound(summary, settings, generation)
         self.kv, self.kv_exact = caches.sizes(summary, settings, generation)
         builds = caches.readings(generation)
         if "tensors" in summary:
@@ -169,10 +149,10 @@ class Load:
         for part in self.parts:
             if part.unit is not None:
                 self.weights[part.unit] += part.bytes
-        self._weights_before, self._kv_before, self._copied_before = (
-            [0, *itertools.accumulate(sizes)] for sizes in (self.weights, self.kv, self.copied)
-        )
-        self._copies = sum(part.bytes for part in self.copies)
+        self.moved: dict[int, set[str]] = {}
+        for part, placed in zip(parts, self.parts):
+            if part.unit is not None and placed.unit is None:
+                self.moved.setdefault(part.unit, set()).add(placed.device or CPU)
 
     def on_head(self, units: Sequence[int] = ()) -> int:
         """Bytes of weights in the head's memory, with these units on its processor. A tied output is no copy there."""
@@ -181,19 +161,20 @@ class Load:
         kept += self.copies if any(unit < self.layers and self.copied[unit] for unit in units) else []
         return sum(caches.pad(part.bytes, backends.CPU.alignment) for part in _unique(kept))
 
-    def fixed(self, device: str) -> int:
-        """Bytes of weights that overrides put on this device."""
-        return sum(part.bytes for part in _unique(part for part in self.parts if part.device == device))
+    def fixed(self, device: str, backend: str) -> int:
+        """Bytes of weights that overrides put on this device, laid out as its backend needs it."""
+        own = _unique(part for part in self.parts if part.device == device)
+        return sum(_laid_out(part, backends.RECORDS[backend]) for part in own)
 
-    def of(self, start: int, count: int) -> tuple[int, int]:
-        """Bytes of weights and of cache of the units from ``start`` on, on one device."""
-        end = min(start + count, self.units)
-        first, last = min(start, self.layers), min(end, self.layers)
-        copies = self._copies if self._copied_before[last] > self._copied_before[first] else 0
-        return (
-            self._weights_before[end] - self._weights_before[start] + copies,
-            self._kv_before[last] - self._kv_before[first],
-        )
+    def sizes(self, backend: str) -> solver.Sizes:
+        """Bytes of weights and of cache that a device needs for units, laid out as its backend needs it."""
+        record = backends.RECORDS[backend]
+        held = [*self.kv[: self.layers], 0]
+        for part in self.parts:
+            if part.unit is not None:
+                held[part.unit] += _laid_out(part, record)
+        copies = sum(_laid_out(part, record) for part in self.copies)
+        return solver.Sizes(solver.prefix_sums(held), solver.prefix_sums([*self.copied, False]), copies)
 
     def share(self, units: list[int], backend: str, device: str = "") -> Share:
         """What a device with these units gets, to the byte.
@@ -209,13 +190,9 @@ class Load:
         return Share(
             sum(unit < self.layers for unit in units),
             self.layers in own,
-            sum(caches.pad(part.bytes + (part.extra if record.pads_rows else 0), record.alignment) for part in parts),
+            sum(_laid_out(part, record) for part in parts),
             sum(self.kv[unit] for unit in units if unit < self.layers),
         )
-
-    def most(self, start: int, capacity: int) -> int:
-        """How many units from ``start`` on the capacity holds."""
-        return _first(self.units - start, lambda count: sum(self.of(start, count + 1)) > capacity)
 
 
 def _float32(value: float) -> float:
@@ -251,9 +228,11 @@ class Placed(NamedTuple):
     gpu_layers: int
     reasons: tuple[str, ...] = ()
     """Why it does not fit, if so."""
+    why: tuple[str, ...] = ()
+    """Of each device why it gets what it gets."""
 
     def lent(self) -> list[Worker]:
-        """The workers whose devices are used; they come first."""
+        """The workers whose devices are used."""
         return [device.worker for device in self.devices if device.worker]
 
     def own(self) -> list[Device]:
@@ -286,55 +265,23 @@ class Placed(NamedTuple):
         return [(device, mib) for device, mib in zip(self.devices, missing) if mib > 0]
 
 
-def fits(load: Load, start: int, capacities: list[int]) -> bool:
-    """Whether the units from ``start`` on find room in capacities (bytes), in their order."""
-    for capacity in capacities:
-        start += load.most(start, capacity)
-    return start >= load.units
+def check(load: Load, gpu_layers: int, units: Sequence[int]) -> None:
+    """Computes as llama.cpp does where these shares put the units.
 
-
-def _possible(load: Load, start: int, capacity: int, later: list[int]) -> tuple[int, int]:
-    """How many units a device takes at least and at most, so that those after them find room in ``later``."""
-    most = load.most(start, capacity)
-    return _first(most, lambda count: fits(load, start + count, later)), most
-
-
-def distribute(load: Load, capacities: list[int], first: int = 0) -> list[int]:
-    """Units per device in proportion to the capacities (bytes), each device with no more than it holds, unless together they cannot hold
-    the model.
-
-    Every device gets a unit while there are enough of them.
-
-    :param first: the first unit that is not on the head's processor.
+    :param units: of each device, as ``-ts`` gives them.
+    :raises ValueError: llama.cpp would put some elsewhere.
     """
-    held = fits(load, first, capacities)
+    wanted = [index for index, count in enumerate(units) for _unit in range(count)]
+    given = [device for device in assign(load.layers, gpu_layers, units) if device is not None]
+    if given != wanted:
+        raise ValueError(f"llama.cpp divides {len(given)} units by {','.join(map(str, units))} in another way")
+
+
+def proportional(units: int, capacities: Sequence[int]) -> list[int]:
+    """Units per device in proportion to the capacities: what a plan shows where the model does not fit."""
     shares: list[int] = []
-    start = first
     for index, capacity in enumerate(capacities):
-        later = capacities[index + 1 :]
-        left = load.units - start
+        left, later = units - sum(shares), len(capacities) - index - 1
         wanted = round(left * capacity / max(1, sum(capacities[index:])))
-        wanted = min(max(wanted, 1), max(left - len(later), 0)) if later else left
-        if held:
-            least, most = _possible(load, start, capacity, later)
-            wanted = min(max(wanted, least), most)
-        shares.append(wanted)
-        start += wanted
+        shares.append(min(max(wanted, 1), max(left - later, 0)) if later else left)
     return shares
-
-
-def fewest(load: Load, capacities: list[int], own: Sequence[int] = (), first: int = 0) -> tuple[list[int], list[int]]:
-    """The fewest devices that hold the model, largest first: of the head's own, and of others only where those are too small.
-
-    :param capacities: bytes, of the others.
-    :param own: bytes, of the head's own devices, which come last.
-    :returns: indices of the others and of the head's own; all of them when even those do not hold it.
-    """
-    by_size = sorted(range(len(capacities)), key=lambda index: -capacities[index])
-    own_by_size = sorted(range(len(own)), key=lambda index: -own[index])
-    candidates: list[tuple[list[int], list[int]]] = [([], sorted(own_by_size[:count])) for count in range(1, len(own))]
-    candidates += [(sorted(by_size[:count]), sorted(own_by_size)) for count in range(len(by_size) + 1)]
-    for others, mine in candidates:
-        if fits(load, first, [*(capacities[index] for index in others), *(own[index] for index in mine)]):
-            return others, mine
-    return candidates[-1]

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Accelerator, Facts, Host
+
 DRIVER = "amdgpu"
 """Of the kernel, whose devices these parameters are for."""
 PAGE_KIB = 4
@@ -23,3 +26,22 @@ def parameters(memory_mib: int, gtt_mib: int | None = None) -> dict[str, str]:
             f"{LEAST_GTT_MIB} to {memory_mib - LEAST_KEPT_MIB}."
         )
     return {f"{DRIVER}.gttsize": str(size), "ttm.pages_limit": str(size * 1024 // PAGE_KIB)}
+
+
+def after_reboot(host: Host) -> Host:
+    """The host as planning takes it: where the run tunes and reboots it, with the memory that its graphics have then."""
+    if not (host.tuning.wanted and host.tuning.reboot):
+        return host
+    return host._replace(facts=lending(host.facts, host.tuning.gtt_mib or host.facts.memory_mib - KEPT_MIB))
+
+
+def lending(facts: Facts, size: int) -> Facts:
+    """Facts of a host whose kernel lends ``size`` MiB to the graphics."""
+    return facts._replace(accelerators=tuple(_at_least(accelerator, size) for accelerator in facts.accelerators))
+
+
+def _at_least(accelerator: Accelerator, size: int) -> Accelerator:
+    of_amd = accelerator.backend in ("hip", "vulkan") and not accelerator.name.startswith(devices.OTHER_DRIVERS)
+    if not accelerator.unified or not of_amd:
+        return accelerator
+    return accelerator._replace(memory_mib=max(accelerator.memory_mib, size))

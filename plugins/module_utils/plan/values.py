@@ -44,6 +44,15 @@ class Thunderbolt(NamedTuple):
     gbit_per_lane: float
 
 
+class Measured(NamedTuple):
+    """What was measured of a device."""
+
+    name: str
+    """Of the accelerator, or the processor's model."""
+    gb_per_s: float
+    """Bytes (1e9) that it reads of its memory per second, with two digits."""
+
+
 class Facts(NamedTuple):
     """What planning knows of a host."""
 
@@ -78,6 +87,10 @@ class Facts(NamedTuple):
     thunderbolt: tuple[Thunderbolt, ...]
     round_trips: Mapping[str, float | None]
     """Of a head: host → milliseconds that were measured of its link."""
+    link_mbit: Mapping[str, float | None] = {}
+    """The same: host → Mbit/s."""
+    rates: Mapping[str, Measured] = {}
+    """Device, as workers name it → what was measured of it."""
 
     def of_backend(self, backend: str) -> list[Accelerator]:
         """The accelerators that this backend drives, in the order in which it numbers them."""

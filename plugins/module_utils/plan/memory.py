@@ -1,0 +1,109 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What an operator has to know of memory and context of a plan that can be applied: conditions of advisories."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, compute
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.options import IK_LLAMA
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Release, Server
+
+MIB = 1024 * 1024
+MICRO_BATCHES = (256, 128, 64)
+ATTENTION_BATCH = 256
+"""MiB; the default of newer commits of ik_llama.cpp."""
+LEAST_CONTEXT = 512
+DEFAULT_CONTEXT = 8192
+"""Of llama_server_context: who leaves it out asks for no more than the model has."""
+
+Cases = list[tuple[Any, dict[str, Any]]]
+"""As in advisories.py."""
+
+
+def _smaller(settings: caches.Settings, flashes: bool) -> Iterator[tuple[str, caches.Settings]]:
+    """What makes compute buffers smaller, the mildest first: what to do, and the settings that it gives."""
+    flash = "" if flashes else "set llama_server_flash_attention to 'on'"
+    if flash:
+        settings = settings._replace(flash_attention="on")
+        yield flash, settings
+    before = f"{flash}, and " if flash else ""
+    if settings.fork == IK_LLAMA and not 0 < (settings.attention_batch or 0) <= ATTENTION_BATCH:
+        settings = settings._replace(attention_batch=ATTENTION_BATCH)
+        words = f"-amb {ATTENTION_BATCH}"
+        yield f"{before}add {words} to llama_server_extra_args", settings
+        before = f"{before}add {words} and "
+    else:
+        before = f"{before}add "
+    for tokens in MICRO_BATCHES:
+        if tokens < settings.tokens:
+            yield f"{before}-ub {tokens} to llama_server_extra_args", settings._replace(micro_batch=tokens)
+    settings = settings._replace(micro_batch=min(settings.tokens, MICRO_BATCHES[-1]))
+    while settings.context // 2 >= LEAST_CONTEXT:
+        settings = settings._replace(context=settings.context // 2)
+        words = f"{before}-ub {settings.micro_batch} to llama_server_extra_args"
+        yield f"{words}, and set llama_server_context to {settings.context}", settings
+
+
+class Crowded(NamedTuple):
+    """A device with more than it holds: MiB that weights leave, and of its cache."""
+
+    room: float
+    cache: float
+
+
+def _remedy(settings: caches.Settings, summary: Mapping[str, Any], generation: int, over: Sequence[Crowded]) -> str:
+    """The mildest change with which all of the devices hold cache and compute buffer."""
+    flashes = compute.uses_flash(summary, settings, generation)
+    whole = max(1, sum(caches.sizes(summary, settings, generation)[0]))
+    for words, smaller in _smaller(settings, flashes):
+        share = sum(caches.sizes(summary, smaller, generation)[0]) / whole
+        buffer = compute.bound(summary, smaller, generation) / MIB
+        if all(device.cache * share + buffer <= device.room for device in over):
+            return words
+    return "use a smaller model, or devices with more memory"
+
+
+def over_capacity(plan: Mapping[str, Any], server: Server, summary: Mapping[str, Any], release: Release) -> Cases:
+    """Devices whose weights, cache and bound of the compute buffer are more together than they hold."""
+    entries: Sequence[Mapping[str, Any]] = plan["placement"] if plan["fits"] else ()
+    over = [entry for entry in entries if entry["total_mib"] > entry["capacity_mib"]]
+    if not over:
+        return []
+    crowded = [Crowded(entry["capacity_mib"] - entry["weights_mib"], entry["kv_mib"]) for entry in over]
+    hosts = {entry["host"] for entry in over}
+    values = {
+        "devices": ", ".join(
+            f"{entry['device']} of {entry['host']} (≤ {entry['total_mib']:.0f} of {entry['capacity_mib']:.0f} MiB)"
+            for entry in over
+        ),
+        "compute": round(max(entry["compute_mib"] for entry in over)),
+        "smaller": _remedy(heads.settings_of(server, summary, release.fork), summary, release.generation, crowded),
+    }
+    return [(hosts.pop() if len(hosts) == 1 else None, values)]
+
+
+def cut_context(plan: Mapping[str, Any], server: Server, summary: Mapping[str, Any]) -> Cases:
+    """A context that was asked for and is longer than the one for which the model was trained."""
+    head = plan["head"]
+    if server.context <= head["context"] or server.context == DEFAULT_CONTEXT:
+        return []
+    return [(head["host"], {"wanted": server.context, "context": head["context"], "model": summary["name"]})]
+
+
+def shared_context(plan: Mapping[str, Any], server: Server) -> Cases:
+    """A context that requests at the same time divide among them."""
+    head = plan["head"]
+    if head["context_per_request"] == head["context"]:
+        return []
+    values = {
+        "parallel": server.parallel,
+        "context": head["context"],
+        "each": head["context_per_request"],
+        "whole": head["context"] * server.parallel,
+    }
+    return [(head["host"], values)]

@@ -1,0 +1,320 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How many units each device gets, so that a token takes the fewest seconds. Knows no host and no backend, only numbers.
+
+Units are worked through in order, one device after the other, so a placement is a number of units for each device in their order. The
+solver is exact: dynamic programming over (device, unit), with a queue for the cheapest start, which takes devices times units steps.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+ALIKE = 0.9
+"""Devices count as alike whose rates are at least so much of the fastest of them: less is within what measurements differ by."""
+STEPS = 16
+"""In so many steps less is kept free for compute buffers, where the model does not fit beside their upper bounds."""
+PARTS = 1 << 20
+"""In so many parts of its capacity it is counted how full a device is."""
+NEARLY = 12
+"""Two such numbers are the same where they differ in less than the first so many bits."""
+
+DEVICE = 1
+WORKER = 1 << 8
+MOVE = 1 << 16
+ATTOSECOND = 1 << 32
+MUST = 1 << 120
+"""Costs are whole numbers, so that equal ones are equal. What is larger counts first: devices that have to be used, then seconds, then
+tensors that are on another device than the rest of their layer, then workers, then devices."""
+ENDLESS = 1 << 160
+
+
+class Sizes(NamedTuple):
+    """Bytes that a device needs for units."""
+
+    before: Sequence[int]
+    """Of all units before each one, and of all."""
+    copied_before: Sequence[int]
+    """How many of them need the tensors of which a device has one copy."""
+    copies: int
+    """Bytes of these."""
+
+    def of(self, start: int, end: int) -> int:
+        """Of the units from ``start`` to before ``end``."""
+        copies = self.copies if self.copied_before[end] > self.copied_before[start] else 0
+        return self.before[end] - self.before[start] + copies
+
+
+class Place(NamedTuple):
+    """A device that may get units."""
+
+    capacity: int
+    """Bytes, of which ``fixed`` are taken whatever it gets."""
+    fixed: int
+    compute: int
+    """Upper bound of its compute buffer in bytes."""
+    sizes: Sizes
+    cost: Sequence[int]
+    """What all units before each one cost here, and all of them."""
+    base: int
+    """What it costs to use the device at all."""
+    group: int
+    """Number of the devices that are alike; 0 are the fastest."""
+
+
+class Limits(NamedTuple):
+    """Bytes of units that a device may get at most, and has to get at least if it gets any."""
+
+    most: int
+    least: int = 0
+
+
+class Placing(NamedTuple):
+    """A result: what it costs, and units for each device."""
+
+    cost: int
+    units: list[int]
+
+
+def groups_of(rates: Sequence[float]) -> list[int]:
+    """The group of each device: 0 is the fastest one and those that are alike."""
+    leaders: list[float] = []
+    for rate in sorted(rates, reverse=True):
+        if not leaders or rate < ALIKE * leaders[-1]:
+            leaders.append(rate)
+    return [next(index for index, leader in enumerate(leaders) if rate >= ALIKE * leader) for rate in rates]
+
+
+def cost_of(milliseconds: float) -> int:
+    return round(milliseconds * 1e15) * ATTOSECOND
+
+
+def prefix_sums(numbers: Sequence[int]) -> list[int]:
+    return [0, *itertools.accumulate(numbers)]
+
+
+def cheapest(
+    places: Sequence[Place], limits: Sequence[Limits], reach: Sequence[Sequence[int]], last: int
+) -> Placing | None:
+    """The cheapest placement, or None where the units do not fit.
+
+    :param reach: before the first device and after each one, how many units may be placed by then.
+    :param last: the first unit of each device is before this one.
+    """
+    units = reach[-1][-1]
+    best = _nothing_placed(places, reach[0][0])
+    starts = []
+    for index, (place, limit) in enumerate(zip(places, limits)):
+        best, chosen = _with(place, limit, best, reach[index], reach[index + 1], last)
+        starts.append(chosen)
+    if best[units] >= ENDLESS // 2:
+        return None
+    end, counts = units, []
+    for chosen in reversed(starts):
+        start = end if chosen[end] < 0 else chosen[end]
+        counts.append(end - start)
+        end = start
+    return Placing(best[units], counts[::-1])
+
+
+def _nothing_placed(places: Sequence[Place], first: int) -> list[int]:
+    best = [ENDLESS] * len(places[0].cost)
+    best[first] = 0
+    return best
+
+
+def _anywhere(places: Sequence[Place], first: int) -> list[list[int]]:
+    units = len(places[0].cost) - 1
+    return [[first], *([list(range(first, units + 1))] * len(places))]
+
+
+def _with(
+    place: Place, limit: Limits, best: Sequence[int], starts: Sequence[int], ends: Sequence[int], last: int
+) -> tuple[list[int], list[int]]:
+    """The least costs of all units before each one with one device more, and the first of its units, -1 where it gets none.
+
+    :param best: the costs without the device, of which those of ``starts`` count.
+    :param ends: of which the costs are wanted.
+    """
+    (before, copied, copies), cost, base = place.sizes, place.cost, place.base
+    result, chosen = [ENDLESS] * len(best), [-1] * len(best)
+    queue: deque[tuple[int, int]] = deque()
+    entering = leaving = 0
+    for end in ends:
+        held, with_copy, result[end] = before[end], copied[end], best[end]
+        while entering < len(starts) and (start := starts[entering]) < min(end, last):
+            if held - before[start] + (copies if with_copy > copied[start] else 0) < limit.least:
+                break
+            value = best[start] - cost[start]
+            while queue and queue[-1][0] > value:
+                queue.pop()
+            queue.append((value, start))
+            entering += 1
+        while leaving < len(starts) and (start := starts[leaving]) < end:
+            if held - before[start] + (copies if with_copy > copied[start] else 0) <= limit.most:
+                break
+            leaving += 1
+            if queue and queue[0][1] == start:
+                queue.popleft()
+        if queue and (value := queue[0][0] + cost[end] + base) < result[end]:
+            result[end], chosen[end] = value, queue[0][1]
+    return result, chosen
+
+
+def solve(places: Sequence[Place], first: int) -> list[int] | None:
+    """Units for each device, or None where they do not fit. Of equal ones the placement that fills alike devices most evenly.
+
+    :param first: the first unit that is on a device.
+    """
+    units = len(places[0].cost) - 1
+    for last in (units - 1, units):  # a device has a layer, not the output alone, unless nothing else fits
+        limits = _beside_compute(places, first, last)
+        if limits:
+            return _even(places, limits, first, last)
+    return None
+
+
+def _beside_compute(places: Sequence[Place], first: int, last: int) -> list[Limits] | None:
+    """Limits that leave the most room for compute buffers, whose bounds are no reason not to fit."""
+
+    def limits_of(steps: int) -> list[Limits]:
+        return [Limits(max(0, place.capacity - place.fixed - place.compute * steps // STEPS)) for place in places]
+
+    reach = _anywhere(places, first)
+    needed = cheapest(places, limits_of(0), reach, last)
+    if not needed:
+        return None
+    low, high = 0, STEPS
+    while low < high:
+        steps = (low + high + 1) // 2
+        found = cheapest(places, limits_of(steps), reach, last)
+        if found and found.cost // MUST <= needed.cost // MUST:
+            low = steps
+        else:
+            high = steps - 1
+    return limits_of(low)
+
+
+def _on_a_cheapest_way(
+    places: Sequence[Place], limits: Sequence[Limits], first: int, last: int, cost: int
+) -> list[list[int]]:
+    """Before the first device and after each one, how many units may be placed by then if all are to cost so much."""
+    anywhere, units = _anywhere(places, first), len(places[0].cost) - 1
+    before = [_nothing_placed(places, first)]
+    for place, limit, starts, ends in zip(places, limits, anywhere, anywhere[1:]):
+        before.append(_with(place, limit, before[-1], starts, ends, last)[0])
+    after = [_nothing_placed(places, 0)]
+    whole = list(range(units + 1))
+    for place, limit in zip(reversed(places), reversed(limits)):
+        after.append(_with(_mirrored(place), limit, after[-1], whole, whole, units)[0])
+    return [
+        [end for end in ends if costs[end] + rest[units - end] <= cost]
+        for ends, costs, rest in zip(anywhere, before, reversed(after))
+    ]
+
+
+def _mirrored(place: Place) -> Place:
+    """The device for units in the opposite order."""
+
+    def sums(before: Sequence[int]) -> list[int]:
+        return [before[-1] - number for number in reversed(before)]
+
+    before, copied_before, copies = place.sizes
+    return place._replace(sizes=Sizes(sums(before), sums(copied_before), copies), cost=sums(place.cost))
+
+
+def _even(places: Sequence[Place], limits: list[Limits], first: int, last: int) -> list[int]:
+    """Units for each device: of all placements of the least cost, in each group that where the fullest device is least full, and of these
+    that where the emptiest one with units is fullest."""
+    cheapest_one = cheapest(places, limits, _anywhere(places, first), last)
+    assert cheapest_one
+    cost, units = cheapest_one
+    reach = _on_a_cheapest_way(places, limits, first, last, cost)
+
+    def alike(tried: list[Limits]) -> list[int] | None:
+        placing = cheapest(places, tried, reach, last)
+        return placing.units if placing and placing.cost == cost else None
+
+    for group in sorted({place.group for place in places}):
+        members = [index for index, place in enumerate(places) if place.group == group and place.capacity]
+        if len(members) > 1:
+            limits, units = _less_full(places, limits, members, units, first, alike)
+            limits, units = _fuller(places, limits, members, units, first, alike)
+    return units
+
+
+def _shares_full(places: Sequence[Place], members: Sequence[int], units: Sequence[int], first: int) -> list[int]:
+    """How full the devices of a group are that have units, in parts of their capacity."""
+    starts = [first + start for start in prefix_sums(units)]
+    held = {
+        index: places[index].sizes.of(starts[index], starts[index + 1]) + places[index].fixed
+        for index in members
+        if units[index]
+    }
+    return [-(-PARTS * size // places[index].capacity) for index, size in held.items()]
+
+
+def _less_full(
+    places: Sequence[Place],
+    limits: list[Limits],
+    members: Sequence[int],
+    units: list[int],
+    first: int,
+    alike: Callable[[list[Limits]], list[int] | None],
+) -> tuple[list[Limits], list[int]]:
+    """Limits and units with which the fullest of the members is least full.
+
+    :param alike: units within limits that cost as little, if there are such.
+    """
+
+    def below(part: int) -> list[Limits]:
+        return [
+            limit._replace(most=max(0, min(limit.most, part * place.capacity // PARTS - place.fixed)))
+            if index in members
+            else limit
+            for index, (place, limit) in enumerate(zip(places, limits))
+        ]
+
+    low, high = 0, max(_shares_full(places, members, units, first), default=0)
+    while high - low > high >> NEARLY:
+        part = (low + high) // 2
+        tried = alike(below(part))
+        if tried is None:
+            low = part + 1
+        else:
+            units, high = tried, min(part, max(_shares_full(places, members, tried, first), default=0))
+    return below(high), units
+
+
+def _fuller(
+    places: Sequence[Place],
+    limits: list[Limits],
+    members: Sequence[int],
+    units: list[int],
+    first: int,
+    alike: Callable[[list[Limits]], list[int] | None],
+) -> tuple[list[Limits], list[int]]:
+    """Limits and units with which the emptiest of the members that have units is fullest; parameters as of _less_full."""
+
+    def above(part: int) -> list[Limits]:
+        return [
+            limit._replace(least=max(0, (part - 1) * place.capacity // PARTS + 1 - place.fixed))
+            if index in members
+            else limit
+            for index, (place, limit) in enumerate(zip(places, limits))
+        ]
+
+    full = _shares_full(places, members, units, first)
+    low, high = min(full, default=0), max(full, default=0)
+    while high - low > high >> NEARLY:
+        part = (low + high + 1) // 2
+        tried = alike(above(part))
+        if tried is None:
+            high = part - 1
+        else:
+            units, low = tried, max(part, min(_shares_full(places, members, tried, first)))
+    return above(low), units

@@ -1,0 +1,321 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a token costs: on each device, and for each worker that takes part. Constants are calibrated in docs/performance.md."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, caches, rates
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, placement
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Device, Facts, Release
+
+MEASURED, TABLE, ASSUMED = "measured", "table", "assumed"
+"""Sources of a rate, the surest first."""
+
+
+class Rate(NamedTuple):
+    """How fast a device is."""
+
+    gb_per_s: float
+    """Bytes of weights and KV cache (1e9) that it reads per second in generation."""
+    prompt_gflops: float
+    """Reached in prompts."""
+    source: str
+    """MEASURED, TABLE or ASSUMED."""
+    node_us: float = 2.0
+    """Microseconds that each node of the graph takes besides reading."""
+
+
+def rate_of_row(row: rates.Known, source: str) -> Rate:
+    """What llama.cpp reaches of a row's figures."""
+    family = rates.FAMILIES[row.family]
+    reached = 1000 * row.tflops * family.prompt_share
+    return Rate(round(row.gb_per_s * family.share, 1), round(reached, 1), source, family.node_us)
+
+
+MEMORY_SHARE = 0.85
+"""Of the bandwidth that was measured of a memory, what generation reaches: as much as on devices whose bandwidth is known."""
+
+
+def _measured(rate: Rate, facts: Facts, device: str, name: str) -> Rate:
+    """The rate with what was measured of the device, where it is still the same one."""
+    found = facts.rates.get(device)
+    if not found or found.name != name:
+        return rate
+    return rate._replace(gb_per_s=round(found.gb_per_s * MEMORY_SHARE, 1), source=MEASURED)
+
+
+def rate_of(device: Device, facts: Facts) -> Rate:
+    """The rate that was measured of a device, that of its name or architecture, or what is assumed of its kind.
+
+    :param facts: of its host.
+    """
+    accelerator = devices.accelerator_of(facts, device.name)
+    if not accelerator:
+        return processor_rate(facts)
+    row = rates.of_accelerator(accelerator.architecture, accelerator.name)
+    kind = "unified" if accelerator.unified else "discrete"
+    rate = rate_of_row(row, TABLE) if row else rate_of_row(rates.ASSUMED[kind], ASSUMED)
+    return _measured(rate, facts, device.name, accelerator.name)
+
+
+def processor_rate(facts: Facts) -> Rate:
+    """The same of the host's processor. A few cores, as virtual machines have them, reach less than the memory gives."""
+    model, cores = str(facts.cpu.get("model", "")), facts.cpu.get("cores") or 1
+    apple = (accelerator.name for accelerator in facts.accelerators if accelerator.backend == "metal")
+    row = next(filter(None, map(rates.of_processor, (model, *apple))), None)
+    rate = rate_of_row(row, TABLE) if row else rate_of_row(_assumed_processor(facts), ASSUMED)
+    most = cores * rates.CORE_GB_PER_S
+    if not (row and row.family == "apple-processor") and most < rate.gb_per_s:
+        rate = rate._replace(gb_per_s=most, source=ASSUMED)
+    return _measured(rate, facts, backends.CPU.device, model)
+
+
+def _assumed_processor(facts: Facts) -> rates.Known:
+    """Of a processor that shares its memory with a known device: that memory, of which it reaches less than that device."""
+    assumed = rates.ASSUMED["board" if is_board(facts) else "processor"]
+    shared = [device for device in facts.accelerators if device.unified]
+    rows = [row for row in (rates.of_accelerator(device.architecture, device.name) for device in shared) if row]
+    return assumed._replace(gb_per_s=rows[0].gb_per_s * rates.PROCESSORS_PART) if rows else assumed
+
+
+def is_board(facts: Facts) -> bool:
+    """Whether the host is taken for a small board."""
+    return rates.is_board(facts.system, facts.architecture, facts.memory_mib)
+
+
+EXPERTS = re.compile(r"_(?:ch)?exps\b")
+"""In names of tensors of which a token uses the chosen experts only."""
+
+
+def active_share(summary: Mapping[str, Any]) -> float:
+    """Of the experts' tensors, what a token reads."""
+    keys = summary.get("keys", {})
+    count, used = keys.get("expert_count") or 0, keys.get("expert_used_count") or 0
+    return min(1.0, used / count) if count and used else 1.0
+
+
+def read_of(part: placement.Part, summary: Mapping[str, Any]) -> float:
+    """Bytes that a token reads of a tensor, or of a layer of a summary without names."""
+    unused, experts = 1 - active_share(summary), 0
+    if EXPERTS.search(part.name):
+        experts = part.bytes
+    elif not part.name and part.unit is not None and part.unit < len(summary.get("expert_bytes", ())):
+        experts = summary["expert_bytes"][part.unit]
+    return part.bytes - experts * unused
+
+
+def units_read(load: placement.Load, summary: Mapping[str, Any]) -> list[float]:
+    """Bytes of weights that a token reads of each unit (the layers, then the output). The cache is not in it."""
+    read = [0.0] * load.units
+    for part in load.parts:
+        if part.unit is not None:
+            read[part.unit] += read_of(part, summary)
+    return read
+
+
+ASSUMED_BITS = 4.85
+"""Of a weight, where the summary does not say how many there are: those of Q4_K_M."""
+
+
+class Bits:
+    """How many bits a weight of each tensor has."""
+
+    def __init__(self, load: placement.Load, summary: Mapping[str, Any]) -> None:
+        rows = summary.get("tensors", ())
+        self._own = {(row["name"], row["bytes"]): 8 * row["bytes"] / math.prod(row["shape"]) for row in rows}
+        parameters, weights = summary.get("parameters"), sum(part.bytes for part in load.parts)
+        self._average = 8 * weights / parameters if parameters and weights else ASSUMED_BITS
+
+    def of(self, part: placement.Part) -> float:
+        """Of one tensor, or of all together where the summary has no names."""
+        return self._own.get((re.sub(r"^blk\.\d+\.", "blk.*.", part.name), part.bytes)) or self._average
+
+
+NODES = {"layer": 31, "experts": 31, "latent": 15, "recurrent": 35}
+"""Nodes of the graph for each layer, as llama-server's log counts them (31 of llama, 62 of qwen3moe), and so many more where layers have
+experts, latent attention, or a state in place of attention."""
+
+
+def nodes_per_layer(summary: Mapping[str, Any]) -> float:
+    """About how many nodes the graph has for each layer."""
+    recurrent = caches.recurrent_layers(summary) if caches.is_known_architecture(summary) else []
+    nodes: float = NODES["layer"] + NODES["recurrent"] * sum(recurrent) / summary["layers"]
+    nodes += NODES["experts"] if active_share(summary) < 1 else 0
+    return nodes + (NODES["latent"] if summary["architecture"] in caches.LATENT else 0)
+
+
+def generation_ms(rate: Rate, read_bytes: float, nodes: float) -> float:
+    """Milliseconds that a device takes for its part of a token.
+
+    :param read_bytes: of weights and cache.
+    :param nodes: of its part of the graph: its layers times nodes_per_layer.
+    """
+    return read_bytes / rate.gb_per_s / 1e6 + nodes * rate.node_us / 1e3
+
+
+RECOMPUTES_SINCE = (3, 5)
+"""Protocol from which on a worker keeps the graph, so that the head does not send it again for each token."""
+IK_RECOMPUTES_SINCE = 4033
+"""The same as a commit of ik_llama.cpp."""
+RECOMPUTES_SINCE_BUILD = 7183
+
+VISIT_MS = 0.6
+"""Each visit to a worker, besides round trips: 0.73 ms on H200, 1.1 ms on an M4 Max, with what its nodes cost."""
+WAKE_MS = 1.6
+"""So much more for the first visit to a worker on another host: interrupts, and devices that wake up. The same on USB4 and Ethernet."""
+MAC_MS = 20.0
+"""So much more where a worker on macOS is reached over a network: assumed, between 1 ms on loopback and 32 ms seen on one pair."""
+BOARD = 4
+"""So many times as long takes a small board: 16 ms were seen for each worker."""
+WAITS = {False: 4, True: 2}
+"""Whether the worker keeps the graph → round trips of a token for each worker: it computes two graphs, and the head waits for what each
+returns, and in older protocols for an answer to each command."""
+NODE_US = {False: 4.9, True: 0.3}
+"""The same → microseconds for each node of a worker's part of the graph."""
+NODE_BYTES = {False: 420, True: 0}
+"""The same → bytes on the wire for each node: 1.4 tensors of 296 bytes."""
+TOKEN_BYTES = 5000
+"""Bytes on the wire for each worker besides: protocol 8, counted on loopback."""
+
+
+def keeps_graph(release: Release) -> bool:
+    """Whether workers of this release keep the graph from token to token."""
+    if not release.mainline:
+        return release.generation >= IK_RECOMPUTES_SINCE
+    if release.protocol:
+        return tuple(map(int, release.protocol.split(".")[:2])) >= RECOMPUTES_SINCE
+    return release.generation >= RECOMPUTES_SINCE_BUILD
+
+
+class Link(NamedTuple):
+    """How a worker is reached."""
+
+    kind: str
+    """As estimate.kind_of returns it."""
+    round_trip_ms: float
+    gbit: float
+    measured: bool
+    """Whether the round trip was; ``gbit`` may still be assumed."""
+    board: bool = False
+    """Whether the worker's host is a small board."""
+    mac: bool = False
+
+
+ROUND_TRIP_MS = {
+    "loopback": 0.04,
+    "infiniband": 0.06,
+    "thunderbolt": 0.2,
+    "ethernet": 0.3,
+    "wireless": 4.0,
+    "tunnel": 0.3,
+}
+"""Kind of a link → round trip through both systems' TCP, where nothing was measured. A tunnel takes what is beneath it, Ethernet as far as
+anybody knows."""
+GBIT = {"loopback": 100.0, "infiniband": 40.0, "thunderbolt": 9.4, "ethernet": 2.5, "wireless": 0.3, "tunnel": 2.5}
+"""Kind of a link → Gbit/s that it is assumed to carry."""
+
+
+def worker_ms(
+    release: Release,
+    nodes: float,
+    kind: str,
+    round_trip_ms: float | None = None,
+    link: Link | None = None,
+    visits: int = 1,
+) -> float:
+    """Milliseconds that a token costs for a worker, besides what its device computes.
+
+    :param nodes: of the graph that it computes.
+    :param kind: of the link, as estimate.kind_of returns it.
+    :param round_trip_ms: of the link; what is assumed for its kind where it was not measured.
+    :param link: all that is known of the link, in place of the two before.
+    :param visits: how often a token comes to it: once, but where tensors are on other devices than their layers.
+    """
+    known = link or Link(kind, ROUND_TRIP_MS[kind] if round_trip_ms is None else round_trip_ms, GBIT[kind], False)
+    keeps = keeps_graph(release)
+    work = visits * VISIT_MS + nodes * NODE_US[keeps] / 1e3
+    if known.kind != "loopback":
+        work += WAKE_MS + visits * WAITS[keeps] * known.round_trip_ms
+    wire = 8 * (visits * TOKEN_BYTES + nodes * NODE_BYTES[keeps]) / known.gbit / 1e6
+    return work * (BOARD if known.board else 1) + wire + (MAC_MS if known.mac and known.kind != "loopback" else 0)
+
+
+class Work(NamedTuple):
+    """The part of the model that one device has."""
+
+    host: str
+    device: str
+    """For people."""
+    rate: Rate
+    layers: int
+    read: float
+    """Bytes that a token reads of its weights."""
+    weights: float
+    """Bytes of all of them."""
+    multiplied: float
+    """Weights that each token is multiplied with."""
+    nodes: float
+    """Of the graph."""
+    link: Link | None = None
+    """Of a worker."""
+    visits: int = 1
+    """How often a token comes to it."""
+
+
+def device_ms(work: Work) -> float:
+    """Milliseconds that the device computes for a token."""
+    return generation_ms(work.rate, work.read, work.nodes)
+
+
+def link_ms(release: Release, work: Work) -> float:
+    """Milliseconds of a token for this worker; 0 where the device is llama-server's own."""
+    if not work.link or not work.visits:
+        return 0.0
+    return worker_ms(release, work.nodes, work.link.kind, link=work.link, visits=work.visits)
+
+
+def token_ms(release: Release, works: Sequence[Work]) -> float:
+    """Milliseconds for a token, with an empty context: one device computes after the other."""
+    return sum(device_ms(work) + link_ms(release, work) for work in works)
+
+
+PROMPT = 512
+"""Tokens of a prompt: one batch, as llama-bench measures it."""
+
+
+def prompt_costs(release: Release, work: Work, width: int) -> dict[str, float]:
+    """Milliseconds of a prompt of PROMPT tokens on one device, by what takes them. Every expert is read once, each token is multiplied with those
+    that it uses.
+
+    :param width: of the model, of which each token crosses the network as 32-bit numbers.
+    """
+    costs = {
+        "memory of": work.weights / work.rate.gb_per_s / 1e6,
+        "computing on": 2 * PROMPT * work.multiplied / work.rate.prompt_gflops / 1e6,
+    }
+    if work.link:
+        wire = work.visits * 2 * 8 * PROMPT * 4 * width / work.link.gbit / 1e6
+        costs["link to"] = link_ms(release, work) + wire
+    return costs
+
+
+def prompt_ms(release: Release, works: Sequence[Work], width: int) -> float:
+    """Milliseconds for a prompt of PROMPT tokens; see prompt_costs."""
+    return sum(sum(prompt_costs(release, work, width).values()) for work in works)
+
+
+DISK_GB_PER_S = 0.8
+"""A model's files are read so fast where nothing was measured: 138 and 205 GiB took 190 and 285 s in the field notes."""
+
+
+def load_s(works: Sequence[Work]) -> float:
+    """Seconds until the weights are on their devices, where no worker has them in its cache. They are read and sent one after the other."""
+    return sum(
+        work.weights / 1e9 / min(DISK_GB_PER_S, work.link.gbit / 8 if work.link else DISK_GB_PER_S) for work in works
+    )

@@ -1,0 +1,144 @@
+"""Predicted beside measured tokens per second, as the table of docs/performance.md.
+
+PYTHONPATH=.venv/collections .venv/bin/python tests/benchmarks/predicted_speed.py
+"""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, capabilities, known_answer, rates
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import placement, speed
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Release
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = yaml.safe_load(Path(__file__).with_name("figures.yml").read_text())
+ENTRIES = [{**group, **figure} for group in DATA["groups"] for figure in group["figures"]]
+WITHIN = 0.2
+"""By how much a prediction may be off where the data do not say else."""
+MEDIAN_WITHIN = 0.1
+
+
+class Figure(NamedTuple):
+    """What was measured once, and what is predicted for it."""
+
+    source: str
+    model: str
+    devices: str
+    build: int
+    delay_ms: float
+    measured: float
+    predicted: float
+    within: float
+    why: str
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1
+
+
+def _summary(model: Any) -> dict[str, Any]:
+    if isinstance(model, dict):
+        return known_answer.summary(**{"kind" if key == "type" else key: value for key, value in model.items()})
+    return yaml.safe_load((ROOT / "inventories" / model).read_text())["llama_model_gguf_summary"]
+
+
+def _rate(machine: dict[str, Any]) -> speed.Rate:
+    row = (
+        rates.of_processor(machine["processor"])
+        if "processor" in machine
+        else rates.of_accelerator(machine["architecture"], machine["name"])
+    )
+    return speed.rate_of_row(row, speed.TABLE)
+
+
+def release_of(build: int) -> Release:
+    """A release of llama.cpp with this build number."""
+    able = capabilities.of_build(build)
+    return Release("", "git", f"b{build}", build, "", build, capabilities.MAINLINE, able["protocol"], {}, (), able)
+
+
+def works_of(figure: dict[str, Any], summary: dict[str, Any]) -> list[speed.Work]:
+    """Its devices with their parts of the model."""
+    load = placement.Load(summary, caches.Settings(512), figure["build"])
+    read, nodes = speed.units_read(load, summary), speed.nodes_per_layer(summary)
+    works, start = [], 0
+    for index, (machine, layers, *link) in enumerate(figure["devices"]):
+        end = load.units if index == len(figure["devices"]) - 1 else start + layers
+        via = speed.Link(link[0], speed.ROUND_TRIP_MS[link[0]], speed.GBIT[link[0]], False) if link else None
+        rate = _rate(DATA["machines"][machine])
+        size = sum(load.weights[start:end])
+        works.append(speed.Work(machine, machine, rate, layers, sum(read[start:end]), size, 0, layers * nodes, via))
+        start += layers
+    assert start == load.layers, figure
+    return works
+
+
+def predicted(figure: dict[str, Any]) -> float:
+    """Tokens per second."""
+    works = works_of(figure, _summary(DATA["models"][figure["model"]]))
+    workers = sum(work.link is not None for work in works)
+    proxies = figure.get("delay_ms", 0) * max(0, 2 * workers - 1)  # each worker but one computes two graphs for a token
+    return 1000 / (speed.token_ms(release_of(figure["build"]), works) + proxies)
+
+
+def figures() -> list[Figure]:
+    """Every figure of the data with its prediction."""
+    rows = []
+    for entry in ENTRIES:
+        result = predicted(entry)
+        devices = [device[0] for device in entry["devices"]]
+        text = " + ".join(f"{devices.count(name)} {name}" for name in dict.fromkeys(devices))
+        rows += [
+            Figure(
+                entry["source"],
+                entry["model"],
+                text,
+                entry["build"],
+                entry.get("delay_ms", 0),
+                measured,
+                result,
+                entry.get("within", WITHIN),
+                entry.get("why", ""),
+            )
+            for measured in entry["measured"]
+        ]
+    return rows
+
+
+def table() -> str:
+    """The table and what to know of it, in Markdown."""
+    rows = figures()
+    lines = [
+        "| source | model | devices | build | delay, ms | measured, t/s | predicted, t/s | off by |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row.source} | {row.model} | {row.devices} | {row.build} | {row.delay_ms or ''} | {row.measured:g} | {row.predicted:.3g} | "
+        f"{100 * row.error:+.0f} % |"
+        for row in rows
+    ]
+    errors = [abs(row.error) for row in rows]
+    lines += [
+        "",
+        f"{len(rows)} figures, {sum(error <= WITHIN for error in errors)} of them within {100 * WITHIN:.0f} %, the median of the deviations is "
+        f"{100 * statistics.median(errors):.0f} %.",
+        *(
+            f"Not within {100 * WITHIN:.0f} %: {row.model} ({row.measured:g} t/s), {row.why}."
+            for row in rows
+            if row.why
+        ),
+        "",
+        "Not predicted, since something that they follow from is not in the notes:",
+        "",
+    ]
+    for entry in DATA["unpredicted"]:
+        lines.append(f"- {entry['source']}, {', '.join(map(str, entry['measured']))} t/s: {entry['why']}")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(table(), end="")

@@ -1,0 +1,237 @@
+"""Rates of devices, what a token reads, and what that costs."""
+
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import hardware, host, speeds
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, known_answer, rates
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry, placement, speed
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Device
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+import predicted_speed
+
+STRIX = {"backend": "vulkan", "name": "8060S", "architecture": "gfx1151", "memory_mib": 126976, "unified": True}
+
+
+def rate(pair, device, accelerators=(), model="test"):
+    pair.hosts["worker1"]["facts"].update(
+        accelerators=list(accelerators), cpu={"model": model, "cores": 64, "features_id": "f"}
+    )
+    facts = entry.read("test", pair.hosts).hosts["worker1"].facts
+    return speed.rate_of(Device("worker1", "vulkan", device, device, 1, {}), facts)
+
+
+def test_a_rate_comes_from_the_table_by_architecture(pair):
+    given = rate(pair, "Vulkan0", [STRIX])
+    assert (given.source, given.gb_per_s) == (speed.TABLE, pytest.approx(256 * rates.FAMILIES["strix"].share, abs=0.1))
+
+
+def test_a_processor_has_a_rate_of_its_own(pair):
+    assert rate(pair, "CPU", [STRIX], "AMD EPYC 7713 64-Core Processor").source == speed.TABLE
+    assert rate(pair, "CPU", [STRIX]).source == speed.ASSUMED
+
+
+@pytest.mark.parametrize("unified, kind", [(True, "unified"), (False, "discrete")])
+def test_what_no_table_knows_is_assumed_by_its_kind(pair, unified, kind):
+    given = rate(pair, "Vulkan0", [{**STRIX, "name": "Other", "architecture": "gfx9999", "unified": unified}])
+    row = rates.ASSUMED[kind]
+    assert (given.source, given.gb_per_s) == (
+        speed.ASSUMED,
+        pytest.approx(row.gb_per_s * rates.FAMILIES[row.family].share),
+    )
+
+
+@pytest.mark.parametrize(
+    "figure", predicted_speed.figures(), ids=lambda row: f"{row.model} {row.devices} {row.measured}"
+)
+def test_each_measured_figure_is_predicted_within_its_bound(figure):
+    assert abs(figure.error) <= figure.within
+    assert figure.within == predicted_speed.WITHIN or figure.why
+
+
+def test_the_median_deviation_is_small():
+    errors = [abs(figure.error) for figure in predicted_speed.figures()]
+    assert statistics.median(errors) <= predicted_speed.MEDIAN_WITHIN
+
+
+def test_a_name_tells_more_than_an_architecture():
+    assert rates.of_accelerator("gfx1100", "Radeon RX 7900 XT").gb_per_s == 800
+    assert rates.of_accelerator("gfx1100", "AMD gfx1100").gb_per_s == 864
+    assert rates.of_accelerator("", "AMD gfx1151").gb_per_s == 256
+    assert rates.of_accelerator("8.6", "NVIDIA RTX A5000").gb_per_s == 768
+    assert rates.of_accelerator("8.6", "NVIDIA GeForce RTX 3060").gb_per_s == 360
+    assert rates.of_accelerator("8.9", "NVIDIA GeForce RTX 4070 Ti SUPER").gb_per_s == 672
+    assert rates.of_accelerator("8.9", "NVIDIA L4").gb_per_s == 300
+    assert rates.of_accelerator("apple", "Apple M4").gb_per_s == 120
+    assert rates.of_accelerator("apple", "Apple M3 Ultra").gb_per_s == 819
+    assert rates.of_accelerator("", "Intel graphics 8086:e20b").gb_per_s == 456
+    assert rates.of_accelerator("", "AMD graphics 1002:67df") is None
+
+
+@pytest.mark.parametrize("row", [*rates.ACCELERATORS, *rates.PROCESSORS], ids=lambda row: row.pattern)
+def test_every_row_has_a_family_and_figures(row):
+    assert row.family in rates.FAMILIES
+    assert row.gb_per_s > 0
+    assert row.tflops > 0
+
+
+def test_of_a_mixture_a_token_reads_the_chosen_experts_alone():
+    named = {"name": "blk.*.ffn_up_exps.weight", "type": "F16", "shape": [64, 32, 8], "bytes": 8000, "layers": [0, 1]}
+    summary = {
+        **known_answer.summary(2, 64, "f16"),
+        "keys": {"expert_count": 8, "expert_used_count": 2},
+    }
+    dense = speed.units_read(placement.Load(summary, caches.Settings(256), caches.NEW), summary)
+    summary["tensors"] = [*summary["tensors"], named]
+    mixed = speed.units_read(placement.Load(summary, caches.Settings(256), caches.NEW), summary)
+    assert [after - before for before, after in zip(dense, mixed)] == [2000, 2000, 0]
+
+
+def test_without_names_the_summary_tells_what_experts_take():
+    summary = {
+        **{key: value for key, value in known_answer.summary(2, 64, "f16").items() if key != "tensors"},
+        "keys": {"expert_count": 8, "expert_used_count": 2},
+        "expert_bytes": [0, 20000],
+    }
+    load = placement.Load(summary, caches.Settings(256), caches.NEW)
+    assert speed.units_read(load, summary) == [load.weights[0], load.weights[1] - 15000, load.weights[2]]
+
+
+def test_nodes_follow_the_architecture():
+    plain = known_answer.summary(4, 64, "f16")
+    experts = {"expert_count": 8, "expert_used_count": 2}
+    assert speed.nodes_per_layer(plain) == 31
+    assert speed.nodes_per_layer({**plain, "architecture": "qwen3moe", "keys": experts}) == 62
+    latent = speed.nodes_per_layer({**plain, "architecture": "deepseek2", "keys": experts})
+    recurrent = speed.nodes_per_layer({**plain, "architecture": "qwen3next", "keys": experts})
+    assert 62 < latent < recurrent
+
+
+def release(build, protocol=None):
+    made = predicted_speed.release_of(build)
+    return made._replace(protocol=protocol or made.protocol)
+
+
+def test_a_worker_that_keeps_the_graph_costs_less():
+    new, old = (speed.worker_ms(release(build), 1000, "ethernet") for build in (11063, 6097))
+    assert new < old - 4
+    fork = release(8000)._replace(fork="ik_llama.cpp", protocol="3.5.1")
+    assert speed.keeps_graph(fork._replace(generation=4033))
+    assert not speed.keeps_graph(fork._replace(generation=4032))
+    unknown = release(11063)._replace(protocol=None)
+    assert speed.keeps_graph(unknown)
+    assert not speed.keeps_graph(unknown._replace(generation=7000))
+
+
+def test_what_a_worker_costs_depends_on_its_host_and_mildly_on_its_link():
+    here, there = (speed.worker_ms(release(11063), 500, kind) for kind in ("loopback", "ethernet"))
+    assert here < 1 < 2 < there < 8
+    assert speed.worker_ms(release(11063), 500, "ethernet", 0.6) == pytest.approx(there + 0.6)
+    link = speed.Link("ethernet", 0.3, 2.5, False)
+    assert speed.worker_ms(release(11063), 500, "", link=link) == pytest.approx(there)
+    slower = speed.worker_ms(release(11063), 500, "", link=link._replace(gbit=0.1)) - there
+    assert slower == pytest.approx(8 * speed.TOKEN_BYTES * (10 - 0.4) / 1e6)
+    assert 8 < speed.worker_ms(release(6319), 90, "", link=link._replace(board=True)) < 20
+    assert speed.worker_ms(release(7315), 500, "", link=link._replace(mac=True)) == pytest.approx(there + speed.MAC_MS)
+
+
+def test_the_page_has_the_table_of_the_script():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "performance.md").read_text()
+    mark = "<!-- predicted: written by tests/benchmarks/predicted_speed.py -->\n"
+    assert page.split(mark)[1] == predicted_speed.table()
+
+
+def test_weights_of_a_tensor_follow_from_its_size_and_shape():
+    summary = known_answer.summary(2, 64, "f16")
+    load = placement.Load(summary, caches.Settings(256), caches.NEW)
+    named = {part.name: speed.Bits(load, summary).of(part) for part in load.parts}
+    assert named["blk.1.ffn_up.weight"] == 16
+    assert named["blk.1.attn_norm.weight"] == 32
+    nameless = {key: value for key, value in summary.items() if key != "tensors"}
+    load = placement.Load(nameless, caches.Settings(256), caches.NEW)
+    assert speed.Bits(load, nameless).of(load.parts[1]) == pytest.approx(16, rel=0.01)
+    unknown = {key: value for key, value in nameless.items() if key != "parameters"}
+    assert speed.Bits(load, unknown).of(load.parts[1]) == speed.ASSUMED_BITS
+
+
+def test_a_prompt_is_limited_by_what_it_is_multiplied_with_and_by_its_way():
+    rate = speed.Rate(100, 1000, speed.TABLE)
+    work = speed.Work("a", "", rate, 10, 1e9, 8e9, 2e9, 310)
+    costs = speed.prompt_costs(release(11063), work, 4096)
+    assert costs == {"memory of": 80, "computing on": pytest.approx(2 * 512 * 2)}
+    link = speed.Link("ethernet", 0.3, 1.0, False)
+    costs = speed.prompt_costs(release(11063), work._replace(link=link), 4096)
+    assert costs["link to"] > 2 * 8 * 512 * 4096 * 4 / 1e6
+    assert speed.load_s([work, work._replace(link=link)]) == pytest.approx(8 / speed.DISK_GB_PER_S + 8 / 0.125)
+
+
+def rates_of(pair, **rates):
+    pair.hosts["worker1"]["facts"]["rates"] = rates
+    return entry.read("test", pair.hosts).hosts["worker1"]
+
+
+def test_a_measured_rate_comes_first_while_the_device_is_the_same(pair):
+    pair.hosts["worker1"]["facts"]["rates"] = {
+        "CPU": {"name": "test", "gb_per_s": 41.2345},
+        "Vulkan0": {"name": "8060S", "gb_per_s": 200},
+    }
+    graphics, processor = rate(pair, "Vulkan0", [STRIX]), rate(pair, "CPU")
+    assert (processor.source, processor.gb_per_s) == (speed.MEASURED, pytest.approx(41 * speed.MEMORY_SHARE, abs=0.1))
+    assert (graphics.source, graphics.gb_per_s) == (speed.MEASURED, 200 * speed.MEMORY_SHARE)
+    assert rate(pair, "CPU", model="another").source == speed.ASSUMED
+
+
+def test_a_measured_rate_is_rounded_so_that_a_plan_stays_the_same(pair):
+    first = rates_of(pair, CPU={"name": "test", "gb_per_s": 41.2345})
+    second = rates_of(pair, CPU={"name": "test", "gb_per_s": 41.4999})
+    assert first.facts == second.facts
+    assert first.kept_facts["rates"]["CPU"]["gb_per_s"] == 41.2345
+
+
+@pytest.mark.parametrize(
+    "rates", [{"CPU": 3}, {"CPU": {"name": "x", "gb_per_s": 0}}, {"CPU": {"name": 3, "gb_per_s": 9}}, [1]]
+)
+def test_rates_that_a_host_cannot_have_are_refused(pair, rates):
+    pair.hosts["worker1"]["facts"]["rates"] = rates
+    assert "worker1" in pair.reason()
+
+
+def test_what_was_measured_before_is_kept_until_it_is_measured_again():
+    before, after = ({"rates": {"CPU": {"name": "x", "gb_per_s": number}}} for number in (10, 20))
+    assert entry.with_kept_rates({"rates": None, "cpu": 1}, before) == {**before, "cpu": 1}
+    assert entry.with_kept_rates(after, before) == after
+    assert entry.with_kept_rates(None, before) == before
+    assert entry.with_kept_rates({"cpu": 1}, None) == {"cpu": 1}
+    assert entry.with_kept_rates({"cpu": 1}, {"rates": None}) == {"cpu": 1}
+    assert entry.with_kept_rates({"cpu": 1}, "nothing") == {"cpu": 1}
+
+
+def test_few_cores_reach_less_than_the_memory_of_their_processor(pair):
+    pair.hosts["worker1"]["facts"]["cpu"] = {"model": "AMD EPYC 7713", "cores": 2, "features_id": "f"}
+    facts = entry.read("test", pair.hosts).hosts["worker1"].facts
+    few = speed.processor_rate(facts)
+    assert (few.gb_per_s, few.source) == (2 * rates.CORE_GB_PER_S, speed.ASSUMED)
+    assert speed.processor_rate(facts._replace(cpu={**facts.cpu, "cores": 64})).source == speed.TABLE
+
+
+def test_a_processor_beside_known_graphics_shares_their_memory(pair):
+    given = rate(pair, "CPU", [STRIX])
+    assert given.source == speed.ASSUMED
+    facts = entry.read("test", pair.hosts).hosts["worker1"].facts
+    many = speed.processor_rate(facts._replace(cpu={**facts.cpu, "cores": 32}))
+    assert many.gb_per_s == pytest.approx(256 * rates.PROCESSORS_PART * rates.FAMILIES["processor"].share)
+
+
+def test_memory_is_measured_with_all_processors(monkeypatch):
+    monkeypatch.setattr(speeds, "SECONDS", 0.05)
+    monkeypatch.setattr(speeds, "PIECE", 1 << 20)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    assert 0.05 < speeds.memory_gb_per_s(1, 0.05) < 10000
+    found = speeds.measured()
+    assert found["CPU"]["name"] == hardware.cpu()["model"]
+    monkeypatch.setattr(speeds, "measured", lambda: {"CPU": {"name": "x", "gb_per_s": 1.0}})
+    assert host.facts("user")["rates"] is None
+    assert host.facts("user", measure=True)["rates"]["CPU"]["gb_per_s"] == 1.0
