@@ -196,6 +196,16 @@ def test_a_wide_tensor_is_no_trap_of_them(mixed):
     assert not mixed.plan()["refused"]
 
 
+@pytest.mark.parametrize("backend, architecture", [("vulkan", ""), ("hip", "gfx1151"), ("metal", "apple"), ("cpu", "")])
+def test_no_condition_looks_for_their_host_among_those_of_the_cluster(mixed, big_model, backend, architecture):
+    assert given(mixed, backend=backend, architecture=architecture).plan()["external_workers"][0]["used"]
+    mixed.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_path="/models/big.gguf")
+    mixed.model = {"summary": {**big_model, "layers": 80}}
+    assert mixed.plan()["placement"]
+    mixed.hosts["head"]["variables"]["llama_server_context"] = 1 << 20
+    assert mixed.plan()["reasons"] is not None
+
+
 def test_the_default_is_none(pair):
     assert entry.read("test", pair.hosts).external == ()
     assert pair.plan()["external_workers"] == []

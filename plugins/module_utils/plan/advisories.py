@@ -297,7 +297,7 @@ def _vulkan_memory(seen: Seen) -> Cases:
         ]
     cases: Cases = []
     for device in seen.used:
-        accelerator = devices.accelerator_of(seen.cluster.hosts[device.host].facts, device.name)
+        accelerator = devices.accelerator_of(seen.cluster.places[device.host].facts, device.name)
         if accelerator and device.visible_mib < accelerator.memory_mib:
             where = f"{device.name} of {device.host} has {accelerator.memory_mib} MiB, and {device.visible_mib} MiB are shown"
             cases.append((device.host, {"where": f"{where}, and the model does not fit"}))

@@ -121,7 +121,7 @@ def unified_heap(seen: Seen, hosts: Sequence[str], _values: Mapping[str, Any]) -
 
 
 def root(seen: Seen, hosts: Sequence[str], _values: Mapping[str, Any]) -> list[Way]:
-    known = [seen.cluster.hosts[name].facts for name in hosts]
+    known = [seen.cluster.places[name].facts for name in hosts]
     possible = all(facts.system == "Linux" and facts.service_manager == "systemd_user" for facts in known)
     return [Way({}, (remedies.with_facts(hosts, remedies.with_root),))] if possible else []
 
@@ -147,7 +147,7 @@ def kernels(seen: Seen, hosts: Sequence[str], _values: Mapping[str, Any]) -> lis
     return [
         Way({"option": option}, (remedies.on_hosts(hosts, _without_cmake(option)),))
         for option in sorted(names_of_options)
-        if all(option in seen.cluster.hosts[name].cmake_options for name in hosts)
+        if all(option in seen.cluster.places[name].cmake_options for name in hosts)
     ]
 
 

@@ -274,7 +274,7 @@ def shares_of_memory(
     for name in [*driven, *(entry.device.device for entry in declared)]:
         if name in sizes:
             most = given.get(name) or max(0, sizes[name] - reserve_mib(sizes[name], shared=True))
-            most = min(most, shown.get(name, most))
+            most = min(most, (shown or {}).get(name, most))
             wanted[same[name]] = max(wanted.get(same[name], 0), most)
     processors = [entry for entry in declared if entry.device.device == "CPU"]
     if len(wanted) + len(processors) < 2:
