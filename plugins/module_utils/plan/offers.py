@@ -147,7 +147,7 @@ def kernels(seen: Seen, hosts: Sequence[str], _values: Mapping[str, Any]) -> lis
     return [
         Way({"option": option}, (remedies.on_hosts(hosts, _without_cmake(option)),))
         for option in sorted(names_of_options)
-        if all(option in seen.cluster.hosts[name].cmake_options for name in hosts)
+        if all(name in seen.cluster.hosts and option in seen.cluster.hosts[name].cmake_options for name in hosts)
     ]
 
 
