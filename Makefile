@@ -35,7 +35,7 @@ $(VENV)/ready: requirements.txt
 
 demo: venv ## Build, run and verify a cluster on this machine
 	@$(PLAYBOOK) site.yml -i inventories/local $(ARGS)
-	@printf '\nIt answers now. Ask it:\n  curl -s http://127.0.0.1:8080/v1/completions -d '"'"'{"prompt": "", "temperature": 0}'"'"'\nStop and remove it: make down\n'
+	@printf '\nStop and remove it: make down\n'
 
 down: venv ## Stop the cluster of make demo and remove what it installed
 	@$(PLAYBOOK) playbooks/teardown.yml -i inventories/local $(ARGS)

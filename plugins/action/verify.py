@@ -71,6 +71,7 @@ class ActionModule(ActionBase):
         display.display(report.checks_table(judged["checks"]) + "\n")
         failed = [check for check in judged["checks"] if check["status"] == "failed"]
         if not failed:
+            display.display("\n".join(["  It answers now. Ask it:", *report.request_lines(plan), ""]))
             return {"changed": False, "report": judged, "evidence": answer["evidence"]}
         message = "The cluster does not do what was planned. " + " ".join(
             f"{check['name']} of {check['subject']}: {check['evidence']}." for check in failed

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: firewall
-short_description: Opens the ports of RPC workers to their head only
+short_description: Opens the ports of llama.cpp's workers and server to those who are planned to connect
 version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
@@ -43,7 +43,7 @@ options:
     required: true
     suboptions:
       port:
-        description: Port on which a worker listens.
+        description: Port on which a worker or the server listens.
         type: int
         required: true
       protocol:
@@ -52,11 +52,11 @@ options:
         choices: [tcp]
         default: tcp
       address:
-        description: Numeric IPv4 address of the host on which the worker listens.
+        description: Numeric IPv4 address of the host on which the program listens. V(0.0.0.0) stands for all of them.
         type: str
         required: true
       sources:
-        description: Numeric IPv4 addresses that may connect.
+        description: Numeric IPv4 addresses and networks that may connect, V(0.0.0.0/0) for everybody.
         type: list
         elements: str
         required: true

@@ -30,6 +30,10 @@ options:
   plan:
     description: The host's part of the plan. Then only the difference from it is returned.
     type: dict
+  measure:
+    description: Whether to measure the bandwidth of the memory, which takes a second and all processors.
+    type: bool
+    default: false
   free:
     description: Whether to report also the memory that is free now.
     type: bool
@@ -71,7 +75,7 @@ KINDS = (commands.CommandError, firewall.FirewallError, links.LinkError, service
 def read(params):
     """What the module returns."""
     if params["plan"] is None:
-        return {"facts": host.facts(params["scope"], params["packages"])}
+        return {"facts": host.facts(params["scope"], params["packages"], params["measure"])}
     free = {"free_mib": memory.free_mib()} if params["free"] else {}
     return {"drift": state.drift(params["plan"]), **free}
 
@@ -82,6 +86,7 @@ def main():
             "scope": {"type": "str", "choices": ["auto", "system", "user"], "default": "auto"},
             "packages": {"type": "dict", "default": {}},
             "plan": {"type": "dict"},
+            "measure": {"type": "bool", "default": False},
             "free": {"type": "bool", "default": False},
         },
         supports_check_mode=True,

@@ -48,7 +48,7 @@ def _memory(plan: dict) -> str:
     )
     legend = ", ".join(f'<span style="color: {colour}">■</span> {part}' for part, colour in COLOURS.items())
     head = "<tr><th>device<th>host<th>memory<th>weights<th>KV<th>compute<th>sum<th>of<th>"
-    reasons = chr(10).join(map(escape, report.reasons(plan)))
+    reasons = chr(10).join(map(escape, [*report.without(plan), *report.reasons(plan)]))
     return f"<table>{head}{rows}</table><p>In MiB, ≤ an upper bound. {legend}</p><pre>{reasons}</pre>"
 
 

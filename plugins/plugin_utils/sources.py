@@ -29,9 +29,9 @@ from ansible.module_utils.urls import open_url
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply.stored import sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import cache, git, programs
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import cache, git, programs, trees
 
 
 class Fetched(NamedTuple):
@@ -188,6 +188,7 @@ def _look_up(request: dict, find: Callable[[str], str]) -> dict:
     if request.get("path"):
         try:
             request["path"] = _readable("path", request["path"], find, ARCHIVE_BYTES)
+            _check_packing(request["path"])
         except Refusal:
             if not _cached_archive(request["checksum"]).exists():
                 raise
@@ -196,7 +197,46 @@ def _look_up(request: dict, find: Callable[[str], str]) -> dict:
             request["commit"] = _commit_of(request)
         if "build" not in request:
             request["build"] = _build_of(request)
-    return request
+    tree = _tree_of(request)
+    return {**request, releases.TREE: tree} if tree else request
+
+
+def _tree_of(request: dict) -> releases.SourceTree | None:
+    """What the tree of a release tells of itself, where its name or its build does not tell enough; None where nothing has to be asked, or where
+    an archive or repository cannot be read now.
+
+    :raises Refusal: it is a release of llama-cpp-python of which nothing is known, and its archive cannot be read.
+    """
+    if request["source"] == "pypi" and "build" not in request:
+        return None if request["version"] in capabilities.PYPI_TREES else _tree_of_pypi(request)
+    mainline = request.get("fork", capabilities.MAINLINE) == capabilities.MAINLINE
+    build = request.get("build")
+    if request["source"] not in releases.COMPILED or not mainline or not isinstance(build, int) or build < 1:
+        return None
+    if capabilities.tells_protocol(build):
+        return None
+    release = releases.release_of(request, {}).as_json()
+    with suppress(AnsibleError, git.GitError, OSError, EOFError, tarfile.TarError):
+        if request["source"] == "git" and not _kept_commit(release, _folder()):
+            git.commit_of(request["repository"], request["ref"])
+        return releases.SourceTree(None, None, trees.recorded(fetch(release).path).protocol)
+    return None
+
+
+def _tree_of_pypi(request: dict) -> releases.SourceTree:
+    version = request["version"]
+    wanted = {"source": "pypi", "ref": f"pypi-{version}", "commit": "unknown", **request}
+    try:
+        told = trees.recorded(fetch(wanted).path)
+    except AnsibleError as error:
+        raise Refusal(str(error)) from None
+    except (OSError, EOFError, tarfile.TarError) as error:
+        raise Refusal(
+            f"llama_release has the version {version!r}, whose source archive cannot be read ({error}): add build, the llama.cpp build number "
+            "of its vendor/llama.cpp"
+        ) from None
+    generation = capabilities.build_of_day(told.day, told.protocol) if told.day else None
+    return releases.SourceTree(told.commit, generation, told.protocol)
 
 
 def _read(patch: Any, find: Callable[[str], str]) -> dict:
@@ -219,6 +259,15 @@ def _readable(key: str, given: Any, find: Callable[[str], str], limit: int) -> s
     except (AnsibleError, OSError) as error:
         reason = (error.strerror or str(error)) if isinstance(error, OSError) else "it does not exist"
     raise Refusal(_not_readable(key, given, reason))
+
+
+def _check_packing(path: str) -> None:
+    """Refuses a zip archive under another name."""
+    with Path(path).open("rb") as stream:
+        if stream.read(4) == b"PK\x03\x04":
+            raise Refusal(
+                f"llama_release has the path {path!r}, a zip archive, which hosts do not unpack: pack its content with tar, and give its own checksum"
+            )
 
 
 def _not_readable(key: str, given: str, reason: str | None) -> str:

@@ -3,6 +3,7 @@
 import copy
 import importlib.util
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -148,6 +149,29 @@ def call(request, capsys):
         return json.loads(capsys.readouterr().out)
 
     return run
+
+
+@pytest.fixture
+def certify(tmp_path):
+    """Makes a certificate for a name; returns its file and that of its key."""
+
+    def openssl(*argv):
+        subprocess.run(["openssl", *map(str, argv)], capture_output=True, check=True)
+
+    def make(name, expired=False):
+        certificate, key = tmp_path / f"{name}.pem", tmp_path / f"{name}.key"
+        new = ["req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}", "-keyout", key, "-out", certificate]
+        if expired:
+            openssl(*new)
+            openssl("x509", "-req", "-in", certificate, "-signkey", key, "-days", "-1", "-out", certificate)
+        else:
+            openssl(*new, "-x509", "-days", "2", "-addext", "subjectAltName=DNS:head.lan,IP:192.0.2.10")
+        return certificate, key
+
+    if not shutil.which("openssl"):
+        pytest.skip("openssl is needed to make a certificate")
+
+    return make
 
 
 @pytest.fixture

@@ -117,6 +117,37 @@ def graphics(backend):
     return everywhere(lambda host: host["variables"].update(llama_backend=backend))
 
 
+def unified_heap(**more):
+    return {"environment": {"radv_enable_unified_heap_on_apu": "true"}, **more}
+
+
+def rocm(version):
+    """A ROCm of that version, as host_info finds it."""
+    return {
+        **{"backend": "hip", "prefix": f"/opt/rocm-{version}", "links": [], "version": version},
+        **{"compiler": f"/opt/rocm-{version}/llvm/bin/clang", "rocwmma": None},
+        "libraries": ["hip-headers", "hipblas", "rocblas"],
+    }
+
+
+def with_rocm(cluster, newest, older="6.4.2"):
+    for host in cluster.hosts.values():
+        host["facts"]["toolchains"] = [rocm(older), rocm(newest)]
+    return cluster
+
+
+def with_rdma(cluster, value="ON"):
+    cluster.hosts["worker1"]["variables"]["llama_build_cmake_options"] = {"GGML_RPC_RDMA": value}
+    return cluster
+
+
+def spark(**variables):
+    """A DGX Spark on paper, which serves alone."""
+    gb10 = {"backend": "cuda", "name": "NVIDIA GB10", "architecture": "12.1", "memory_mib": 122570, "unified": True}
+    facts = {"accelerators": [gb10], "toolchain": TOOLS, "memory_mib": 122570}
+    return with_model(cluster_of(0, head_facts=facts, **variables))
+
+
 def quantised(source, build):
     return cluster_of(
         1,
@@ -348,7 +379,7 @@ CASES = [
     ),
     (
         "open-server",
-        lambda: cluster_of(llama_server_host="192.0.2.1"),
+        lambda: cluster_of(llama_server_host="192.0.2.1", llama_server_allowed=["192.0.2.0/24"]),
         {
             "set llama_server_api_key_file": setting("head", llama_server_api_key_file="/etc/llama.key"),
             "set llama_server_host to 127.0.0.1 and use a proxy of your own": setting(
@@ -356,6 +387,17 @@ CASES = [
             ),
         },
         ["192.0.2.1:8080"],
+    ),
+    (
+        "server-for-everybody",
+        lambda: cluster_of(llama_server_host="192.0.2.1", llama_server_api_key_file="/etc/llama.key"),
+        {
+            "set llama_server_allowed to the networks of its clients, like 192.168.1.0/24": setting(
+                "head", llama_server_allowed=["192.168.1.0/24"]
+            ),
+            "set llama_server_host to 127.0.0.1": setting("head", llama_server_host="127.0.0.1"),
+        },
+        ["192.0.2.1:8080", "closed to nobody"],
     ),
     (
         "unlimited-server",
@@ -367,9 +409,11 @@ CASES = [
         ),
         {
             "limit the port with a firewall of your own and accept this advisory": accepts("unlimited-server"),
-            "leave llama_server_allowed out": setting("head", llama_server_allowed=[]),
+            "set llama_server_host to 127.0.0.1 and use a proxy of your own": setting(
+                "head", llama_server_host="127.0.0.1"
+            ),
         },
-        ["192.0.2.0/24", "head", "lacks BPF"],
+        ["192.0.2.0/24", "head", "lacks BPF", "neither firewalld nor ufw nor nftables is active"],
     ),
     (
         "hip-mmap-hang",
@@ -412,7 +456,13 @@ CASES = [
     ),
     (
         "vulkan-shared-memory",
-        lambda: strix_halos(1, 90, ["vulkan", "hip"], llama_server_backend="vulkan"),
+        lambda: strix_halos(
+            1,
+            90,
+            ["vulkan", "hip"],
+            llama_server_backend="vulkan",
+            llama_server_environment={"radv_enable_unified_heap_on_apu": "false"},
+        ),
         {
             SERVER_BACKEND: setting("strix0", llama_server_backend="hip"),
             HEAP: setting("strix0", llama_server_environment={"radv_enable_unified_heap_on_apu": "true"}),
@@ -421,7 +471,7 @@ CASES = [
     ),
     (
         "wide-tensor-send",
-        lambda: mac(with_model(cluster_of(build=6110), largest_tensor_bytes=3082813808)),
+        lambda: mac(with_model(cluster_of(build=6110, llama_placement="all"), largest_tensor_bytes=3082813808)),
         {SET_RELEASE: released(**TREE, build=6141), ADD_PATCH: released(**TREE, build=6110, patches=[SENDS])},
         ["a tensor of 2940 MiB", "build 6141"],
     ),
@@ -688,6 +738,43 @@ CASES = [
         ["from 6171 on", "llama_release"],
     ),
     (
+        "gb10-mmap-slow",
+        lambda: spark(llama_server_load_mode="mmap"),
+        {
+            "leave llama_server_load_mode out": setting("head", llama_server_load_mode=None),
+            "set llama_server_load_mode to none": setting("head", llama_server_load_mode="none"),
+        },
+        ["CUDA0 of head", "224 s", "none"],
+    ),
+    (
+        "vulkan-large-share",
+        lambda: strix_halos(4, 300, "vulkan", llama_worker_endpoints=[unified_heap()]),
+        {
+            "set memory_mib of the endpoints of {hosts} in llama_worker_endpoints to {mib} or less": given(
+                {"llama_worker_endpoints": [unified_heap(memory_mib=87856)]}
+            )
+        },
+        ["MiB on Vulkan0 of strix", "to 87856 or less"],
+    ),
+    (
+        "rocm-slow-prompts",
+        lambda: with_rocm(strix_halos(2, 140), "7.2.1"),
+        {
+            "compare it with llama_build_toolchain of {hosts} set to {other}": given(
+                {"llama_build_toolchain": "/opt/rocm-6.4.2"}
+            )
+        },
+        ["strix0 (ROCm 7.2.1), strix1 (ROCm 7.2.1)", "of strix0 and strix1 set to /opt/rocm-6.4.2"],
+    ),
+    (
+        "rdma-not-planned",
+        lambda: cluster_of(2, llama_build_cmake_options={"GGML_RPC_RDMA": "ON"}),
+        {
+            "remove {option} from llama_build_cmake_options of {hosts}": given({"llama_build_cmake_options": {}}),
+        },
+        ["compiled with GGML_RPC_RDMA on head, worker1", "/dev/infiniband", "of head, worker1 and worker2"],
+    ),
+    (
         "slower-than-one-host",
         lambda: with_model(cluster_of(1), accepted=()),
         {"{steps}": lambda cluster: cluster.hosts.pop("worker1")},
@@ -786,14 +873,28 @@ def test_an_advisory_that_is_not_in_the_list_of_accepted_ones_still_refuses(pair
     assert pair.plan()["refused"]
 
 
+def serving_networks(networks, **facts):
+    return cluster_of(
+        head_facts=facts,
+        llama_server_host="0.0.0.0",
+        llama_server_allowed=networks,
+        llama_server_api_key_file="/etc/llama.key",
+    )
+
+
 HEALTHY = {
     "two workers": lambda: cluster_of(2),
+    "a server that its unit limits": lambda: serving_networks(["192.0.2.0/24"]),
+    "a server that its firewall limits": lambda: serving_networks(["192.0.2.0/24"], units_filter=False, firewall="ufw"),
+    "a server for everybody, who needs no limit": lambda: serving_networks(["0.0.0.0/0"], units_filter=False),
     "three workers": lambda: cluster_of(3),
     "three workers on an older build": lambda: cluster_of(3, build=8600),
     "CUDA with types of the cache that differ": lambda: quantised_by_head_without_graphics("archive"),
     "HIP": lambda: strix_halos(4, 377),
     "HIP, two hosts": lambda: strix_halos(2, 205),
     "HIP of the newest tree": lambda: strix_halos(1, 20, build=11063),
+    "ROCm that is fast": lambda: with_rocm(strix_halos(1, 20), "7.1.1"),
+    "ROCm of which no other is installed": lambda: with_rocm(strix_halos(1, 20), "7.2.1", "7.2.0"),
     "Vulkan, 61 GiB": lambda: strix_halos(4, 61, "vulkan"),
     "Vulkan, 211 GiB": lambda: strix_halos(4, 211, "vulkan"),
     "Vulkan, 226 GiB": lambda: strix_halos(4, 226, "vulkan"),
@@ -878,6 +979,61 @@ def test_a_large_model_is_not_read_by_mmap_with_hip(build, backend, gib, wanted,
     head = accepting_head(cluster).plan()["head"]
     assert head["load_mode"] == mode
     assert [part for part in head["argv"] if part in ("-dio", "--load-mode", "dio", "--no-mmap")] == arguments
+
+
+@pytest.mark.parametrize(
+    "build, wanted, arguments",
+    [
+        (8600, None, ["--no-mmap"]),
+        (11063, None, ["--load-mode", "none"]),
+        (11063, "auto", ["--load-mode", "auto"]),
+        (11063, "mlock", ["--load-mode", "mlock"]),
+    ],
+)
+def test_a_gb10_does_not_read_a_model_by_mmap(build, wanted, arguments):
+    plan = spark(llama_server_load_mode=wanted, llama_release={**TREE, "build": build}).plan()
+    assert [part for part in plan["head"]["argv"] if part in ("--no-mmap", "--load-mode", *arguments)] == arguments
+    assert not plan["advisories"]
+
+
+def test_a_head_reads_by_mmap_for_a_gb10_of_another_host():
+    gb10 = spark().hosts["head"]["facts"]["accelerators"]
+    facts = {"accelerators": gb10, "toolchain": TOOLS, "memory_mib": 122570}
+    cluster = cluster_of(1, facts, llama_backend="cuda", llama_server_backend="cuda")
+    cluster.hosts["head"]["variables"]["llama_backend"] = "cpu"
+    assert cluster.plan()["head"]["load_mode"] is None
+    cluster.hosts["head"]["groups"].append("worker")
+    cluster.hosts["head"]["facts"].update(facts)
+    cluster.hosts["head"]["variables"].update(llama_backend="cuda", llama_placement="all")
+    plan = cluster.plan()
+    assert not plan["refused"], plan["reasons"]
+    assert {entry["worker"] for entry in plan["placement"]} == {"cuda0"}
+    assert plan["head"]["load_mode"] == "none"
+
+
+@pytest.mark.parametrize("build, met", [(10039, False), (10040, True), (10864, True), (10865, False)])
+def test_builds_that_compute_garbage_on_rdna35(build, met):
+    assert ("hip-garbage" in ids(strix_halos(1, 20, build=build).plan())) is met
+
+
+@pytest.mark.parametrize("file, met", [(advisories.READING, False), (advisories.SENDING, True)])
+def test_a_patch_of_the_operator_ends_garbage_on_rdna35(file, met):
+    patch = {"path": "/srv/apu.patch", "sha256": "c" * 64, "files": [file]}
+    cluster = strix_halos(1, 20)
+    released(**TREE, build=10500, patches=[patch])(cluster)
+    assert ("hip-garbage" in ids(cluster.plan())) is met
+
+
+@pytest.mark.parametrize("build, met", [(8643, True), (10457, True), (10458, False)])
+def test_auto_maps_the_model_for_shared_memory_in_older_builds(build, met):
+    cluster = strix_halos(2, 138, "hip", build, llama_server_load_mode="auto")
+    assert ("hip-mmap-hang" in ids(cluster.plan())) is met
+
+
+def test_rdma_of_a_service_manager_that_closes_no_devices():
+    cluster = with_rdma(accepting(cluster_of(1, {"service_manager": "supervisor"}), "unprotected-worker"))
+    (found,) = [entry for entry in cluster.plan()["advisories"] if entry["id"] == "rdma-not-planned"]
+    assert "firewalls do not see RDMA" in found["message"]
 
 
 def accepting_head(cluster):

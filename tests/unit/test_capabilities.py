@@ -8,12 +8,12 @@ from test_options import GENERATIONS, HELP, help_of
 @pytest.mark.parametrize(
     "version, binary, worker_flags, load_modes, protocol, buffer_name, device_name",
     [
-        ("0.3.16", "rpc-server", set("Hpmctd"), {"no-mmap"}, "2.0.0", "RPC[{endpoint}]", "RPC[{endpoint}]"),
+        ("0.3.16", "rpc-server", set("Hpmctd"), {"no-mmap", "mlock"}, "2.0.0", "RPC[{endpoint}]", "RPC[{endpoint}]"),
         (
             "0.3.20",
             "rpc-server",
             set("Hpctd"),
-            {"no-mmap", "mmap", "direct-io", "no-direct-io", "fit", "flash-attn"},
+            {"no-mmap", "mmap", "mlock", "direct-io", "no-direct-io", "fit", "flash-attn"},
             "3.6.1",
             "RPC0[{endpoint}]",
             "RPC{index}",
@@ -47,10 +47,54 @@ def test_trees_of_the_package_index(version, binary, worker_flags, load_modes, p
 
 
 @pytest.mark.parametrize(
-    "build, protocol", [(5149, None), (5150, "1.0.0"), (8802, "4.0.0"), (10496, "5.1.0"), (11000, None)]
+    "build, protocol",
+    [
+        (5149, None),
+        (5150, "1.0.0"),
+        (8802, "4.0.0"),
+        (10496, "5.1.0"),
+        (10497, None),
+        (11000, None),
+        (11450, "8.0.0"),
+        (11669, "8.0.0"),
+        (11670, None),
+    ],
 )
 def test_protocol_by_build_is_said_only_where_it_is_known(build, protocol):
     assert capabilities.of_build(build)["protocol"] == protocol
+
+
+@pytest.mark.parametrize(
+    "build, tells", [(1, True), (5150, True), (10496, True), (10497, False), (11500, True), (12000, False)]
+)
+def test_whether_the_number_of_a_build_tells_its_protocol(build, tells):
+    assert capabilities.tells_protocol(build) is tells
+
+
+@pytest.mark.parametrize(
+    "day, protocol, build",
+    [
+        ("2025-08-14", "2.0.0", 6170),
+        ("2026-06-01", "4.0.0", 9434),
+        ("2026-08-16", "5.0.0", 10456),
+        ("2026-10-01", "7.0.0", 11184),
+        ("2026-08-20", "5.0.0", 10495),
+        ("2026-08-10", "5.1.0", 10496),
+        ("2026-04-10", None, 8729),
+        ("2024-01-01", None, None),
+    ],
+)
+def test_the_build_of_a_day(day, protocol, build):
+    """0.3.25 and 0.3.35 stand in the table with the numbers of their days; the protocol of a tree bounds its number."""
+    assert capabilities.build_of_day(day, protocol) == build
+
+
+@pytest.mark.parametrize("version", ["0.3.16", "0.3.20", "0.3.25", "0.3.35"])
+def test_the_day_of_a_tree_tells_about_its_build(version):
+    days = {"0.3.16": "2025-08-15", "0.3.20": "2026-04-03", "0.3.25": "2026-06-02", "0.3.35": "2026-08-17"}
+    tree = capabilities.PYPI_TREES[version]
+    protocol = capabilities.of_build(tree["generation"])["protocol"]
+    assert abs(capabilities.build_of_day(days[version], protocol) - tree["generation"]) < 20
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)

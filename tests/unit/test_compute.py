@@ -75,6 +75,12 @@ def test_flash_attention_counts_where_it_is_sure(summary, generation, wanted, ex
     assert compute.uses_flash(summary, settings, generation) is expected
 
 
+def test_types_of_keys_and_values_that_differ_are_not_sure_of_flash_attention():
+    for wanted, expected in (("auto", False), ("on", True)):
+        settings = caches.Settings(4096, type_k="q8_0", flash_attention=wanted)
+        assert compute.uses_flash(model(), settings, caches.NEW) is expected
+
+
 def test_flash_attention_is_the_default_of_newer_commits_of_ik_llama():
     for commit, expected in ((3927, False), (3928, True)):
         assert compute.uses_flash(model("deepseek2", **MLA), caches.Settings(4096, **FORK), commit) is expected

@@ -142,7 +142,8 @@ def mac(**variables):
 def test_a_head_drives_its_graphics_beside_a_worker_on_its_processor(variables):
     plan = mac(**variables).plan()
     assert devices_of(plan) == ["RPC0[127.0.0.1:50052]", "MTL0"]
-    processor, graphics = (entry["capacity_mib"] for entry in plan["placement"])
+    capacities = {entry["device"]: entry["capacity_mib"] for entry in plan["placement"]}
+    processor, graphics = capacities["RPC0[127.0.0.1:50052]"], capacities["MTL0"]
     assert graphics == 49152 - 4915
     assert processor == 65536 - 6553 - graphics
 
@@ -163,6 +164,29 @@ def test_accelerators_come_first_in_the_memory_that_they_share_with_the_processo
     if endpoints[0]["device"] == "CPU":
         cluster.hosts["mac"]["facts"]["accelerators"][0]["memory_mib"] = 0
     assert [entry["capacity_mib"] for entry in cluster.plan()["placement"]] == capacities
+
+
+@pytest.mark.parametrize(
+    "environment, accepted, graphics",
+    [
+        ({}, [], 60000 * 2 // 3),
+        ({"radv_enable_unified_heap_on_apu": "true"}, [], 54000),
+        ({}, ["vulkan-shared-memory"], 54000),
+    ],
+)
+def test_the_processor_has_what_the_driver_of_the_graphics_does_not_show(environment, accepted, graphics):
+    shared = {**by_vulkan(MI50), "memory_mib": 60000, "unified": True}
+    cluster = box(
+        "worker", facts={**BOTH, "accelerators": [shared], "memory_mib": 65536}, llama_backend=["vulkan", "cpu"]
+    )
+    cluster.hosts["box"]["variables"]["llama_worker_endpoints"] = [
+        {"device": "Vulkan0", "environment": environment},
+        {"device": "CPU"},
+    ]
+    cluster.add("head", "head", address="192.0.2.10", llama_model_known_answer=known_answer_of())
+    cluster.hosts["head"]["variables"]["llama_accept_advisories"] = accepted
+    capacities = sorted(entry["capacity_mib"] for entry in cluster.plan()["placement"])
+    assert capacities == sorted([graphics, 65536 - 6553 - graphics])
 
 
 def release(**more):

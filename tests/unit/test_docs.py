@@ -29,6 +29,7 @@ def test_every_advisory_meets_a_symptom():
     own = {
         "backend-unmaintained",
         "open-server",
+        "server-for-everybody",
         "unlimited-server",
         "accelerator-unused",
         "variable-unknown",

@@ -380,8 +380,14 @@ REPORTED = {
     "accounts": [["llamacpp"], {"llamacpp": 1}],
     "device_groups": [["a b"], "render"],
     "firewall": ["debian", ["ufw"]],
+    "addresses": ["192.0.2.1", ["192.0.2.1/24"], ["localhost"], ["fe80::1"]],
     "kernel": ["6.1\x1b[2J", ["6.1"]],
     "thunderbolt": [[{"device": "0-1", "lanes": 1, "gbit_per_lane": float("inf")}], [{}]],
+    "interfaces": [
+        [{"name": "a", "kind": "carrier pigeon", "addresses": []}],
+        [{}],
+        [{"name": "a", "kind": "usb4", "addresses": "x"}],
+    ],
     "measured": [{"worker1": {"round_trip_ms": float("nan")}}, {"worker1": {"round_trip_ms": -1}}, [1]],
 }
 

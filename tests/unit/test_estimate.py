@@ -5,8 +5,9 @@ import re
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import estimate, speed
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Link
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Interface, Link
 
 STRIX = {"backend": "vulkan", "name": "Radeon 8060S", "architecture": "", "memory_mib": 126976, "unified": True}
 
@@ -70,6 +71,36 @@ def test_what_was_measured_is_used(pair):
 def test_the_kind_of_a_link(endpoint, interface, kind):
     links = [Link(interface, "198.51.100.2/30", None, None, False)]
     assert estimate.kind_of(endpoint, links) == kind
+
+
+@pytest.mark.parametrize(
+    "declared, interface, known, kind",
+    [
+        ("usb4", "thunderbolt0", "thunderbolt", "usb4"),
+        (None, "thunderbolt0", "usb4", "usb4"),
+        (None, None, "usb4", "usb4"),
+        (None, "en5", "thunderbolt", "thunderbolt"),
+        ("ethernet", "thunderbolt0", "thunderbolt", "ethernet"),
+    ],
+)
+def test_the_kind_that_is_declared_or_that_the_host_tells(declared, interface, known, kind):
+    links = [Link(interface, "198.51.100.2/30", None, None, False, kind=declared)]
+    interfaces = [Interface("eth0", "ethernet", ("192.0.2.11",)), Interface("thunderbolt0", known, ("198.51.100.2",))]
+    interfaces.append(Interface("en5", known, ()))
+    assert estimate.kind_of("198.51.100.2:50052", links, interfaces) == kind
+
+
+def test_a_worker_without_llama_links_has_the_kind_of_the_interface_with_its_address(pair):
+    interface = {"name": "thunderbolt0", "kind": "usb4", "addresses": ["192.0.2.12"]}
+    pair.hosts["worker2"]["facts"]["interfaces"] = [interface]
+    kinds = {link["host"]: (link["kind"], link["one_way_ms"]) for link in pair.plan()["estimate"]["links"]}
+    assert kinds == {"worker1": ("ethernet", 0.15), "worker2": ("usb4", 0.12)}
+
+
+def test_each_kind_that_can_be_declared_has_a_time_and_a_rate_of_its_own():
+    for assumed in (speed.ROUND_TRIP_MS, speed.GBIT):
+        assert set(assumed) == {*names.LINK_KINDS, "loopback", "tunnel"}
+        assert len({assumed[kind] for kind in ("ethernet", "thunderbolt", "usb4")}) == 3
 
 
 def test_loopback_is_never_measured(local):

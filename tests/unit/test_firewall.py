@@ -105,11 +105,17 @@ def test_rules_are_merged_and_in_order():
     [
         ({"port": 0}, "0 in a firewall rule is not a port"),
         ({"port": 65536}, "65536 in a firewall rule is not a port"),
-        ({"address": "0.0.0.0"}, "'0.0.0.0' in a firewall rule is not the IPv4 address"),
+        ({"address": "224.0.0.1"}, "'224.0.0.1' in a firewall rule is not the IPv4 address"),
+        ({"address": "10.1.0.0/24"}, "'10.1.0.0/24' in a firewall rule is not the IPv4 address"),
         ({"address": "fd00::1"}, "'fd00::1' in a firewall rule is not the IPv4 address"),
-        ({"sources": ["10.1.0.11; reboot"]}, "'10.1.0.11; reboot' in a firewall rule is not the IPv4 address"),
-        ({"sources": ["head"]}, "'head' in a firewall rule is not the IPv4 address"),
-        ({"protocol": "udp"}, "'udp' in a firewall rule is not supported: workers use tcp"),
+        (
+            {"sources": ["10.1.0.11; reboot"]},
+            "'10.1.0.11; reboot' in a firewall rule is not an IPv4 address or network",
+        ),
+        ({"sources": ["head"]}, "'head' in a firewall rule is not an IPv4 address or network"),
+        ({"sources": ["0.0.0.0"]}, "'0.0.0.0' in a firewall rule is not an IPv4 address or network"),
+        ({"sources": ["10.1.0.11/24"]}, "'10.1.0.11/24' in a firewall rule is not an IPv4 address or network"),
+        ({"protocol": "udp"}, "'udp' in a firewall rule is not supported: workers and the server use tcp"),
     ],
 )
 def test_what_no_manager_should_see(tmp_path, change, named):
@@ -494,9 +500,8 @@ def remembering(request, tmp_path):
     if not nft_works():
         pytest.skip("nft does not work in a network of its own here: that needs root, nft and unshare")
     host = Netfilter(tmp_path, request.getfixturevalue("network"))
-    host.run(
-        ["nft", "-f", "-"], "table inet filter { chain input { type filter hook input priority 0; policy drop; }; }"
-    )
+    chain = "{ chain input { type filter hook input priority 0; policy drop; }; }"
+    host.run(["nft", "-f", "-"], f"table inet filter {chain}\ntable ip old {chain}\n")
     files = [firewall.Nftables.file, firewall.Nftables.unit]
     return request.param, host, lambda: "".join([host.run(["nft", "list", "ruleset"]), *map(host.text, files)])
 
@@ -515,6 +520,53 @@ def test_nothing_is_left_of_an_address_that_changed(remembering, changed, old):
     assert old not in kept()
     assert "10.1.0.99" in kept() or "10.1.0.98" in kept()
     assert not firewall.differs(manager, changed, host)
+
+
+NETWORKS = ["10.2.0.0/16", "10.1.0.7"]
+DOORS = [
+    [{**rule(8080, *NETWORKS), "address": "0.0.0.0"}],
+    [{**rule(8080, *NETWORKS)}],
+    [{**rule(8080, "0.0.0.0/0"), "address": "0.0.0.0"}],
+    [{**rule(8080, "0.0.0.0/0")}],
+]
+
+
+@pytest.mark.parametrize(
+    "door", DOORS, ids=["networks", "networks, one address", "everybody", "everybody, one address"]
+)
+def test_the_port_of_a_server_is_opened_for_networks_and_closed_to_others(remembering, door):
+    manager, host, kept = remembering
+    firewall.apply(manager, BOTH + door, check=False, system=host)
+    assert not firewall.differs(manager, BOTH + door, host)
+    assert ("10.2.0.0/16" in kept()) == (door[0]["sources"] == NETWORKS)
+    closes = {"ufw": "deny", "firewalld": "drop", "nftables": "ack) == syn"}[manager]
+    closed = [line for line in kept().splitlines() if closes in line and "8080" in line]
+    assert bool(closed) == (door[0]["sources"] == NETWORKS)
+    for moved in ([{**door[0], "port": 8081}], [{**door[0], "sources": ["10.3.0.0/16"]}], []):
+        firewall.apply(manager, BOTH + moved, check=False, system=host)
+        assert not firewall.differs(manager, BOTH + moved, host)
+        assert "10.2.0.0" not in kept() or (moved and moved[0]["port"] == 8081)
+
+
+def test_ufw_writes_the_rules_of_a_server_as_it_lists_them(tmp_path):
+    """A deny that stands in a group of its own could come before what it must not close."""
+    host = ufw_host(tmp_path, added := ["ufw allow 22/tcp"])
+    firewall.apply("ufw", DOORS[0], check=False, system=host)
+    assert [line.partition(" comment ")[0] for line in added] == [
+        "ufw allow from 10.1.0.7 to any port 8080 proto tcp",
+        "ufw allow from 10.2.0.0/16 to any port 8080 proto tcp",
+        "ufw deny 8080/tcp",
+        "ufw allow 22/tcp",
+    ]
+    added.remove("ufw deny 8080/tcp comment 'llamacpp.cluster'")
+    firewall.apply("ufw", DOORS[0], check=False, system=host)
+    assert added[2].startswith("ufw deny 8080/tcp")
+
+
+def test_networks_are_shown_as_they_are_written(tmp_path):
+    host = nft_host(tmp_path, OTHERS)
+    _before, after = firewall.apply("nftables", DOORS[0], check=True, system=host)
+    assert "nft list chain inet llamacpp input: accept from 10.2.0.0/16 to 0.0.0.0 tcp 8080" in after
 
 
 def dying_after(run, left):

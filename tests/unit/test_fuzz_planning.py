@@ -170,6 +170,7 @@ WHOLE = {
     "kernel": "6.18.10",
     "firmware": "20250410",
     "thunderbolt": [{"device": "0-1", "lanes": 2, "gbit_per_lane": 20.0}],
+    "addresses": ["192.0.2.10"],
     "measured": {"one": {"round_trip_ms": 0.2, "mbit_per_second": 9000}},
     "kept": {"two": FACTS},
 }

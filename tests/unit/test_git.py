@@ -65,6 +65,14 @@ def repository(tmp_path):
     return Repository(tmp_path / "llama.cpp")
 
 
+def test_a_version_of_upstream_is_its_tag(tmp_path, monkeypatch):
+    repository = Repository(tmp_path / "upstream")
+    repository.git("tag", "v0.4.1", repository.commits[1])
+    monkeypatch.setitem(releases.capabilities.FORKS, releases.capabilities.MAINLINE, str(repository.path))
+    found = sources.resolve("v0.4.1", nowhere)
+    assert (found["ref"], found["commit"], found["build"]) == ("v0.4.1", repository.commits[1], 2)
+
+
 def nowhere(path):
     raise AnsibleError(f"no {path}")
 

@@ -18,6 +18,8 @@ HELP = Path(__file__).parent / "fixtures" / "help"
 GENERATIONS = {
     "0.3.16": (6170, options.MAINLINE),
     "0.3.20": (8643, options.MAINLINE),
+    "0.3.25": (9435, options.MAINLINE),
+    "0.3.35": (10458, options.MAINLINE),
     "0.3.36": (11063, options.MAINLINE),
     "ik-3775": (3775, options.IK_LLAMA),
     "ik-3933": (3933, options.IK_LLAMA),
@@ -70,6 +72,8 @@ def test_each_option_that_the_plan_writes_has_a_word_in_each_generation(generati
         == {
             "0.3.16": {"fit", "log-verbosity", "processor"},
             "0.3.20": {"log-verbosity", "processor"},
+            "0.3.25": {"processor"},
+            "0.3.35": {"processor"},
             "0.3.36": {"processor"},
             "ik-3775": {"device", "fit", "log-verbosity", "processor", "worker-device"},
             "ik-3933": {"fit", "log-verbosity", "processor", "worker-device"},
@@ -138,6 +142,7 @@ def test_what_stands_for_it_in_the_environment_is_refused(local, name):
         (["--n_gpu_layers", "4"], "--n_gpu_layers", "set llama_server_gpu_layers instead"),
         (["--ctx_size=9"], "--ctx_size", "set llama_server_context instead"),
         (["-sm", "row"], "-sm", "remove it: the plan places whole layers"),
+        (["--split_mode=tensor"], "--split_mode", "remove it: the plan places whole layers"),
         (["-hf", "some/model"], "-hf", "set llama_model_path instead"),
         (["-mu", "https://host/x.gguf"], "-mu", "set llama_model_path instead"),
         (["-lv", "1"], "-lv", "remove it, because verify reads buffer sizes from the log"),
@@ -146,6 +151,15 @@ def test_what_stands_for_it_in_the_environment_is_refused(local, name):
 def test_other_words_for_what_the_plan_decides(local, arguments, word, instead):
     local.hosts["here"]["variables"]["llama_server_extra_args"] = arguments
     assert f"llama_server_extra_args has {word}, which the plan decides: {instead}" in local.reason()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"llama_server_extra_args": ["-sm", "tensor"]}, {"llama_server_environment": {"LLAMA_ARG_SPLIT_MODE": "tensor"}}],
+)
+def test_tensor_parallelism_over_rpc_is_refused_with_the_reason(local, given):
+    local.hosts["here"]["variables"].update(given)
+    assert "workers connect to each other at their port + 1000, which the firewall closes" in local.reason()
 
 
 @pytest.mark.parametrize(
@@ -242,7 +256,20 @@ def test_what_changes_the_memory_of_devices_without_being_planned(more, planned)
         ("cache-type-k", "f16", 11063, options.MAINLINE, []),
         ("tensor-split", ["1", "2"], 11063, options.MAINLINE, ["--tensor-split", "1,2"]),
         ("rpc", [], 11063, options.MAINLINE, []),
-        ("fit", "off", 8642, options.MAINLINE, []),
+        ("load-mode", "dio", 10104, options.MAINLINE, ["-dio"]),
+        ("load-mode", "mmap+mlock", 9435, options.MAINLINE, ["--mlock"]),
+        ("load-mode", "mlock", 11063, options.MAINLINE, ["--load-mode", "mlock"]),
+        ("load-mode", "mmap+mlock", 10884, options.MAINLINE, ["--load-mode", "mmap+mlock"]),
+        ("load-mode", "auto", 11063, options.MAINLINE, ["--load-mode", "auto"]),
+        ("load-mode", "auto", 10105, options.MAINLINE, []),
+        ("load-mode", "auto", 8643, options.MAINLINE, []),
+        ("load-mode", "mmap", 10105, options.MAINLINE, ["--load-mode", "mmap"]),
+        ("load-mode", "mmap+mlock", 4840, options.IK_LLAMA, ["--mlock"]),
+        ("log-verbosity", "4", 8643, options.MAINLINE, []),
+        ("log-verbosity", "4", 9181, options.MAINLINE, ["--log-verbosity", "4"]),
+        ("fit", "off", 7349, options.MAINLINE, []),
+        ("fit", "off", 7437, options.MAINLINE, ["--fit", "off"]),
+        ("fit", "off", 7991, options.MAINLINE, ["--fit", "off"]),
         ("warmup", "off", 11063, options.MAINLINE, ["--no-warmup"]),
         ("warmup", "on", 11063, options.MAINLINE, []),
     ],
@@ -251,9 +278,17 @@ def test_how_a_value_is_written(name, value, build, fork, expected):
     assert options.render(name, value, build, fork) == expected
 
 
-def test_a_value_that_a_build_cannot_say():
-    with pytest.raises(options.UnknownOption, match="load-mode dio"):
-        options.render("load-mode", "dio", 7667)
+@pytest.mark.parametrize("value, build", [("dio", 7667), ("mlock", 8643), ("mlock", 10114), ("mmap+mlock", 10114)])
+def test_a_value_that_a_build_cannot_say(value, build):
+    """b10114 takes mlock, but maps the model then, as mmap+mlock does since #26135."""
+    with pytest.raises(options.UnknownOption, match=re.escape(f"load-mode {value}")):
+        options.render("load-mode", value, build)
+
+
+@pytest.mark.parametrize("word", ["--no-mmap", "--mlock", "-dio"])
+def test_older_spellings_of_load_modes_are_gone_from_one_build_on(word):
+    assert word in options.listed(options.SERVER, 10883, options.MAINLINE)
+    assert word not in options.listed(options.SERVER, 10884, options.MAINLINE)
 
 
 def test_switches_take_no_value_in_any_help():

@@ -388,3 +388,29 @@ def test_bounds_of_compute_buffers_are_kept_free_as_far_as_there_is_room(pair, m
     assert not plan["refused"]
     for entry in plan["placement"]:
         assert entry["capacity_mib"] - entry["weights_mib"] - entry["kv_mib"] >= expected
+
+
+def test_of_alike_workers_the_one_with_the_better_link_is_used(pair):
+    for host, address, interface in (("worker1", "192.0.2.21", "wlan0"), ("worker2", "192.0.2.22", "eth0")):
+        pair.hosts[host]["variables"]["llama_links"] = [{"interface": interface, "address": f"{address}/24"}]
+    assert layers_of(serve(pair, 10)) == {"RPC0[192.0.2.22:50052]": 10}
+
+
+def test_alike_workers_with_unlike_links_still_share_by_bytes(pair):
+    pair.hosts["worker1"]["variables"]["llama_links"] = [{"interface": "wlan0", "address": "192.0.2.21/24"}]
+    plan = serve(pair, 80)
+    assert sorted(layers_of(plan).values()) == [40, 40]
+
+
+def test_a_plan_does_not_depend_on_the_order_of_the_facts(pair):
+    """The same devices in the same order, whatever else is known of their hosts."""
+    plan = serve(with_cards(pair, head=[GPU], worker1=[GPU, SLOW], worker2=[SLOW]), 70)
+    for facts in (host["facts"] for host in pair.hosts.values()):
+        facts.update(dict(reversed(list(facts.items()))))
+    assert pair.plan()["placement"] == plan["placement"]
+
+
+def test_two_links_measured_nearly_alike_change_no_share(pair):
+    before = serve(pair, 80)["placement"]
+    pair.hosts["head"]["facts"]["round_trips"] = {"worker1": 0.31, "worker2": 0.29}
+    assert pair.plan()["placement"] == before

@@ -3,8 +3,9 @@
 import re
 
 import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import memory
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import html_page, inventory
 from conftest import Cluster
 
 GIB = 1 << 30
@@ -131,3 +132,130 @@ def test_requests_at_the_same_time_divide_the_context(variables, each):
     cluster = cluster_of(1, llama_server_context=4096, **variables)
     assert cluster.plan()["head"]["context_per_request"] == each
     assert bool(found(cluster, "context-shared")) == (each != 4096)
+
+
+def head_with_cards(count=2, gib=20, **variables):
+    """A head that drives its cards itself."""
+    facts = {**CARD, "accelerators": CARD["accelerators"] * count}
+    cluster = cluster_of(gib, 0, **variables)
+    cluster.hosts["head"]["facts"].update(facts)
+    return cluster
+
+
+def capacities(cluster):
+    plan = cluster.plan()
+    assert not plan["refused"], plan["reasons"]
+    return {entry["device"]: entry["capacity_mib"] for entry in plan["placement"]}
+
+
+@pytest.mark.parametrize(
+    "variables, expected",
+    [
+        ({}, (23348, 23348)),
+        ({"llama_server_reserve_mib": 4000}, (20576, 20576)),
+        ({"llama_server_reserve_mib": 0}, (24576, 24576)),
+        ({"llama_server_memory_mib": {"CUDA1": 16000}}, (23348, 16000)),
+        ({"llama_server_memory_mib": {"CUDA1": "16000"}, "llama_server_reserve_mib": 4000}, (20576, 16000)),
+    ],
+)
+def test_the_operator_says_what_devices_of_the_head_hold(variables, expected):
+    found = capacities(head_with_cards(gib=30, llama_placement="all", **variables))
+    assert found == dict(zip(("CUDA0", "CUDA1"), expected))
+
+
+@pytest.mark.parametrize(
+    "variables, said",
+    [
+        ({"llama_server_memory_mib": {"CUDA2": 1}}, "llama_server_memory_mib has CUDA2, .* use one of CUDA0, CUDA1"),
+        ({"llama_server_memory_mib": {"CUDA0": 24577}}, "gives CUDA0 24577 MiB: use 1 to 24576"),
+        ({"llama_server_memory_mib": {"CUDA0": 0}}, "gives CUDA0 0 MiB: use 1 to 24576"),
+        ({"llama_server_memory_mib": {"CUDA0": "all"}}, "gives CUDA0 'all': use a number of MiB"),
+        ({"llama_server_memory_mib": {"CUDA0": True}}, "gives CUDA0 True: use a number of MiB"),
+        ({"llama_server_reserve_mib": -1}, "llama_server_reserve_mib is -1: use a number of MiB, 0 or more"),
+    ],
+)
+def test_what_devices_of_the_head_cannot_hold_is_refused(variables, said):
+    assert re.search(said, head_with_cards(**variables).reason())
+
+
+def test_a_head_without_devices_of_its_own_has_the_memory_of_its_workers():
+    said = cluster_of(10, llama_server_memory_mib={"CUDA0": 1000}).reason()
+    assert "it drives none; set memory_mib in llama_worker_endpoints" in said
+
+
+STRIX_HALO = {
+    "memory_mib": 126976 + 2048,
+    "toolchain": {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", "venv": "1.0", "glslc": "2025"},
+    "accelerators": [
+        {
+            "backend": "vulkan",
+            "name": "AMD Radeon 8060S",
+            "architecture": "",
+            "memory_mib": 126976,
+            "unified": True,
+        }
+    ],
+}
+
+
+def strix_halo(gib, *groups, **variables):
+    shared = {"llama_release": {**ARCHIVE, "build": 11063}, **variables}
+    cluster = cluster_of(gib, 0, **shared)
+    cluster.hosts["head"]["facts"].update(STRIX_HALO)
+    cluster.hosts["head"]["groups"] += groups
+    return cluster
+
+
+def test_one_strix_halo_holds_87_gib_by_vulkan():
+    """Its own graphics, without RPC: Mesa is told to show all of the memory, not two thirds."""
+    plan = strix_halo(86).plan()
+    assert plan["head"]["environment"]["radv_enable_unified_heap_on_apu"] == "true"
+    assert not plan["refused"], plan["reasons"]
+    assert [entry["device"] for entry in plan["placement"]] == ["Vulkan0"]
+    assert plan["placement"][0]["capacity_mib"] > 126976 * 2 / 3
+    assert "vulkan-shared-memory" not in [advisory["id"] for advisory in plan["advisories"]]
+
+
+def test_mesa_is_told_nothing_where_two_thirds_are_enough_or_the_operator_says_it():
+    assert strix_halo(70).plan()["head"]["environment"] == {}
+    environment = {"radv_enable_unified_heap_on_apu": "false"}
+    said = strix_halo(86, llama_server_environment=environment).plan()
+    assert said["head"]["environment"]["radv_enable_unified_heap_on_apu"] == "false"
+
+
+@pytest.mark.parametrize(
+    "value, refused", [("true", False), (" true", False), ("1", True), ("yes", True), ("TRUE", True)]
+)
+def test_mesa_reads_nothing_but_true(value, refused):
+    """By RPC, with the option in the environment of the worker; parseValue of xmlconfig.c compares with «true» and «false»."""
+    environment = {"radv_enable_unified_heap_on_apu": value}
+    cluster = strix_halo(86, "worker", llama_worker_endpoints=[{"environment": environment}])
+    assert cluster.plan()["refused"] is refused
+
+
+def test_the_memory_of_shared_graphics_of_the_head_is_said_too():
+    assert capacities(strix_halo(60, llama_server_memory_mib={"Vulkan0": 70000})) == {"Vulkan0": 70000}
+    assert capacities(strix_halo(60, llama_server_reserve_mib=20000)) == {"Vulkan0": 106976}
+
+
+@pytest.mark.parametrize(
+    "variables, expected",
+    [
+        ({}, []),
+        ({"llama_server_extra_args": ["--mmproj", "/srv/p.gguf"]}, ["the projector"]),
+        (
+            {"llama_server_extra_args": ["-md", "/srv/d.gguf", "--lora", "/srv/a.gguf", "--spec-type", "x"]},
+            ["what speculates (a draft model, or layers that predict further tokens)", "adapters"],
+        ),
+        ({"llama_server_environment": {"LLAMA_ARG_MMPROJ": "/srv/p.gguf"}}, ["the projector"]),
+    ],
+)
+def test_a_share_says_what_it_does_not_count(variables, expected):
+    plan = cluster_of(10, llama_release={**ARCHIVE, "build": 11063}, **variables).plan()
+    assert not plan["refused"], plan["reasons"]
+    for entry in plan["placement"]:
+        assert entry["without"] == expected
+    lines = " ".join(" ".join(report.plan_parts(plan)["Memory"]).split())
+    assert all(name in lines for name in expected)
+    assert ("without" in lines) is bool(expected)
+    assert all(name in html_page.page(plan) for name in expected)

@@ -670,6 +670,37 @@ PYPI = {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "a" * 64}
         ({"llama_release": {**BINARY, "url": "https://host/x"}}, ["source: binary", "either path", "or url"]),
         ({"llama_release": {**BINARY, "build": None}}, ["the build None", "add build", "binary-bbbbbbbb"]),
         ({"llama_build_keep": 0}, ["llama_build_keep of here is 0", "1 or more"]),
+        (
+            {"llama_release": {**BINARY, "url": "https://host/llama-b9500-bin-win-cpu-x64.zip"}},
+            ["llama-b9500-bin-win-cpu-x64.zip', a zip archive", "pack its content with tar"],
+        ),
+        ({"llama_release": {**PYPI, "source": "archive", "version": None}}, ["llama_release has version"]),
+        (
+            {
+                "llama_release": {
+                    **BINARY,
+                    "build": 1274,
+                    "url": "https://github.com/lemonade-sdk/llamacpp-rocm/releases/download/b1274/x.tar.gz",
+                }
+            },
+            ["of Lemonade, whose numbers are not llama.cpp's", "add build"],
+        ),
+        (
+            {"llama_release": {**BINARY, "build": None, "path": "/srv/llama-b1280-ubuntu-rocm-gfx1151-x64.tar.gz"}},
+            ["of Lemonade", "add build"],
+        ),
+        (
+            {
+                "llama_release": {
+                    "source": "git",
+                    "repository": "https://github.com/lemonade-sdk/llamacpp-rocm",
+                    "ref": "b1274",
+                }
+            },
+            ["the repository 'https://github.com/lemonade-sdk/llamacpp-rocm' of Lemonade", "add build"],
+        ),
+        ({"llama_release": "b1274"}, ["build 1274, which is older than RPC (b2901)", "Lemonade", "add build"]),
+        ({"llama_release": "v0.4.1"}, ["the ref 'v0.4.1'", "was not looked up", "add its commit"]),
         ({"llama_release": {"source": "ftp"}}, ["llama_release", "ftp", "use a build"]),
         ({"llama_release": {**PYPI, "checksum": "md5:1"}}, ["llama_release", "'md5:1'", "64 hexadecimal digits"]),
         ({"llama_release": {**PYPI, "colour": 1}}, ["llama_release", "colour", "use "]),

@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import ssl
 import threading
 import time
 
@@ -136,6 +137,73 @@ def test_nothing_is_sent_where_there_is_an_objection():
     assert ask(script, key="secret", objection=lambda: "it is not ours") == (0, "it is not ours")
     assert closed.wait(10)
     assert received == [b""]
+
+
+def secure(certificate, key):
+    """Has a script speak TLS with each client."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    return lambda script: lambda client: script(context.wrap_socket(client, server_side=True))
+
+
+def test_a_server_is_known_by_its_certificate(certify):
+    (own, key), (other, _key) = certify("own"), certify("other")
+    expected = [reading.first_certificate(path.read_text()) for path in (own, other)]
+    served, received = secure(own, key), []
+    reply = replying(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+    assert ask(served(reply), key="secret", certificate=expected[0]) == (200, "{}")
+
+    def script(client):
+        received.append(client.recv(65536))
+        client.close()
+
+    assert ask(served(script), key="secret", certificate=expected[1]) == (
+        0,
+        "it shows another certificate than the one that is configured: run site.yml, which restarts it",
+    )
+    assert b"secret" not in b"".join(received)
+
+
+def test_a_server_that_does_not_speak_tls_gets_no_key(certify):
+    received = []
+
+    def script(client):
+        received.append(client.recv(65536))
+        client.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        client.close()
+
+    certificate = reading.first_certificate(certify("own")[0].read_text())
+    found = ask(script, key="secret", certificate=certificate)
+    assert found.status == 0
+    assert "SSL" in found.text
+    assert b"secret" not in received[0]
+
+
+@pytest.mark.parametrize("after", ["nothing", "the handshake", "a part of the answer"])
+def test_a_server_that_stops_in_the_middle_of_tls_is_cut_off(certify, after):
+    certificate, key = certify("own")
+    wait = threading.Event()
+
+    def script(client):
+        if after == "a part of the answer":
+            client.recv(65536)
+            client.sendall(b"HTTP/1.0 200 OK\r\n\r\n{")
+        wait.wait(10)
+
+    served = script if after == "nothing" else secure(certificate, key)(script)
+    started = time.monotonic()
+    found = ask(served, seconds=0.5, certificate=reading.first_certificate(certificate.read_text()))
+    wait.set()
+    assert found == (0, "no complete answer within 0.5 s")
+    assert time.monotonic() - started < 4
+
+
+def test_the_first_certificate_of_a_file(certify):
+    (own, key), (other, _key) = certify("own"), certify("other")
+    chain = "Bag Attributes\n" + own.read_text() + other.read_text()
+    assert reading.first_certificate(chain) == ssl.PEM_cert_to_DER_cert(own.read_text())
+    with pytest.raises(ValueError, match="no certificate in PEM form"):
+        reading.first_certificate(key.read_text())
 
 
 def test_nobody_listens():

@@ -72,7 +72,7 @@ def test_programs_that_do_not_work_here_are_not_installed(call, programs, tmp_pa
     call(**{**programs, "build": {**programs["build"], "id": "old"}})
     tried = []
 
-    def check(folder, listed, place):
+    def check(folder, listed, place, _tls):
         tried.append(
             (sorted(path.name for path in folder.iterdir()), list(listed), place.folder.exists(), place.account)
         )

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -430,6 +431,29 @@ def test_health_is_one_answer_within_a_time(monkeypatch, answer, seconds, expect
     server, started = Server(drip), time.monotonic()
     assert runtime.healthy(f"http://127.0.0.1:{server.port}") == expected
     assert time.monotonic() - started < 5
+    server.listener.close()
+
+
+@pytest.mark.parametrize("secured, expected", [(True, True), (False, False)])
+def test_health_is_asked_by_https(certify, secured, expected):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certify("own"))
+
+    def script(client):
+        with context.wrap_socket(client, server_side=True) if secured else client as client:
+            client.recv(4096)
+            client.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+
+    server = Server(script)
+    assert runtime.healthy(f"https://127.0.0.1:{server.port}") == expected
+    server.listener.close()
+
+
+def test_health_by_https_that_nobody_answers_ends_in_time(monkeypatch):
+    monkeypatch.setattr(runtime, "HEALTH_SECONDS", 0.3)
+    server, started = Server(lambda client: time.sleep(2)), time.monotonic()
+    assert not runtime.healthy(f"https://127.0.0.1:{server.port}")
+    assert time.monotonic() - started < 1.5
     server.listener.close()
 
 

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import hardware, host, speeds
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, known_answer, rates
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry, placement, speed
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Device
@@ -17,7 +18,7 @@ STRIX = {"backend": "vulkan", "name": "8060S", "architecture": "gfx1151", "memor
 
 def rate(pair, device, accelerators=(), model="test"):
     pair.hosts["worker1"]["facts"].update(
-        accelerators=list(accelerators), cpu={"model": model, "cores": 8, "features_id": "f"}
+        accelerators=list(accelerators), cpu={"model": model, "cores": 64, "features_id": "f"}
     )
     facts = entry.read("test", pair.hosts).hosts["worker1"].facts
     return speed.rate_of(Device("worker1", "vulkan", device, device, 1, {}), facts)
@@ -165,3 +166,72 @@ def test_a_prompt_is_limited_by_what_it_is_multiplied_with_and_by_its_way():
     costs = speed.prompt_costs(release(11063), work._replace(link=link), 4096)
     assert costs["link to"] > 2 * 8 * 512 * 4096 * 4 / 1e6
     assert speed.load_s([work, work._replace(link=link)]) == pytest.approx(8 / speed.DISK_GB_PER_S + 8 / 0.125)
+
+
+def rates_of(pair, **rates):
+    pair.hosts["worker1"]["facts"]["rates"] = rates
+    return entry.read("test", pair.hosts).hosts["worker1"]
+
+
+def test_a_measured_rate_comes_first_while_the_device_is_the_same(pair):
+    pair.hosts["worker1"]["facts"]["rates"] = {
+        "CPU": {"name": "test", "gb_per_s": 41.2345},
+        "Vulkan0": {"name": "8060S", "gb_per_s": 200},
+    }
+    graphics, processor = rate(pair, "Vulkan0", [STRIX]), rate(pair, "CPU")
+    assert (processor.source, processor.gb_per_s) == (speed.MEASURED, pytest.approx(41 * speed.MEMORY_SHARE, abs=0.1))
+    assert (graphics.source, graphics.gb_per_s) == (speed.MEASURED, 200 * speed.MEMORY_SHARE)
+    assert rate(pair, "CPU", model="another").source == speed.ASSUMED
+
+
+def test_a_measured_rate_is_rounded_so_that_a_plan_stays_the_same(pair):
+    first = rates_of(pair, CPU={"name": "test", "gb_per_s": 41.2345})
+    second = rates_of(pair, CPU={"name": "test", "gb_per_s": 41.4999})
+    assert first.facts == second.facts
+    assert first.kept_facts["rates"]["CPU"]["gb_per_s"] == 41.2345
+
+
+@pytest.mark.parametrize(
+    "rates", [{"CPU": 3}, {"CPU": {"name": "x", "gb_per_s": 0}}, {"CPU": {"name": 3, "gb_per_s": 9}}, [1]]
+)
+def test_rates_that_a_host_cannot_have_are_refused(pair, rates):
+    pair.hosts["worker1"]["facts"]["rates"] = rates
+    assert "worker1" in pair.reason()
+
+
+def test_what_was_measured_before_is_kept_until_it_is_measured_again():
+    before, after = ({"rates": {"CPU": {"name": "x", "gb_per_s": number}}} for number in (10, 20))
+    assert entry.with_kept_rates({"rates": None, "cpu": 1}, before) == {**before, "cpu": 1}
+    assert entry.with_kept_rates(after, before) == after
+    assert entry.with_kept_rates(None, before) == before
+    assert entry.with_kept_rates({"cpu": 1}, None) == {"cpu": 1}
+    assert entry.with_kept_rates({"cpu": 1}, {"rates": None}) == {"cpu": 1}
+    assert entry.with_kept_rates({"cpu": 1}, "nothing") == {"cpu": 1}
+
+
+def test_few_cores_reach_less_than_the_memory_of_their_processor(pair):
+    pair.hosts["worker1"]["facts"]["cpu"] = {"model": "AMD EPYC 7713", "cores": 2, "features_id": "f"}
+    facts = entry.read("test", pair.hosts).hosts["worker1"].facts
+    few = speed.processor_rate(facts)
+    assert (few.gb_per_s, few.source) == (2 * rates.CORE_GB_PER_S, speed.ASSUMED)
+    assert speed.processor_rate(facts._replace(cpu={**facts.cpu, "cores": 64})).source == speed.TABLE
+
+
+def test_a_processor_beside_known_graphics_shares_their_memory(pair):
+    given = rate(pair, "CPU", [STRIX])
+    assert given.source == speed.ASSUMED
+    facts = entry.read("test", pair.hosts).hosts["worker1"].facts
+    many = speed.processor_rate(facts._replace(cpu={**facts.cpu, "cores": 32}))
+    assert many.gb_per_s == pytest.approx(256 * rates.PROCESSORS_PART * rates.FAMILIES["processor"].share)
+
+
+def test_memory_is_measured_with_all_processors(monkeypatch):
+    monkeypatch.setattr(speeds, "SECONDS", 0.05)
+    monkeypatch.setattr(speeds, "PIECE", 1 << 20)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    assert 0.05 < speeds.memory_gb_per_s(1, 0.05) < 10000
+    found = speeds.measured()
+    assert found["CPU"]["name"] == hardware.cpu()["model"]
+    monkeypatch.setattr(speeds, "measured", lambda: {"CPU": {"name": "x", "gb_per_s": 1.0}})
+    assert host.facts("user")["rates"] is None
+    assert host.facts("user", measure=True)["rates"]["CPU"]["gb_per_s"] == 1.0

@@ -95,6 +95,7 @@ def test_what_the_first_build_installed_to_be_faster(facts):
 def test_no_fact_of_a_host_is_about_its_load():
     known = {
         "accounts",
+        "addresses",
         "defined",
         "host_settings",
         "kept",
@@ -180,3 +181,11 @@ def test_what_needs_root_and_systemd_is_left_out_elsewhere(facts, scope, manager
     for path in (host["cache"], host["cache"] + "/sources"):
         assert kept[path] == {"path": path, "owner": owner, "mode": mode}
     assert host["folders"][-1]["owner"] == owner
+
+
+def test_what_was_measured_once_is_kept(facts):
+    first, kept = run({**facts, "two": {**facts["two"], "rates": {"CPU": {"name": "test", "gb_per_s": 33.3}}}})
+    second, kept_again = run(after(facts, kept))
+    assert json.dumps(second) == json.dumps(first)
+    assert kept_again == kept
+    assert json.loads(kept)["two"]["rates"]

@@ -118,6 +118,15 @@ def test_libraries(tmp_path, monkeypatch):
         assert {library for library, version in libraries.items() if version} == there
 
 
+@pytest.mark.parametrize("folder", ["usr/include", "opt/homebrew/opt/openssl@3/include"])
+def test_openssl_is_no_library_of_a_backend_and_is_looked_for(tmp_path, folder):
+    assert toolchains.libraries([], tmp_path)["openssl"] is None
+    (tmp_path / folder / "openssl").mkdir(parents=True)
+    (tmp_path / folder / "openssl" / "ssl.h").touch()
+    assert toolchains.libraries([], tmp_path)["openssl"] == toolchains.PRESENT
+    assert not [backend for backend in backends.BACKENDS if "openssl" in backends.libraries(backend, 99999)]
+
+
 ROCM = {
     "HIPCXX": "/opt/rocm-7.2.0/llvm/bin/clang",
     "HIP_PATH": "/opt/rocm-7.2.0",
@@ -345,6 +354,12 @@ def only(version):
             None,
             {"llama_build_toolchain": "/usr/local/cuda"},
             ["CUDA 13.0", "no longer compiles for compute capability 6.1", "install CUDA older than 13.0"],
+        ),
+        (
+            "constructed/a5000x4",
+            lambda facts: [toolchain.update(version="10.2") for toolchain in facts["toolchains"]],
+            {},
+            ["here has CUDA 10.2", "too old for llama.cpp", "install CUDA 11.0 or newer", "or set llama_backend"],
         ),
         (
             "constructed/gb10",

@@ -5,6 +5,7 @@ import http.server
 import json
 import os
 import socket
+import ssl
 import threading
 from unittest import mock
 
@@ -85,6 +86,7 @@ def evidence(plan):
         "log": [],
         "log_complete": True,
         "links": {},
+        "rdma": 0,
     }
 
 
@@ -317,6 +319,34 @@ def test_an_open_worker_that_was_accepted_fails_nothing(pair):
     assert (found[0]["status"], "accepts" in found[0]["evidence"]) == ("not tested", True)
 
 
+def test_buffers_are_not_tested_where_the_log_has_none(plan, drifts, evidence):
+    """As with 0.3.25, which logs them with --log-verbosity 4 alone."""
+    evidence["buffers"] = {}
+    judged = verification.judge(plan, drifts, evidence, {})
+    checks = [check for check in judged["checks"] if check["name"] == "buffers"]
+    assert judged["passed"]
+    assert {check["status"] for check in checks} == {"not tested"}
+    assert "no sizes of buffers" in checks[0]["evidence"]
+
+
+@pytest.mark.parametrize(
+    "log, complete, transport",
+    [
+        ("x", True, "over TCP"),
+        ("x", False, "over TCP or RDMA: start.log on the head is incomplete"),
+        ("RDMA activate failed, staying on TCP\n", True, "over TCP"),
+        ("RDMA probed: dev=a gid=3 (RoCEv2) qpn=7 inline=316\n", True, "over TCP"),
+        ("I RDMA activated: qpn=1->2 mtu=4096 rx_depth=24\n", True, "over TCP or RDMA: 1 of 2 use RDMA"),
+        ("I RDMA activated: qpn=1->2\nI RDMA(Apple/UC) activated: qpn=1->2\n", True, "over RDMA"),
+    ],
+)
+def test_the_transport_that_is_used_is_named(plan, drifts, evidence, log, complete, transport):
+    evidence.update(rdma=verification.connections_by_rdma(log), log_complete=complete)
+    checks = verification.judge(plan, drifts, evidence, {})["checks"]
+    said = {check["evidence"] for check in checks if check["name"] == "handshake"}
+    assert said == {f"protocol 7.0.0, 1 device, 65536 MiB, {transport}"}
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -468,7 +498,7 @@ def test_a_server_that_ends_at_each_start_is_not_waited_for(local, monkeypatch):
 
 
 @pytest.mark.parametrize("answered", [True, False])
-def test_other_hosts_are_judged_by_their_answers(plan, drifts, evidence, monkeypatch, answered):
+def test_other_hosts_are_judged_by_their_answers(plan, drifts, evidence, monkeypatch, capsys, answered):
     """What they reported is an argument of the task, not a variable of the hosts."""
     answers = {"here": {"drift": drifts["here"], "changed": False}} if answered else {"here": {"unreachable": True}}
     task = mock.Mock(args={"plan": plan, "answers": answers}, async_val=0)
@@ -476,6 +506,7 @@ def test_other_hosts_are_judged_by_their_answers(plan, drifts, evidence, monkeyp
     monkeypatch.setattr(action, "_collect", lambda *_arguments: {"evidence": evidence})
     result = action.run(task_vars={"hostvars": {"here": {}}})
     assert bool(result.get("failed")) != answered
+    assert ("Ask it:" in capsys.readouterr().out) == answered
     assert answered or "release of here: the host does not answer" in result["msg"]
     identity = plan["hosts"]["here"]["builds"][0]["id"]
     recorded = {("here", identity): changes.Recorded({"bin/llama-server": "1" * 64}, True)}
@@ -508,7 +539,9 @@ def test_what_the_head_collects_has_the_form_that_is_asked_for(server, tmp_path,
                     verification.check_evidence("here", {name: found[name] for name in found if name != key})
     found["health"]["healthy"] = True
     with pytest.raises(Refusal, match="other lists than pairs"):
-        verification.check_evidence("here", {**found, "buffers": {"CPU": {"KV": [1]}}, "completion": {"error": ""}})
+        verification.check_evidence(
+            "here", {**found, "buffers": {"CPU": {"KV": [1]}}, "completion": {"error": ""}, "rdma": 0}
+        )
 
 
 @pytest.mark.parametrize("odd", [None, [], {}, {"health": {"healthy": True, "said": "\x1b[2J"}}])
@@ -634,10 +667,11 @@ def asked(server, tmp_path, **head):
         "head": {
             "host": "here",
             "hosts": ["here"],
-            "url": f"http://127.0.0.1:{server.server_port}",
+            "own_url": f"http://127.0.0.1:{server.server_port}",
             "argv": ["x"],
             "launcher": [],
             "api_key_file": None,
+            "tls_certificate_file": None,
             **head,
         },
         "hosts": {
@@ -797,3 +831,81 @@ def test_a_host_with_another_release_than_its_builder_is_named(plan, drifts, evi
         check for check in verification.judge(plan, drifts, evidence, {})["checks"] if check["name"] == "release"
     )
     assert (check["status"], check["evidence"]) == ("failed", drifts["here"]["unlike"][0])
+
+
+SHOWS_ANOTHER = "it shows another certificate than the one that is configured: run site.yml, which restarts it"
+
+
+@pytest.fixture
+def secured(server, certify):
+    """Makes the server speak TLS; returns the part of the head's plan that says so, and the file with the certificate."""
+
+    def secure(**given):
+        certificate, key = certify("own", **given)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        url = f"https://127.0.0.1:{server.server_port}"
+        return {"own_url": url, "tls_certificate_file": str(certificate)}
+
+    return secure
+
+
+def test_evidence_of_a_server_that_speaks_https(server, secured, tmp_path, monkeypatch, plan, drifts, evidence):
+    monkeypatch.setattr(verification.state, "processes", lambda prefix, account: {os.getpid(): ["x"]})
+    (tmp_path / "key").write_text("secret")
+    found = verification.collect(asked(server, tmp_path, api_key_file=str(tmp_path / "key"), **secured()), 1)
+    assert found["health"] == {"healthy": True, "said": "ok"}
+    assert found["completion"]["text"] == "hello"
+    assert server.asked[0][0] == "Bearer secret"
+    assert found["certificate"]["names"] == ["head.lan", "192.0.2.10"]
+    verification.check_evidence("here", json.loads(json.dumps(found)))
+    plan["head"]["tls_certificate_file"] = "/etc/tls.pem"
+    judged = verification.judge(plan, drifts, {**evidence, "certificate": found["certificate"]}, {})
+    (check,) = [check for check in judged["checks"] if check["name"] == "certificate"]
+    assert (check["subject"], check["status"]) == ("/etc/tls.pem", "passed")
+    assert check["evidence"].startswith("for head.lan, 192.0.2.10; valid until ")
+
+
+def test_a_certificate_that_clients_refuse(server, secured, tmp_path, plan, drifts, evidence):
+    found = verification.collect(asked(server, tmp_path, **secured(expired=True)), 1)
+    assert found["health"]["healthy"]
+    assert found["certificate"] == {"error": "certificate has expired"}
+    plan["head"]["tls_certificate_file"] = "/etc/tls.pem"
+    judged = verification.judge(plan, drifts, {**evidence, "certificate": found["certificate"]}, {})
+    assert not judged["passed"]
+    assert "certificate has expired: clients refuse it" in str(judged["checks"])
+
+
+def test_a_certificate_without_names_is_pointed_out(plan, drifts, evidence):
+    shown = {"names": [], "until": "Jan  1 00:00:00 2030 GMT"}
+    judged = verification.judge(plan, drifts, {**evidence, "certificate": shown}, {})
+    assert judged["passed"]
+    assert "for no name, so that most clients refuse it; valid until Jan" in str(judged["checks"])
+
+
+def test_a_server_with_another_certificate_is_not_believed(server, secured, certify, tmp_path):
+    head = secured()
+    os.replace(certify("other")[0], head["tls_certificate_file"])
+    found = verification.collect(asked(server, tmp_path, **head), 0)
+    assert found["health"] == {"healthy": False, "said": SHOWS_ANOTHER}
+    assert "certificate" not in found
+
+
+@pytest.mark.parametrize("text, why", [(None, "No such file or directory"), ("nothing", "no certificate in PEM form")])
+def test_a_certificate_that_cannot_be_read(server, tmp_path, text, why):
+    path = tmp_path / "certificate"
+    if text:
+        path.write_text(text)
+    found = verification.collect(asked(server, tmp_path, tls_certificate_file=str(path)), 0)
+    assert not found["health"]["healthy"]
+    assert found["health"]["said"].startswith(
+        f"llama_server_tls_certificate_file is {str(path)!r}, which cannot be used"
+    )
+    assert why in found["health"]["said"]
+
+
+def test_a_server_that_hangs_up_when_its_certificate_is_examined(certify):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"https://127.0.0.1:{free.getsockname()[1]}"
+    assert "refused" in verification.examine_certificate(url, str(certify("own")[0]))["error"]

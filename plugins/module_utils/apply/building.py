@@ -31,7 +31,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import preb
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import SEARCH, output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
 
 LOG_LINES_SHOWN = 15
 PATCH_LINES_SHOWN = 6
@@ -248,7 +248,8 @@ class Installer:
         folder.mkdir()
         place = trial.Place(folder, self.build.get("environment", {}), self._as_account())
         try:
-            trial.check(partial / "bin", {target: help_["known"] for target, help_ in listed.items()}, place)
+            words = {target: help_["known"] for target, help_ in listed.items()}
+            trial.check(partial / "bin", words, place, self.build.get("tls", False))
         except trial.TrialError as error:
             raise BuildError(str(error)) from error
         finally:
@@ -528,7 +529,8 @@ class Builder(Installer):
             r"Manually-specified variables were not used by the project:\n\n((?:    \w+\n)+)",
             self.log.read_text(errors="replace"),
         )
-        ignored = set(unknown.group(1).split()) - {"LLAMA_BUILD_NUMBER", "LLAMA_BUILD_COMMIT"} if unknown else set()
+        ours = {"LLAMA_BUILD_NUMBER", "LLAMA_BUILD_COMMIT", *(backends.TLS_OPTIONS if self.build.get("tls") else ())}
+        ignored = set(unknown.group(1).split()) - ours if unknown else set()
         details = {
             "source": {
                 **{key: value for key, value in self.source.items() if key not in ("archive", "patches")},

@@ -1,10 +1,10 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The second lock of a worker: its ports are open to the head and closed to everybody else.
+"""The second lock: the ports of a worker are open to its head, that of the server to its networks, and both are closed to everybody else.
 
-A *rule* is ``{"address", "port", "protocol", "sources"}``: on ``address``, which is the host's own, ``port`` takes new
-connections from ``sources`` only. A *state* is a list of lines for a person, one for each rule or file of ours that a manager has;
+A *rule* is ``{"address", "port", "protocol", "sources"}``: on ``address``, which is the host's own or every one, ``port`` takes new
+connections from ``sources`` only, addresses and networks. A *state* is a list of lines for a person, one for each rule or file of ours that a manager has;
 the present and the wanted state are compared as such lists. They never contain what belongs to others.
 """
 
@@ -18,12 +18,12 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import firewall
 
 MARK = "llamacpp.cluster"
-PURPOSE = "Ports of llama.cpp workers, open to their head and closed to all others"
+PURPOSE = "Ports of llama.cpp, open to those who are planned to connect and closed to all others"
 COMMAND_SECONDS = 60
 LOCKED_IN = (
     "CapabilityBoundingSet=CAP_NET_ADMIN",
@@ -118,6 +118,11 @@ def _holds(name: str, present: str, planned: str) -> tuple[list[str], list[str]]
     return [other] if present else [], [same] if planned else []
 
 
+def _closes(rule: dict) -> bool:
+    """Whether there is somebody left to whom the port is closed."""
+    return names.EVERYBODY not in rule["sources"]
+
+
 # -------------------------------------------------------------------------------------------------------------- managers
 
 
@@ -148,8 +153,9 @@ class Ufw:
         """Rules by what they are for, in order within it."""
         groups: dict[str, list[str]] = {}
         for line in lines:
-            named = re.search(r" to (\S+ port \S+ proto \S+)", line)
-            groups.setdefault(named.group(1) if named else "", []).append(line)
+            named = re.search(r" to (\S+) port (\S+) proto (\S+)", line) or re.fullmatch(r"\w+( )(\d+)/(\w+)", line)
+            key = f"{named[1].strip() or 'any'} {named[2]} {named[3]}" if named else ""
+            groups.setdefault(key, []).append(line)
         return {key: groups[key] for key in sorted(groups)}
 
     def _ours(self) -> list[str]:
@@ -165,12 +171,20 @@ class Ufw:
         others = set(self._added()[1] if rules else [])
         lines = []
         for rule in rules:
-            to = f"to {rule['address']} port {rule['port']} proto {rule['protocol']}"
-            group = [f"allow from {source} {to}" for source in rule["sources"]]
+            group = [self._line("allow", source, rule) for source in rule["sources"]]
+            deny = self._line("deny", names.EVERYBODY, rule)
             lines += [line for line in group if line not in others]
-            if not others.intersection([*group, f"deny {to}"]):
-                lines.append(f"deny {to}")
+            if _closes(rule) and not others.intersection([*group, deny]):
+                lines.append(deny)
         return self._groups(lines)
+
+    def _line(self, action: str, source: str, rule: dict) -> str:
+        """One of the rule's, as ``ufw show added`` writes it: short where it names neither end."""
+        port, protocol = rule["port"], rule["protocol"]
+        if rule["address"] == names.EVERY_ADDRESS and source == names.EVERYBODY:
+            return f"{action} {port}/{protocol}"
+        to = "any" if rule["address"] == names.EVERY_ADDRESS else rule["address"]
+        return f"{action}{'' if source == names.EVERYBODY else f' from {source}'} to {to} port {port} proto {protocol}"
 
     def change(self, rules: list[dict]) -> None:
         present, wanted = self._groups(self._ours()), self._wanted(rules)
@@ -207,14 +221,13 @@ class Firewalld:
 
     def _rich(self, rule: dict) -> list[str]:
         """The rich rules of one rule, as firewall-cmd prints them."""
-        to = f'destination address="{rule["address"]}" port port="{rule["port"]}" protocol="{rule["protocol"]}"'
-        return [
-            *(
-                f'rule priority="{self.accept}" family="ipv4" source address="{source}" {to} accept'
-                for source in rule["sources"]
-            ),
-            f'rule priority="{self.drop}" family="ipv4" {to} drop',
-        ]
+        to = "" if rule["address"] == names.EVERY_ADDRESS else f'destination address="{rule["address"]}" '
+        to += f'port port="{rule["port"]}" protocol="{rule["protocol"]}"'
+        accepts = []
+        for source in rule["sources"]:
+            origin = "" if source == names.EVERYBODY else f'source address="{source}" '
+            accepts.append(f'rule priority="{self.accept}" family="ipv4" {origin}{to} accept')
+        return [*accepts, *[f'rule priority="{self.drop}" family="ipv4" {to} drop'] * _closes(rule)]
 
     def _xml(self, rules: list[dict]) -> str:
         """The policy's file, a line for each rich rule; no file without rules."""
@@ -222,14 +235,13 @@ class Firewalld:
             return ""
         lines = []
         for rule in rules:
-            to = (
-                f'<destination address="{rule["address"]}"/><port port="{rule["port"]}" protocol="{rule["protocol"]}"/>'
-            )
-            lines += [
-                f'  <rule priority="{self.accept}" family="ipv4"><source address="{source}"/>{to}<accept/></rule>'
-                for source in rule["sources"]
-            ]
-            lines.append(f'  <rule priority="{self.drop}" family="ipv4">{to}<drop/></rule>')
+            to = "" if rule["address"] == names.EVERY_ADDRESS else f'<destination address="{rule["address"]}"/>'
+            to += f'<port port="{rule["port"]}" protocol="{rule["protocol"]}"/>'
+            for source in rule["sources"]:
+                origin = "" if source == names.EVERYBODY else f'<source address="{source}"/>'
+                lines.append(f'  <rule priority="{self.accept}" family="ipv4">{origin}{to}<accept/></rule>')
+            if _closes(rule):
+                lines.append(f'  <rule priority="{self.drop}" family="ipv4">{to}<drop/></rule>')
         return "\n".join(
             [
                 '<?xml version="1.0" encoding="utf-8"?>',
@@ -357,12 +369,13 @@ class Nftables:
 
         The comment says what a rule is, so that nothing else of it has to be read again.
         """
-        to = f"ip daddr {rule['address']} {rule['protocol']} dport {rule['port']}"
+        to = names.EVERYBODY if rule["address"] == names.EVERY_ADDRESS else rule["address"]
+        to = f"ip daddr {to} {rule['protocol']} dport {rule['port']}"
         note = f"to/{rule['address']}/{rule['protocol']}/{rule['port']}"
         lines = [
             f"ip saddr {source} {to} accept comment {MARK}/accept/from/{source}/{note}" for source in rule["sources"]
         ]
-        if closed:
+        if closed and _closes(rule):
             lines.append(f'iifname != "lo" {to} tcp flags & (syn | ack) == syn drop comment {MARK}/drop/{note}')
         return lines
 
@@ -457,10 +470,13 @@ class Nftables:
     def _lines(self, chains: dict[str, list[str]]) -> list[str]:
         """From chain → comments of our rules."""
         return [
-            f"nft list chain {chain}: {comment.partition('/')[2].replace('/', ' ')}"
-            for chain in sorted(chains)
-            for comment in chains[chain]
+            f"nft list chain {chain}: {self._words(comment)}" for chain in sorted(chains) for comment in chains[chain]
         ]
+
+    @staticmethod
+    def _words(comment: str) -> str:
+        """What a comment of ours says, with networks as they are written."""
+        return re.sub(r"(?<=from )(\S+) (\d+)(?= to )", r"\1/\2", comment.partition("/")[2].replace("/", " "))
 
     def state(self, rules: list[dict]) -> tuple[list[str], list[str]]:
         present, chains = self._read() if rules or self._left() else ({}, [])
@@ -523,25 +539,38 @@ def active_manager(system: System | None = None) -> str | None:
     return firewall.manager(system.active(), system.text(firewall.UFW_SETTINGS))
 
 
+def _is_source(text: str) -> bool:
+    """Whether it is the address of a host, or a network."""
+    try:
+        network = ipaddress.IPv4Network(text)
+    except ValueError:
+        return False
+    return not network.is_multicast and text != names.EVERY_ADDRESS
+
+
+def _is_address(text: str) -> bool:
+    return text == names.EVERY_ADDRESS or ("/" not in text and _is_source(text))
+
+
 def merge_rules(rules: list[dict]) -> list[dict]:
     """Rules by address and port, each of these once, with sources in order; FirewallError for a rule that no manager accepts."""
     merged: dict[tuple[str, int, str], set[str]] = {}
     for rule in rules:
-        for address in [rule["address"], *rule["sources"]]:
-            try:
-                usable = not (
-                    ipaddress.IPv4Address(address).is_unspecified or ipaddress.IPv4Address(address).is_multicast
-                )
-            except ValueError:
-                usable = False
-            if not usable:
+        if not _is_address(rule["address"]):
+            raise FirewallError(
+                f"{rule['address']!r} in a firewall rule is not the IPv4 address of a host: give a numeric one."
+            )
+        for source in rule["sources"]:
+            if not _is_source(source):
                 raise FirewallError(
-                    f"{address!r} in a firewall rule is not the IPv4 address of a host: give a numeric one."
+                    f"{source!r} in a firewall rule is not an IPv4 address or network: give one like 192.168.1.0/24."
                 )
         if not 0 < rule["port"] < 65536:
             raise FirewallError(f"{rule['port']} in a firewall rule is not a port: give one from 1 to 65535.")
         if rule["protocol"] != "tcp":
-            raise FirewallError(f"{rule['protocol']!r} in a firewall rule is not supported: workers use tcp.")
+            raise FirewallError(
+                f"{rule['protocol']!r} in a firewall rule is not supported: workers and the server use tcp."
+            )
         merged.setdefault((rule["address"], rule["port"], rule["protocol"]), set()).update(rule["sources"])
     return [
         {"address": address, "port": port, "protocol": protocol, "sources": sorted(sources)}
@@ -553,7 +582,7 @@ def _managers(manager: str | None, system: System) -> dict:
     """Name → manager, of those that are installed; FirewallError if the one that is to be opened does not filter."""
     if manager and manager != active_manager(system):
         raise FirewallError(
-            f"{manager} is to open the workers' ports, but is not the active firewall manager of this host, which is "
+            f"{manager} is to open ports, but is not the active firewall manager of this host, which is "
             f"{active_manager(system) or 'none'}: start it, or name the active one."
         )
     return {name: kind(system) for name, kind in MANAGERS.items() if system.program(kind.program)}

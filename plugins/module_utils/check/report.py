@@ -9,7 +9,7 @@ import math
 import shlex
 import textwrap
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 
 WIDTH = 100
 """Columns of the page."""
@@ -152,7 +152,14 @@ def _memory(plan: dict) -> list[str]:
             ]
         )
     legend = ", ".join(f"{sign} {part.replace('kv', 'KV cache')}" for part, sign in PARTS.items())
-    return [*table(rows).splitlines(), f"  in MiB, ≤ an upper bound; {legend}, {FREE} free", *reasons(plan)]
+    footer = f"  in MiB, ≤ an upper bound; {legend}, {FREE} free"
+    return [*table(rows).splitlines(), footer, *without(plan), *reasons(plan)]
+
+
+def without(plan: dict) -> list[str]:
+    """What the sizes of devices do not contain, or nothing."""
+    names = {name for entry in plan["placement"] for name in entry["without"]}
+    return _wrapped("  without ", ", ".join(sorted(names))) if names else []
 
 
 def reasons(plan: dict) -> list[str]:
@@ -199,7 +206,8 @@ def _ports(plan: dict) -> list[str]:
         closed_by = host["firewall_manager"] or (unit if host["unit_closes"] else "")
         closed = f"closed to others by {closed_by}" if closed_by else "not closed to others by this collection"
         for (address, sources), numbers in ports.items():
-            text = f"{name}  {address}: {', '.join(numbers)} for {', '.join(sources)}; {closed}"
+            whom = "everybody" if names.EVERYBODY in sources else f"{', '.join(sources)}; {closed}"
+            text = f"{name}  {address}: {', '.join(numbers)} for {whom}"
             lines += _wrapped("  ", text)
     for worker in plan["external_workers"]:
         lines += _wrapped(
@@ -334,6 +342,18 @@ def plan_page(plan: dict, changed: list[str] | None = None) -> str:
     for title, part in plan_parts(plan, changed).items():
         lines += ["", title, *part]
     return "\n".join(["", *lines, ""])
+
+
+def request_lines(plan: dict) -> list[str]:
+    """How to ask the server, as a shell takes it."""
+    head = plan["head"]
+    question = (
+        '{"prompt": "", "temperature": 0}'
+        if plan["model"]["known_answer"]
+        else '{"prompt": "Once upon a time", "max_tokens": 32}'
+    )
+    key = ["-H", "Authorization: Bearer KEY"] if head["api_key_file"] else []
+    return command_lines(["curl", "-s", *key, f"{head['url']}/v1/completions", "-d", question], {}, "    ")
 
 
 MARKS = {"passed": "ok", "failed": "FAILED", "not tested": "not tested"}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import socket
+import ssl
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -36,6 +37,10 @@ RECORD_BYTES, KEY_BYTES = 1024 * 1024, 64 * 1024
 """Of a file of the launcher's, and of the API keys, at most."""
 LINE, DEVICES = 500, 256
 """Characters of a line of the log that are shown, and devices of a log that are kept."""
+NAMES = 32
+"""Of a certificate, that are shown."""
+PARTIAL_CHAIN = 0x80000
+"""ssl.VERIFY_X509_PARTIAL_CHAIN, which Python names from 3.10 on: a certificate that is trusted itself needs no authority."""
 WRONG_FORM = (ValueError, KeyError, TypeError, AttributeError, IndexError)
 """What is raised where values are taken from JSON of another form."""
 BUFFER = r": +(\S{1,200})(?: +(model|KV|RS|compute))? buffer size =\s*([0-9]{1,12}(?:\.[0-9]{1,6})?) MiB"
@@ -140,11 +145,55 @@ def buffers(log: str) -> dict[str, dict[str, Logged]]:
     return devices
 
 
-def wait_for_health(url: str, seconds: float) -> dict:
+def connections_by_rdma(log: str) -> int:
+    """How many connections to workers the log of one start reports as moved from TCP to RDMA (transport.cpp and transport-apple.cpp of
+    ggml-rpc, in the trees of 0.3.25, 0.3.35 and 0.3.36). A connection that stays on TCP is not reported."""
+    return len(re.findall(r"\bRDMA(?:\(Apple/UC\))? activated: ", log))
+
+
+def certificate_of(head: dict) -> bytes | None:
+    """The certificate that the server is to show; None where it speaks HTTP.
+
+    :raises ValueError: its file has none, or cannot be read.
+    """
+    path = head["tls_certificate_file"]
+    try:
+        return reading.first_certificate(_text(path)) if path else None
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"llama_server_tls_certificate_file is {path!r}, which cannot be used: {why}") from None
+
+
+def _text(path: str) -> str:
+    return reading.read(Path(path), KEY_BYTES, follow=True).decode("utf-8", "replace")
+
+
+def examine_certificate(url: str, path: str) -> dict:
+    """``names`` and ``until`` of the certificate that the server shows, or ``error``, why no client would take it whomever it trusts."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_flags |= PARTIAL_CHAIN
+    address, port = _address(url).rsplit(":", 1)
+    try:
+        context.load_verify_locations(cadata=_text(path))
+        with (
+            socket.create_connection((address, int(port)), HEALTH_SECONDS) as plain,
+            context.wrap_socket(plain) as shown,
+        ):
+            found = shown.getpeercert() or {}
+    except ssl.SSLCertVerificationError as error:
+        return {"error": printable(error.verify_message)}
+    except (OSError, ValueError) as error:
+        return {"error": printable(error)}
+    names = [printable(entry[-1]) for entry in found.get("subjectAltName", ())]
+    return {"names": names[:NAMES], "until": printable(found["notAfter"])}
+
+
+def wait_for_health(url: str, seconds: float, certificate: bytes | None = None) -> dict:
     """``{"healthy", "said"}`` after at most so many seconds."""
     deadline = time.monotonic() + seconds
     while True:
-        reply = reading.ask(_address(url), "/health", HEALTH_SECONDS)
+        reply = reading.ask(_address(url), "/health", HEALTH_SECONDS, certificate=certificate)
         if reply.status == 200:
             return {"healthy": True, "said": "ok"}
         if time.monotonic() >= deadline:
@@ -199,7 +248,13 @@ def collect(plan: dict, seconds: float) -> dict:
     head = plan["head"]
     own = plan["hosts"][head["host"]]
     folder = Path(own["state"])
-    evidence: dict = {"health": wait_for_health(head["url"], seconds)}
+    evidence: dict = {}
+    certificate = None
+    try:
+        certificate = certificate_of(head)
+        evidence["health"] = wait_for_health(head["own_url"], seconds, certificate)
+    except ValueError as error:
+        evidence["health"] = {"healthy": False, "said": printable(error)}
     running = state.processes(own["prefix"], own["account"])
     evidence["ends"] = ends(folder / runtime.ENDS)
     launchers = [pid for pid, argv in running.items() if argv == [*head["launcher"], "--", *head["argv"]]]
@@ -219,6 +274,7 @@ def collect(plan: dict, seconds: float) -> dict:
     if not plan["staging"]:
         evidence["drift"] = state.drift(own)
     evidence["buffers"] = buffers(log)
+    evidence["rdma"] = connections_by_rdma(log)
     for worker in (worker for planned in plan["hosts"].values() for worker in planned["workers"] if not worker["used"]):
         address, port = worker["endpoint"].rsplit(":", 1)
         answer = rpc.probe(address, int(port), protocol=worker["protocol"])
@@ -228,8 +284,10 @@ def collect(plan: dict, seconds: float) -> dict:
         if plan["model"]["known_answer"]
         else {"prompt": PROMPT, "temperature": 0, "max_tokens": TOKENS}
     )
+    if certificate:
+        evidence["certificate"] = examine_certificate(head["own_url"], head["tls_certificate_file"])
     key = first_key(head["api_key_file"])
-    address, port = _address(head["url"]).rsplit(":", 1)
+    address, port = _address(head["own_url"]).rsplit(":", 1)
 
     def objection() -> str | None:
         """The connection stands, so whoever listens now is who gets the key, or nobody does."""
@@ -237,7 +295,9 @@ def collect(plan: dict, seconds: float) -> dict:
         return stranger and f"the API key was not sent: {stranger}"
 
     evidence["completion"] = completion(
-        reading.ask(_address(head["url"]), "/v1/completions", SECONDS_FOR_ANSWER, question, key, objection)
+        reading.ask(
+            _address(head["own_url"]), "/v1/completions", SECONDS_FOR_ANSWER, question, key, objection, certificate
+        )
     )
     return evidence
 
@@ -279,9 +339,11 @@ EVIDENCE = {
     },
     "links": Each(Maybe({"mbit_per_second": FIGURE, "round_trip_ms": FIGURE, "detail": LINES[0]})),
     "waits_for": Maybe(LINES),
+    "certificate": Maybe({"names": Maybe(LINES), "until": Maybe(LINES[0]), "error": Maybe(LINES[0])}),
 }
 HEALTHY = {
     "buffers": Each(Each([Number(real=True)])),
+    "rdma": Number(),
     "completion": {"text": LINES[0], "tokens": Number(), "tokens_per_second": FIGURE},
 }
 """The form of what collect returns: always, and of a server that is healthy."""
@@ -471,14 +533,25 @@ def _links(evidence: dict) -> list[dict]:
     return checks
 
 
+def _transport(plan: dict, evidence: dict) -> str:
+    """How llama-server reaches the workers that it uses, as far as its log tells."""
+    used = sum(worker["used"] for planned in plan["hosts"].values() for worker in planned["workers"])
+    if not evidence["log_complete"]:
+        return "over TCP or RDMA: start.log on the head is incomplete"
+    if not evidence["rdma"]:
+        return "over TCP"
+    return "over RDMA" if evidence["rdma"] >= used else f"over TCP or RDMA: {evidence['rdma']} of {used} use RDMA"
+
+
 def _handshakes(plan: dict, evidence: dict) -> list[dict]:
     """Of workers that others run only those are asked that the plan uses: any other one may serve somebody else."""
     recorded = evidence["handshakes"]
     needed = {entry["endpoint"]: entry["capacity_mib"] for entry in plan["placement"]}
     own = [worker["endpoint"] for planned in plan["hosts"].values() for worker in planned["workers"]]
     used = [worker["endpoint"] for worker in plan["external_workers"] if worker["used"]]
+    transport = _transport(plan, evidence)
     checks = [
-        _check("handshake", endpoint, *_judge_answer(recorded, endpoint, needed.get(endpoint, 0)))
+        _check("handshake", endpoint, *_judge_answer(recorded, endpoint, needed.get(endpoint), transport))
         for endpoint in [*own, *used]
     ]
     return checks + [
@@ -490,10 +563,11 @@ def _handshakes(plan: dict, evidence: dict) -> list[dict]:
     ]
 
 
-def _judge_answer(recorded: dict, endpoint: str, needed: int) -> tuple[bool, str]:
+def _judge_answer(recorded: dict, endpoint: str, needed: int | None, transport: str) -> tuple[bool, str]:
     """Whether a worker answered as planned, and what it said.
 
-    :param needed: MiB that the plan may put there.
+    :param needed: MiB that the plan may put there; None where it puts nothing there.
+    :param transport: of the workers that the plan uses.
     """
     answer = recorded["workers"].get(endpoint)
     if not answer:
@@ -503,8 +577,18 @@ def _judge_answer(recorded: dict, endpoint: str, needed: int) -> tuple[bool, str
         return False, f"{answer['state']}: {answer['detail']}"
     total = sum(device["total_mib"] for device in answer["devices"])
     answered = f"protocol {answer['protocol']}, {len(answer['devices'])} device, {total} MiB"
-    right = len(answer["devices"]) == 1 and total >= needed
-    return right, answered if right else f"{answered}, planned: 1 device with {needed} MiB or more"
+    answered += f", {transport}" if needed is not None else ""
+    right = len(answer["devices"]) == 1 and total >= (needed or 0)
+    return right, answered if right else f"{answered}, planned: 1 device with {needed or 0} MiB or more"
+
+
+def _why_no_buffers(evidence: dict) -> str:
+    """Why the log of the head says nothing of buffers that are missing in it; empty where it does."""
+    if not evidence["log_complete"]:
+        return "start.log on the head is incomplete, as where its disk is full"
+    if not evidence["buffers"]:
+        return "start.log on the head has no sizes of buffers: this llama-server does not log them, or logs them with a higher --log-verbosity only"
+    return ""
 
 
 def _buffers(plan: dict, evidence: dict) -> list[dict]:
@@ -522,9 +606,9 @@ def _buffers(plan: dict, evidence: dict) -> list[dict]:
             elif abs(size - entry[key]) > rounding + entry[key] / 1000:
                 wrong.append(f"{kind} {size} MiB, planned {entry[key]}")
         sizes = ", ".join(f"{kind} {entries.mib} MiB" for kind, entries in logged.items()) + bounds
-        if wrong and not evidence["log_complete"]:
-            wrong = ["start.log on the head is incomplete, as where its disk is full"]
-            checks.append(_check("buffers", entry["device"], None, wrong[0]))
+        unreadable = _why_no_buffers(evidence)
+        if wrong and unreadable:
+            checks.append(_check("buffers", entry["device"], None, unreadable))
         else:
             checks.append(_check("buffers", entry["device"], not wrong, "; ".join(wrong) or sizes))
     return checks
@@ -552,6 +636,18 @@ def _known_answer(plan: dict, evidence: dict) -> dict:
         f"The answer is {evidence['completion']['text'][:300]!r}"
     )
     return _check("known answer", subject, False, evidence_text)
+
+
+def _certificate(plan: dict, evidence: dict) -> list[dict]:
+    """Of a server that speaks HTTPS: that a client who trusts it takes its certificate, and by which names."""
+    shown = evidence.get("certificate")
+    if not shown:
+        return []
+    subject = plan["head"]["tls_certificate_file"]
+    if shown.get("error"):
+        return [_check("certificate", subject, False, f"{shown['error']}: clients refuse it")]
+    named = f"for {', '.join(shown['names'])}" if shown.get("names") else "for no name, so that most clients refuse it"
+    return [_check("certificate", subject, True, f"{named}; valid until {shown.get('until')}")]
 
 
 def _completion(plan: dict, evidence: dict) -> dict:
@@ -627,7 +723,7 @@ def judge(
     health = "; ".join(evidence.get("waits_for") or [evidence["health"]["said"]])
     checks.append(_check("health", plan["head"]["url"], evidence["health"]["healthy"], health))
     if evidence["health"]["healthy"]:
-        checks += _handshakes(plan, evidence) + _buffers(plan, evidence)
+        checks += _certificate(plan, evidence) + _handshakes(plan, evidence) + _buffers(plan, evidence)
         checks += [_known_answer(plan, evidence), _completion(plan, evidence)]
     else:
         checks += [

@@ -27,8 +27,12 @@ KEPT_FACTS = "facts.json"
 """File below the prefix of the head with the facts from which the last plan was made."""
 FIREWALLS = ("firewalld", "ufw", "nftables")
 """Managers of a host's firewall that are driven."""
+LINK_KINDS = ("ethernet", "thunderbolt", "usb4", "infiniband", "wireless")
+"""Kinds of links between hosts."""
 MTU = range(1280, 65536)
 """What a link may have, in bytes."""
+EVERY_ADDRESS, EVERYBODY = "0.0.0.0", "0.0.0.0/0"
+"""Where a program listens on all addresses of its host, and the network of all hosts."""
 INSTALLED = ("releases", "runtime", "state", "supervisor", "venv", "links", "lingering", KEPT_FACTS)
 """What an installation has below its prefix, apart from models, which may be an operator's."""
 FAMILIES = {

@@ -10,7 +10,9 @@ import http.client
 import json
 import math
 import os
+import re
 import socket
+import ssl
 import stat
 import threading
 import time
@@ -125,6 +127,17 @@ def _is_deeper(value: Any, depth: int) -> bool:
     )
 
 
+def first_certificate(text: str) -> bytes:
+    """The certificate of a server, the first one of a file in PEM form, as it shows it.
+
+    :raises ValueError: there is none.
+    """
+    block = re.search(f"{ssl.PEM_HEADER}.*?{ssl.PEM_FOOTER}", text, re.DOTALL)
+    if not block:
+        raise ValueError("it holds no certificate in PEM form")
+    return ssl.PEM_cert_to_DER_cert(block[0])
+
+
 class Reply(NamedTuple):
     """``status`` is 0 where there is no reply; ``text`` is why then."""
 
@@ -139,10 +152,12 @@ def ask(
     body: Mapping[str, Any] | None = None,
     key: str | None = None,
     objection: Callable[[], str | None] = lambda: None,
+    certificate: bytes | None = None,
 ) -> Reply:
     """What an HTTP server replies within so many seconds altogether, however slowly it sends, up to a mebibyte.
 
     :param objection: asked once the connection stands, before anything is sent: why nothing may be.
+    :param certificate: the one that the server has to show, in DER form; then HTTPS is spoken. Its names and its authority do not count.
     """
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
     connection = http.client.HTTPConnection(address, timeout=seconds)
@@ -150,10 +165,11 @@ def ask(
     deadline = time.monotonic() + seconds
     try:
         connection.connect()
-        timer = threading.Timer(seconds, _hang_up, (connection.sock,))
+        held = [connection.sock]
+        timer = threading.Timer(seconds, _hang_up, (held,))
         timer.daemon = True
         timer.start()
-        reason = objection()
+        reason = objection() or (_secure(connection, held, certificate) if certificate else None)
         if reason:
             return Reply(0, reason)
         connection.request("POST" if body else "GET", path, json.dumps(body) if body else None, headers)
@@ -171,6 +187,24 @@ def ask(
         connection.close()
 
 
-def _hang_up(connection: socket.socket) -> None:
+def _secure(connection: http.client.HTTPConnection, held: list[socket.socket], certificate: bytes) -> str | None:
+    """Speaks TLS over a connection that stands; why its server is not the one that has this certificate and its key, or None.
+
+    :param held: gets the socket that takes the connection over, before anything is waited for.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    secured = context.wrap_socket(connection.sock, do_handshake_on_connect=False)
+    connection.sock = secured
+    held.append(secured)
+    secured.do_handshake()
+    if secured.getpeercert(binary_form=True) == certificate:
+        return None
+    return "it shows another certificate than the one that is configured: run site.yml, which restarts it"
+
+
+def _hang_up(held: list[socket.socket]) -> None:
+    """Ends what waits for the other side, in the handshake of TLS too."""
     with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
+        socket.socket.shutdown(held[-1], socket.SHUT_RDWR)

@@ -28,7 +28,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     versions,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import firewall, hardware, reached, toolchains
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import (
+    firewall,
+    hardware,
+    interfaces,
+    mesa,
+    reached,
+    speeds,
+    toolchains,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 
 MINIMUM_PYTHON = (3, 9)
@@ -199,6 +207,14 @@ def option_files(scope: str, prefix: str, environment: Mapping[str, str], system
     return [path for path in (system, folder + "/llama.cpp/config.ini") if os.path.exists(path)]
 
 
+def addresses(ask: Ask = output) -> list[str]:
+    """IPv4 addresses of this host, without loopback."""
+    printed = ask(["ip", "-4", "-oneline", "address"]) or ask(["ifconfig"])
+    return sorted(
+        address for address in set(re.findall(r"\binet (\d+(?:\.\d+){3})", printed)) if not address.startswith("127.")
+    )
+
+
 def defined_services(manager: str, units: str) -> list[str]:
     """Names of services whose definition this collection has written."""
     services = []
@@ -230,10 +246,16 @@ def _distribution() -> dict:
     return {"id": system, "version": platform.release().split(".", maxsplit=1)[0], "family": system}
 
 
-def facts(wanted_scope: str, catalogue: dict | None = None) -> dict:
-    """Everything that planning needs to know of this host. Stable: nothing here changes with the load.
+def _installed(tools: Mapping[str, str | None], packages: dict | None) -> list[str]:
+    """Names of tools, and of the distribution's packages of llama.cpp."""
+    return sorted([*(tool for tool, version in tools.items() if version), *(packages["installed"] if packages else [])])
+
+
+def facts(wanted_scope: str, catalogue: dict | None = None, measure: bool = False) -> dict:
+    """Everything that planning needs to know of this host. Stable: nothing here changes with the load, but what is measured on request.
 
     :param catalogue: distribution family → its packages of llama.cpp, to look for them.
+    :param measure: whether to measure speeds.
     """
     wanted_scope = scope(wanted_scope)
     manager = service_manager(wanted_scope)
@@ -258,13 +280,12 @@ def facts(wanted_scope: str, catalogue: dict | None = None) -> dict:
         "distribution": distributed,
         "packaged": packages,
         "cpu": hardware.cpu(),
+        "rates": speeds.measured() if measure else None,
         "memory_mib": memory,
         "accelerators": devices,
         "toolchain": tools,
         "toolchains": installed,
-        "tools": sorted(
-            [*(tool for tool, version in tools.items() if version), *(packages["installed"] if packages else [])]
-        ),
+        "tools": _installed(tools, packages),
         "scope": wanted_scope,
         "user": user,
         "uid": os.geteuid(),
@@ -273,16 +294,16 @@ def facts(wanted_scope: str, catalogue: dict | None = None) -> dict:
         "python": interpreter,
         "service_manager": manager,
         "supervisor": supervisor(place["prefix"]),
-        "lingering": {
-            "enabled": lingers(user),
-            "by_us": os.path.exists(place["prefix"] + "/lingering"),
-        },
+        "lingering": {"enabled": lingers(user), "by_us": os.path.exists(place["prefix"] + "/lingering")},
         "firewall": firewall.of_host() if record.host_settings else None,
         "units_filter": firewall.of_units(interpreter) if record.closes_ports_by else None,
         "host_settings": record.host_settings,
         "kernel": platform.release(),
         "firmware": firmware(devices, distributed["family"]),
         "thunderbolt": hardware.thunderbolt(),
+        "interfaces": interfaces.interfaces(),
+        "unified_heap": mesa.unified_heap(),
+        "addresses": addresses(),
         "measured": measured_links(place["prefix"]),
         "option_files": option_files(wanted_scope, place["prefix"], environment),
         "reached_at": reached.address(),

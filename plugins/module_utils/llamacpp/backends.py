@@ -82,6 +82,10 @@ OPTION_BUILDS: dict[str, Builds] = {
 """Option → first and last build between which a tree may know it: outside, none does. Where upstream's change is not known to the
 build, the bounds are the trees in which it was looked for, 6170, 8643 and 11063. An option that is not here is not judged."""
 
+TLS_OPTIONS = ("LLAMA_OPENSSL", "LLAMA_SERVER_SSL")
+"""With these llama-server speaks TLS: the second one in older trees (#16290 replaced it by the first). Where OPTION_BUILDS does not say which one a
+tree has, both are set, and so for ik_llama.cpp, whose trees of January to March 2026 forget the second one (its #1451)."""
+
 GPU_TARGETS_SINCE = 7000
 """A build that certainly reads GPU_TARGETS; 6170 reads AMDGPU_TARGETS alone, of which newer ROCm warns."""
 
@@ -103,6 +107,11 @@ BUILD_TOOLS = ["cmake", "ninja", "c++"]
 """Commands every build needs."""
 OPTIONAL_TOOLS = ["ccache"]
 """Commands that make builds faster."""
+
+
+UNIFIED_HEAP = "radv_enable_unified_heap_on_apu"
+"""Option of Mesa's Vulkan driver for AMD, of its configuration and of the environment, that shows all of a memory that is the host's too as the
+device's own. It is ``true`` or ``false``; anything else is ignored (parseValue in src/util/xmlconfig.c)."""
 
 
 class Form(NamedTuple):
@@ -428,7 +437,8 @@ CUDA = Backend(
         compilers=("bin/nvcc",),
         compiler_query="",
         components={},
-        minimum="",
+        # C++17, and cuda_bf16.h, which ggml-cuda includes in all trees that were read (0.3.16 to 0.3.36; ggml-org/llama.cpp#21968).
+        minimum="11.0",
         environment={"CUDACXX": "{compiler}", "CUDAToolkit_ROOT": "{prefix}"},
         not_of_system=(),
         host_compiler="CUDAHOSTCXX",
@@ -544,7 +554,27 @@ TOOLKITS = {record.name: record.toolkit for record in RECORDS.values() if record
 """Backend → its toolkit, of those that are installed side by side, each below a prefix of its own."""
 IK_LLAMA_BACKENDS = tuple(record.name for record in RECORDS.values() if record.in_ik_llama)
 IK_LLAMA_MAINTAINED = tuple(record.name for record in RECORDS.values() if record.maintained_in_ik_llama)
-LIBRARIES = {library.name: library for record in RECORDS.values() for library in record.libraries}
+OPENSSL = Library(
+    "openssl",
+    "",
+    tuple(
+        f"{folder}/openssl/ssl.h"
+        for folder in (
+            "usr/include",
+            "usr/local/include",
+            "opt/homebrew/include",
+            "opt/homebrew/opt/openssl@3/include",
+            "usr/local/opt/openssl@3/include",
+        )
+    ),
+    "",
+    0,
+)
+"""What a llama-server with TLS is built with; on a Mac from Homebrew, which may not link it."""
+LIBRARIES = {
+    **{library.name: library for record in RECORDS.values() for library in record.libraries},
+    OPENSSL.name: OPENSSL,
+}
 DECLARED_TOOLS = {
     record.toolkit.command: record.toolkit.declared for record in RECORDS.values() if record.toolkit is not None
 }
@@ -633,6 +663,7 @@ def cmake_options(
     generation: int,
     all_quants: bool = False,
     fork: str = capabilities.MAINLINE,
+    tls: bool = False,
 ) -> dict[str, str]:
     """Options for a build.
 
@@ -640,6 +671,7 @@ def cmake_options(
     :param generation: build number that tells which options the tree knows.
     :param all_quants: whether flash attention is compiled for every pair of types of the KV cache.
     :param fork: whose tree it is; generation does not count for ik_llama.cpp.
+    :param tls: whether llama-server speaks TLS.
     """
     record = RECORDS[backend]
     if fork == capabilities.IK_LLAMA:
@@ -652,6 +684,8 @@ def cmake_options(
             **{name: "OFF" for name, builds in {**OFF, **record.off}.items() if among(generation, builds)},
         }
     options.update(record.options)
+    known = TLS_OPTIONS if fork == capabilities.IK_LLAMA else _known(TLS_OPTIONS, generation)
+    options.update(dict.fromkeys(known if tls else (), "ON"))
     form = record.architecture
     if form:
         targets = ";".join(form.target(architecture) for architecture in architectures)
@@ -659,6 +693,11 @@ def cmake_options(
     if all_quants and record.all_quants:
         options[record.all_quants] = "ON"
     return options
+
+
+def _known(names: Collection[str], generation: int) -> list[str]:
+    """Options that a tree of llama.cpp may know."""
+    return [name for name in names if among(generation, OPTION_BUILDS.get(name, EVERY_BUILD))]
 
 
 def backend_of(identity: str) -> str | None:

@@ -12,7 +12,9 @@ from __future__ import annotations
 import bisect
 import difflib
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import date
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
@@ -20,10 +22,32 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import o
 PYPI_TREES: dict[str, dict[str, Any]] = {
     "0.3.16": {"build": 6170, "commit": "4227c9b", "generation": 6170},
     "0.3.20": {"build": 8643, "commit": "f49e917", "generation": 8643},
+    "0.3.25": {"build": None, "commit": "210a657", "generation": 9435, "protocol": "4.0.0"},
+    "0.3.35": {"build": None, "commit": "4df29be", "generation": 10458, "protocol": "5.0.0"},
     "0.3.36": {"build": None, "commit": "0c1e570", "generation": 11063, "protocol": "7.0.0"},
 }
-"""llama-cpp-python release → the llama.cpp tree it carries. Where the build number is not known, ``generation`` is that of
-an older build which understands the same."""
+"""llama-cpp-python release → the llama.cpp tree it carries, of those that were read. Where the build number is not known, ``generation`` is that
+of an older build which understands the same, or the number of its day. Of other releases the source archive tells commit, day and protocol."""
+
+BUILDS_OF_DAYS = [
+    ("2024-08-29", 3642),
+    ("2025-04-08", 5061),
+    ("2025-08-14", 6170),
+    ("2025-10-04", 6688),
+    ("2025-12-16", 7437),
+    ("2026-02-25", 8156),
+    ("2026-04-03", 8643),
+    ("2026-05-16", 9174),
+    ("2026-05-20", 9247),
+    ("2026-06-18", 9701),
+    ("2026-07-24", 10103),
+    ("2026-08-17", 10472),
+    ("2026-09-08", 10864),
+    ("2026-09-22", 11059),
+]
+"""Days on which a build was the newest or nearly so, from reports of it: ggml-org/llama.cpp#9244, #12817, #18097, #29270, xorbitsai/xllamacpp#114,
+docker/model-runner#918 and #1043, containers/ramalama#2761 and #2805, SubtitleEdit/subtitleedit#12782, ollama/ollama#18317; 6170 and 8643 are trees that
+were read, 6688 began a protocol."""
 
 PACKAGED_TREES: dict[str, dict[str, Any]] = {
     "0.7.0": {"build": 11669, "commit": "unknown", "generation": 11669, "protocol": "8.0.0"},
@@ -43,8 +67,15 @@ PROTOCOLS = [
     (8802, "4.0.0"),
     (10176, "5.0.0"),
     (10496, "5.1.0"),
+    (10497, None),
+    (11450, "8.0.0"),
+    (11670, None),
 ]
-"""First build → RPC protocol; None is older than the handshake. From 6.0.0 on (August 2026) the first builds are not known."""
+"""First build → RPC protocol. None is older than the handshake, or not known by number: 6.0.0 (#18626) and 7.0.0 came between b10496 and b11450
+(#26610), and 11669 is the newest build that was seen. There the tree itself tells it, when it is fetched."""
+
+RPC_SINCE = 2901
+"""Oldest build whose worker's options are known; RPC came with #6829 in May 2024."""
 
 MAX_BACKENDS = 16
 """Of one llama-server: each device has one, and the processor (GGML_SCHED_MAX_BACKENDS of ggml-backend.cpp, an assertion; the same in 6170, 8643, 11063
@@ -90,20 +121,23 @@ def of_build(build: int, protocol: str | None = None, fork: str = MAINLINE) -> A
     }
     if fork == IK_LLAMA:
         return {"worker_binary": "rpc-server", **flags, **_names_of_ik_llama(build)}
-    known = PROTOCOLS[bisect.bisect_right(PROTOCOLS, (build, "~")) - 1]
     return {
         "worker_binary": "ggml-rpc-server" if build >= 9824 else "rpc-server",
         **flags,
-        "protocol": protocol or (known[1] if known is not PROTOCOLS[-1] or build == known[0] else None),
+        "protocol": protocol or _protocol_of(PROTOCOLS, build),
         "buffer_name": "RPC0[{endpoint}]" if build >= 6688 else "RPC[{endpoint}]",
         "device_name": "RPC{index}" if build >= 6688 else "RPC[{endpoint}]",
     }
 
 
+def _protocol_of(table: Sequence[tuple[int, str | None]], build: int) -> str | None:
+    return table[bisect.bisect_right([first for first, _protocol in table], build) - 1][1]
+
+
 def _names_of_ik_llama(commit: int) -> Able:
     name = "RPC0[{endpoint}]" if commit >= IK_LLAMA_SEVERAL_DEVICES_SINCE else "RPC[{endpoint}]"
     return {
-        "protocol": IK_LLAMA_PROTOCOLS[bisect.bisect_right(IK_LLAMA_PROTOCOLS, (commit, "~")) - 1][1],
+        "protocol": _protocol_of(IK_LLAMA_PROTOCOLS, commit),
         "buffer_name": name,
         "device_name": name if commit >= IK_LLAMA_DEVICE_SINCE else None,
     }
@@ -119,6 +153,30 @@ def _server_flags(known: Mapping[str, bool]) -> list[str]:
         for word, valued in known.items()
         if word.startswith("--") and (valued or word not in options.OF_TWO_FORMS)
     )
+
+
+def tells_protocol(build: int) -> bool:
+    """Whether the number of a build of llama.cpp tells its protocol, or that it has none."""
+    return build < PROTOCOLS[1][0] or _protocol_of(PROTOCOLS, build) is not None
+
+
+def build_of_day(day: str, protocol: str | None) -> int | None:
+    """About which build was the newest on a day; None for days before those that are known.
+
+    :param day: as 2026-06-01.
+    :param protocol: of that build, which bounds its number where its builds are known.
+    """
+    days = [(date.fromisoformat(known).toordinal(), build) for known, build in BUILDS_OF_DAYS]
+    wanted = date.fromisoformat(day).toordinal()
+    index = min(bisect.bisect_right(days, (wanted, sys.maxsize)), len(days) - 1)
+    if not index:
+        return None
+    (start, first), (end, last) = days[index - 1], days[index]
+    build = first + (wanted - start) * (last - first) // (end - start)
+    for (since, known), (until, _next) in zip(PROTOCOLS, PROTOCOLS[1:]):
+        if known and known == protocol:
+            return min(max(build, since), until - 1)
+    return build
 
 
 class Help(NamedTuple):

@@ -35,8 +35,9 @@ MASK_TOKENS = 64
 
 AUTO_FLASH_SINCE = 6325
 """First build that tries flash attention where nothing is said of it (#15434)."""
-FLASH_SIZES = (64, 80, 96, 112, 128, 256)
-"""Sizes of heads for which every backend has flash attention."""
+FLASH_SIZES = (40, 64, 72, 80, 96, 112, 128, 256)
+"""Sizes of heads for which CUDA, HIP, Metal, Vulkan and processors have flash attention, where keys and values have one type: supports_op of
+builds 8643 and 11063. RPC says yes to all."""
 NO_FLASH = ("grok",)
 """Architectures for which llama.cpp switches it off."""
 
@@ -48,7 +49,8 @@ def uses_flash(summary: Mapping[str, Any], settings: caches.Settings, generation
     wanted = settings.flash_attention or ("auto" if generation >= AUTO_FLASH_SINCE else "off")
     if summary["architecture"] in NO_FLASH or wanted == "off":
         return False
-    return wanted == "on" or summary["key_dimension"] == summary["value_dimension"] in FLASH_SIZES
+    alike = settings.type_k == settings.type_v and summary["key_dimension"] == summary["value_dimension"]
+    return wanted == "on" or (alike and summary["key_dimension"] in FLASH_SIZES)
 
 
 def _heads_at_once(summary: Mapping[str, Any], settings: caches.Settings, context: int) -> int:

@@ -36,6 +36,7 @@ class Spelling(NamedTuple):
     :param means: of a switch, the value that it stands for.
     :param written: whether the plan writes it.
     :param unlisted: those of its words that the program takes and does not list in its help.
+    :param values: what it takes, where builds differ in that; empty where everything is given to it.
     """
 
     words: tuple[str, ...]
@@ -46,6 +47,7 @@ class Spelling(NamedTuple):
     means: str = ""
     written: bool = True
     unlisted: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
 
     def has(self, build: int, fork: str) -> bool:
         """Whether this build has it."""
@@ -68,6 +70,7 @@ class Option(NamedTuple):
     :param implied: values for which nothing is written where no spelling can say them.
     :param remedy: what to do instead of giving it, where no variable sets it.
     :param replaced: what happened to it after its last build.
+    :param adds: what devices hold with it beside what is planned.
     :param secret: whether its value is a secret, which neither a command line nor a definition may hold.
     """
 
@@ -84,6 +87,7 @@ class Option(NamedTuple):
     replaced: str = ""
     program: str = SERVER
     secret: bool = False
+    adds: str = ""
 
     def spelled(self, build: int, fork: str) -> list[Spelling]:
         """Its spellings in this build."""
@@ -111,8 +115,11 @@ def _in(
     means: str = "",
     written: bool = True,
     unlisted: str = "",
+    values: str = "",
 ) -> Spelling:
-    return Spelling(tuple(words.split()), first, last, fork, form, means, written, tuple(unlisted.split()))
+    return Spelling(
+        tuple(words.split()), first, last, fork, form, means, written, tuple(unlisted.split()), tuple(values.split())
+    )
 
 
 def _both(words: str, form: str = VALUE) -> tuple[Spelling, Spelling]:
@@ -126,6 +133,16 @@ def _split(environment: str) -> tuple[str, ...]:
 
 DIRECT_IO = (7668, 10104)
 LOAD_MODE_SINCE = 10105
+"""First build with --load-mode (#20834)."""
+AUTO_SINCE = 10458
+"""Oldest build that was read with the load modes auto (#26081) and mmap+mlock, and with mlock that does not map (#26135): the tree of 0.3.35."""
+SEPARATE_MODES_UNTIL = 10883
+"""Last build that takes the older spellings of load modes; b10884 ends with «invalid argument» (tscibilia/home-ops#3804)."""
+FIT_SINCE = 7437
+"""Oldest build in which --fit was seen (#18097); it came with #16653 in December 2025."""
+TRACE_SINCE = 9138
+"""From about here on the sizes of buffers need -lv 4 (#23021 of 13 May 2026; seen in b9181). Before that they are logged without it."""
+SEPARATE_MODES = "--mmap --no-mmap -dio --direct-io -ndio --no-direct-io --mlock"
 FUSED_SINCE = 3928
 """First commit of ik_llama.cpp that fuses experts by itself; flash attention is its default, too."""
 OVERRIDE_LISTED, PROJECTOR_LISTED, EXPERTS_LISTED, REPACK_LISTED = 4742, 4742, 4768, 4768
@@ -204,7 +221,8 @@ TABLE: tuple[Option, ...] = (
         tuple(spelling._replace(written=False) for spelling in _both("--split-mode -sm")),
         owned=True,
         environment=_split("LLAMA_ARG_SPLIT_MODE"),
-        remedy="remove it: the plan places whole layers, which is llama-server's default",
+        remedy="remove it: the plan places whole layers, which is llama-server's default. With tensor over RPC (#26610, b11450) two equal "
+        "workers connect to each other at their port + 1000, which the firewall closes, so that loading would hang",
     ),
     Option(
         "context",
@@ -267,14 +285,20 @@ TABLE: tuple[Option, ...] = (
             _in(MAINLINE, "--no-mmap", 0, LOAD_MODE_SINCE - 1, SWITCH, "none"),
             _in(MAINLINE, "-dio --direct-io", *DIRECT_IO, SWITCH, "dio"),
             _in(MAINLINE, "--mmap -ndio --no-direct-io", *DIRECT_IO, SWITCH, written=False),
-            _in(MAINLINE, "--load-mode -lm", LOAD_MODE_SINCE),
+            _in(MAINLINE, "--mlock", 0, LOAD_MODE_SINCE - 1, SWITCH, "mmap+mlock"),
+            _in(MAINLINE, SEPARATE_MODES, LOAD_MODE_SINCE, SEPARATE_MODES_UNTIL, SWITCH, written=False),
+            _in(MAINLINE, "--load-mode -lm", LOAD_MODE_SINCE, AUTO_SINCE - 1, values="mmap none dio"),
+            _in(MAINLINE, "--load-mode -lm", AUTO_SINCE),
             _in(IK_LLAMA, "--no-mmap", form=SWITCH, means="none"),
+            _in(IK_LLAMA, "--mlock", form=SWITCH, means="mmap+mlock"),
         ),
         "llama_server_load_mode",
         owned=True,
         optional=True,
-        environment=_split("LLAMA_ARG_LOAD_MODE LLAMA_ARG_MMAP LLAMA_ARG_NO_MMAP LLAMA_ARG_DIO LLAMA_ARG_NO_DIO"),
-        implied=("mmap",),
+        environment=_split(
+            "LLAMA_ARG_LOAD_MODE LLAMA_ARG_MMAP LLAMA_ARG_NO_MMAP LLAMA_ARG_DIO LLAMA_ARG_NO_DIO LLAMA_ARG_MLOCK"
+        ),
+        implied=("mmap", "auto"),
     ),
     Option(
         "warmup",
@@ -304,6 +328,22 @@ TABLE: tuple[Option, ...] = (
         secret=True,
     ),
     Option(
+        "tls-certificate",
+        _both("--ssl-cert-file"),
+        "llama_server_tls_certificate_file",
+        owned=True,
+        optional=True,
+        environment=_split("LLAMA_ARG_SSL_CERT_FILE"),
+    ),
+    Option(
+        "tls-key",
+        _both("--ssl-key-file"),
+        "llama_server_tls_key_file",
+        owned=True,
+        optional=True,
+        environment=_split("LLAMA_ARG_SSL_KEY_FILE"),
+    ),
+    Option(
         "token-of-a-registry",
         tuple(spelling._replace(written=False) for spelling in _both("--hf-token -hft")),
         owned=True,
@@ -317,7 +357,7 @@ TABLE: tuple[Option, ...] = (
             *(spelling._replace(written=False) for spelling in _both("-h --help --usage --version", SWITCH)),
             _in(MAINLINE, "--completion-bash --list-devices", form=SWITCH, written=False),
             _in(MAINLINE, "--cache-list -cl", 8643, form=SWITCH, written=False),
-            _in(MAINLINE, "--license", 8643, 11062, SWITCH, written=False),
+            _in(MAINLINE, "--license", 8643, 9434, SWITCH, written=False),
         ),
         owned=True,
         remedy="remove it, because llama-server would print something and end",
@@ -325,7 +365,7 @@ TABLE: tuple[Option, ...] = (
     Option(
         "fit",
         (
-            _in(MAINLINE, "--fit -fit", 8643),
+            _in(MAINLINE, "--fit -fit", FIT_SINCE),
             _in(IK_LLAMA, "--fit", 4349, form=SWITCH, written=False),
         ),
         owned=True,
@@ -336,8 +376,8 @@ TABLE: tuple[Option, ...] = (
     Option(
         "log-verbosity",
         (
-            _in(MAINLINE, "--log-verbosity -lv --verbosity", 0, LOAD_MODE_SINCE - 1, written=False),
-            _in(MAINLINE, "--log-verbosity -lv --verbosity", LOAD_MODE_SINCE),
+            _in(MAINLINE, "--log-verbosity -lv --verbosity", 0, TRACE_SINCE - 1, written=False),
+            _in(MAINLINE, "--log-verbosity -lv --verbosity", TRACE_SINCE),
             _in(IK_LLAMA, "--verbosity", written=False),
         ),
         owned=True,
@@ -419,13 +459,13 @@ TABLE: tuple[Option, ...] = (
         environment=_split("LLAMA_ARG_LAZY_MODE"),
         memory=UNPLANNED,
     ),
-    Option("adapter", _both("--lora --lora-scaled"), memory=UNPLANNED),
+    Option("adapter", _both("--lora --lora-scaled"), memory=UNPLANNED, adds="adapters"),
     Option(
         "draft",
         (
             *_both("--model-draft -md"),
             _in(MAINLINE, "--hf-repo-draft -hfd -hfrd"),
-            _in(MAINLINE, "--spec-draft-model --spec-draft-hf", 11063),
+            _in(MAINLINE, "--spec-draft-model --spec-draft-hf", 9435),
             _in(MAINLINE, "--spec-type", 8643),
             _in(IK_LLAMA, "--spec-type", 4192),
         ),
@@ -433,6 +473,7 @@ TABLE: tuple[Option, ...] = (
             "LLAMA_ARG_MODEL_DRAFT LLAMA_ARG_SPEC_DRAFT_MODEL LLAMA_ARG_HFD_REPO LLAMA_ARG_SPEC_DRAFT_HF_REPO LLAMA_ARG_SPEC_TYPE"
         ),
         memory=UNPLANNED,
+        adds="what speculates (a draft model, or layers that predict further tokens)",
     ),
     Option(
         "projector",
@@ -445,6 +486,7 @@ TABLE: tuple[Option, ...] = (
         ),
         environment=_split("LLAMA_ARG_MMPROJ LLAMA_ARG_MMPROJ_URL"),
         memory=UNPLANNED,
+        adds="the projector",
     ),
     Option(
         "fused-experts",
@@ -634,7 +676,7 @@ def render(name: str, value: str | Iterable[str] | None, build: int, fork: str =
         return []
     spellings = [spelling for spelling in option.spelled(build, fork) if spelling.written]
     for spelling in spellings:
-        if spelling.form != SWITCH:
+        if spelling.form != SWITCH and (not spelling.values or text in spelling.values):
             return [spelling.words[0], text]
     for spelling in spellings:
         if spelling.means == text:
@@ -642,6 +684,21 @@ def render(name: str, value: str | Iterable[str] | None, build: int, fork: str =
     if text in option.implied:
         return []
     raise UnknownOption(f"{name} {text}")
+
+
+def sayable(name: str, build: int, fork: str = MAINLINE) -> list[str]:
+    """The values that a build can say of an option of llama-server with few values, the usual ones first."""
+    option = _OPTIONS[name]
+    spellings = [spelling for spelling in option.spelled(build, fork) if spelling.written]
+    values = dict.fromkeys(value for one in spellings for value in (one.means, *one.values) if value)
+    return [*option.implied[:1], *(value for value in values if value not in option.implied), *option.implied[1:]]
+
+
+def first_saying(name: str, value: str, build: int, fork: str = MAINLINE) -> int | None:
+    """The first build after this one that can say a value of an option of llama-server; None where none can."""
+    spellings = [one for one in _OPTIONS[name].spellings if one.fork == fork and one.written and one.first > build]
+    valued = [one for one in spellings if one.form != SWITCH and (not one.values or value in one.values)]
+    return min((one.first for one in spellings if one.means == value or one in valued), default=None)
 
 
 def render_worker(name: str, value: str, flags: Iterable[str]) -> list[str]:

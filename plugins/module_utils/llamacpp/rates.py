@@ -225,6 +225,8 @@ ASSUMED = {
 }
 """Kind of a device that no table has → what is assumed of it."""
 
+CORE_GB_PER_S = 8.0
+"""So much one core reads per second, threads counted each: assumed."""
 PROCESSORS_PART = 0.5
 """Of the bandwidth of memory that it shares with graphics, what a processor is taken to have: it was half on Strix Halo and Apple's."""
 

@@ -13,7 +13,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.versions import numbers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, memory, offers, remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.remedies import Remedy
@@ -26,8 +27,10 @@ THREAD = "ggml-org/llama.cpp#{}"
 
 THREE_ENDPOINTS_HANG = (10620, 10819)
 """Builds that were seen to hang with three endpoints, up to the newest one that was tested (#28487)."""
-RDNA35_GARBAGE = (10040, 11062)
-"""From the build that lets integrated devices read the host's buffers (#24233) to the last before a tree that does not (11063)."""
+RDNA35_GARBAGE = (10040, 10864)
+"""From the build that lets integrated devices read the host's buffers (#24233) to the last before #28604 ended that."""
+READING = "ggml/src/ggml-cuda/ggml-cuda.cu"
+"""The file of llama.cpp that says whether they do: an operator's own patch of it is taken as the remedy, as those of #25863 and #28211 are."""
 RDNA35 = ("gfx1150", "gfx1151")
 FASTER_ALONE = 1.05
 """So many times as fast has one host to be predicted before it is said: predictions are not surer than that."""
@@ -47,6 +50,15 @@ THUNDERBOLT_LANES, THUNDERBOLT_GBIT = 2, 20
 """Lanes, and Gbit/s of each, of a connection between hosts with USB4 or Thunderbolt 3 and newer."""
 VULKAN_MEMORY = "vulkan-shared-memory"
 """Where it is accepted, devices lend more than their driver shows as their own."""
+VULKAN_SHARE_MIB = 87857
+"""Smallest share of DeepSeek R1 Q4_K_M on four Strix Halo, which crashed by Vulkan over RPC and ran by HIP, in the field notes. 64446 ran."""
+SLOW_ROCM = (7, 2)
+"""ROCm whose prompts were seen to be slow on a Strix Halo, in the field notes of a pair; 7.0 nightlies read 72 tokens per second."""
+RDMA = "GGML_RPC_RDMA"
+"""Option of cmake with which RPC moves from TCP to RDMA after the handshake (b8802, #20590)."""
+RDMA_UNTRIED = (
+    "Whether RPC moves to RDMA depends on the devices there, the plan counts with TCP, and firewalls do not see RDMA"
+)
 OLLAMA_ARCHITECTURES = ("deepseekocr", "glm4moelite", "glmocr", "gptoss", "mllama", "nemotron_h_omni", "qwen25vl")
 """Architectures in files of Ollama that upstream names otherwise or does not have."""
 READS_NO_OPTION_FILES = 8643
@@ -126,11 +138,23 @@ def _open_server(seen: Seen) -> Cases:
     return [(head["host"], {"address": f"{head['address']}:{head['port']}"})]
 
 
+def _server_for_everybody(seen: Seen) -> Cases:
+    head = seen.plan["head"]
+    if head["address"].startswith(LOOPBACK) or head["allowed"]:
+        return []
+    return [(head["host"], {"address": f"{head['address']}:{head['port']}"})]
+
+
 def _unlimited_server(seen: Seen) -> Cases:
     head = seen.plan["head"]
-    if not head["allowed"] or head["address"].startswith(LOOPBACK) or seen.plan["hosts"][head["host"]]["unit_closes"]:
+    host = seen.plan["hosts"][head["host"]]
+    closes = host["unit_closes"] or host["firewall_manager"] or names.EVERYBODY in head["allowed"]
+    if not head["allowed"] or head["address"].startswith(LOOPBACK) or closes:
         return []
-    return [(head["host"], {"networks": ", ".join(head["allowed"]), "reason": _why_no_unit_closes(seen, head["host"])})]
+    name, reason = head["host"], _why_no_unit_closes(seen, head["host"])
+    if host["host_settings"]:
+        reason += ", and neither firewalld nor ufw nor nftables is active there"
+    return [(name, {"networks": ", ".join(head["allowed"]), "reason": reason})]
 
 
 def _unused_accelerators(seen: Seen) -> Cases:
@@ -209,8 +233,19 @@ def _unknown_options(seen: Seen) -> Cases:
 
 
 def _reads_pages(seen: Seen) -> bool:
-    """Whether llama-server maps the model's file, which is its default too."""
-    return seen.plan["head"]["load_mode"] in (None, "mmap")
+    """Whether llama-server maps the model's file for devices that share memory with the processor. Its default, auto, does so in older
+    builds."""
+    mode = seen.plan["head"]["load_mode"]
+    chosen = mode in (None, "auto") and not (seen.release.mainline and seen.generation >= options.AUTO_SINCE)
+    return chosen or mode in ("mmap", "mmap+mlock")
+
+
+def _mmap_crawls(seen: Seen) -> Cases:
+    return [
+        (device.host, {"where": f"{device.name} of {device.host}", "mode": seen.plan["head"]["load_mode"]})
+        for device in seen.used
+        if device.is_gb10 and device.host == seen.plan["head"]["host"] and _reads_pages(seen)
+    ]
 
 
 def _mmap_hangs(seen: Seen) -> Cases:
@@ -245,7 +280,7 @@ def _vulkan_without_mmap(seen: Seen) -> Cases:
     head, mode = seen.plan["head"]["host"], seen.plan["head"]["load_mode"]
     own = any(device.backend == "vulkan" and device.unified and device.host == head for device in seen.used)
     needed = any(device.hangs_on_mmap or device.slow_on_mmap for device in seen.used)
-    return [(head, {"mode": mode})] if own and not needed and mode in ("none", "dio") else []
+    return [(head, {"mode": mode})] if own and not needed and mode in ("none", "dio", "mlock") else []
 
 
 def _vulkan_memory(seen: Seen) -> Cases:
@@ -262,7 +297,7 @@ def _vulkan_memory(seen: Seen) -> Cases:
         ]
     cases: Cases = []
     for device in seen.used:
-        accelerator = devices.accelerator_of(seen.cluster.hosts[device.host].facts, device.name)
+        accelerator = devices.accelerator_of(seen.cluster.places[device.host].facts, device.name)
         if accelerator and device.visible_mib < accelerator.memory_mib:
             where = f"{device.name} of {device.host} has {accelerator.memory_mib} MiB, and {device.visible_mib} MiB are shown"
             cases.append((device.host, {"where": f"{where}, and the model does not fit"}))
@@ -303,7 +338,8 @@ def _three_endpoints(seen: Seen) -> Cases:
 
 def _garbage(seen: Seen) -> Cases:
     first, last = RDNA35_GARBAGE
-    if not seen.release.mainline or not first <= seen.generation <= last:
+    patched = any(READING in patch.files for patch in seen.release.patches)
+    if not seen.release.mainline or not first <= seen.generation <= last or patched:
         return []
     return [
         (
@@ -352,7 +388,7 @@ def _ollama(seen: Seen) -> Cases:
 
 
 def _by_thunderbolt(link: Mapping[str, Any]) -> bool:
-    return str(link.get("interface") or "").startswith("thunderbolt")
+    return link.get("kind") in ("thunderbolt", "usb4") or str(link.get("interface") or "").startswith("thunderbolt")
 
 
 def _narrow_thunderbolt(seen: Seen) -> Cases:
@@ -370,6 +406,47 @@ def _narrow_thunderbolt(seen: Seen) -> Cases:
         for connection in seen.cluster.hosts[name].facts.thunderbolt
         if connection.lanes < THUNDERBOLT_LANES or connection.gbit_per_lane < THUNDERBOLT_GBIT
     ]
+
+
+def _large_vulkan_shares(seen: Seen) -> Cases:
+    """Shares within what the driver shows: others are the case of VULKAN_MEMORY."""
+    return [
+        (
+            device.host,
+            {"where": f"{round(device.held_mib)} MiB on {device.name} of {device.host}", "crashed": VULKAN_SHARE_MIB},
+        )
+        for device in seen.used
+        if device.endpoint and device.backend == "vulkan" and VULKAN_SHARE_MIB <= device.held_mib <= device.visible_mib
+    ]
+
+
+def _slow_prompts(seen: Seen) -> Cases:
+    """Hosts whose newest ROCm is the slow one, where another one is installed."""
+    own = [device for device in seen.used if device.host in seen.cluster.hosts]
+    architectures = {device.host: device.architecture for device in own if device.architecture == STRIX_HALO}
+    cases = []
+    for name, architecture in architectures.items():
+        installed = [one for one in seen.cluster.hosts[name].facts.toolchains or () if one["backend"] == "hip"]
+        built = [build["environment"].get("HIP_PATH") for build in seen.plan["hosts"][name]["builds"]]
+        slow = [one for one in installed if one["prefix"] in built and numbers(one["version"])[:2] == SLOW_ROCM]
+        others = [one["prefix"] for one in installed if numbers(one["version"])[:2] != SLOW_ROCM]
+        if slow and others and not seen.cluster.hosts[name].toolchain:
+            where = f"{name} (ROCm {slow[0]['version']})"
+            cases.append((name, {"where": where, "architecture": architecture, "other": others[-1]}))
+    return cases
+
+
+def _rdma(seen: Seen) -> Cases:
+    """Hosts whose programs are compiled with RDMA and that compute."""
+    computing = {seen.plan["head"]["host"], *(device.host for device in seen.used)}
+    cases = []
+    for name, host in seen.plan["hosts"].items():
+        compiled = any(backends.is_on(build["cmake_options"].get(RDMA, "OFF")) for build in host["builds"])
+        if compiled and name in computing and any(device.endpoint for device in seen.used):
+            closed = host["scope"] == "system" and service_managers.MANAGERS[host["service_manager"]].closes_ports_by
+            reason = "The units there let no /dev/infiniband in, so that RPC stays on TCP" if closed else RDMA_UNTRIED
+            cases.append((name, {"where": name, "option": RDMA, "reason": reason}))
+    return cases
 
 
 def _small_packets(seen: Seen) -> Cases:
@@ -516,6 +593,20 @@ ADVISORIES = (
         "https://github.com/ggml-org/llama.cpp/pull/25655",
     ),
     Advisory(
+        "server-for-everybody",
+        "error",
+        _server_for_everybody,
+        "The server listens on {address}, and llama_server_allowed does not say which networks may connect, so its port is closed to nobody.",
+        (
+            offers.always(
+                "set llama_server_allowed to the networks of its clients, like 192.168.1.0/24",
+                offers.server_becomes(allowed=("192.168.1.0/24",)),
+            ),
+            offers.always("set llama_server_host to 127.0.0.1", offers.server_becomes(host="127.0.0.1")),
+        ),
+        "docs/operating.md",
+    ),
+    Advisory(
         "unlimited-server",
         "error",
         _unlimited_server,
@@ -525,7 +616,10 @@ ADVISORIES = (
                 "limit the port with a firewall of your own and accept this advisory",
                 offers.accepts("unlimited-server"),
             ),
-            offers.always("leave llama_server_allowed out", offers.server_becomes(allowed=())),
+            offers.always(
+                "set llama_server_host to 127.0.0.1 and use a proxy of your own",
+                offers.server_becomes(host="127.0.0.1"),
+            ),
         ),
         "docs/operating.md",
         (("reason", "launchd does not filter addresses"),),
@@ -574,7 +668,7 @@ ADVISORIES = (
         (
             Remedy("set llama_server_backend to {backend}", offers.serve_by("hip")),
             Remedy("set llama_backend of {hosts} to {backend}", offers.build_for("hip")),
-            Remedy(f"set {devices.UNIFIED_HEAP}: 'true' in {{places}}", offers.unified_heap),
+            Remedy(f"set {backends.UNIFIED_HEAP}: 'true' in {{places}}", offers.unified_heap),
         ),
         THREAD.format(28571),
         (
@@ -840,6 +934,52 @@ ADVISORIES = (
             Remedy("set {variables} to one of these builds", offers.releases_with_option),
         ),
         "docs/variables.md",
+    ),
+    Advisory(
+        "gb10-mmap-slow",
+        "warning",
+        _mmap_crawls,
+        "llama_server_load_mode is {mode}, and {where} is an NVIDIA GB10. A DGX Spark took 224 s to load a model with mmap, and 22 s without.",
+        (
+            offers.always("leave llama_server_load_mode out", offers.server_becomes(load_mode=None)),
+            offers.always("set llama_server_load_mode to none", offers.server_becomes(load_mode="none")),
+        ),
+        THREAD.format(27742),
+        (("where", "*device* of *host*"),),
+    ),
+    Advisory(
+        "vulkan-large-share",
+        "warning",
+        _large_vulkan_shares,
+        "Vulkan gets large shares over RPC: {where}. A model with {crashed} MiB and more on each device crashed so with out of memory while it was loaded, "
+        "and ran by HIP.",
+        (
+            Remedy(
+                "set memory_mib of the endpoints of {hosts} in llama_worker_endpoints to {mib} or less",
+                offers.smaller_shares,
+            ),
+        ),
+        "https://github.com/geerlingguy/beowulf-ai-cluster/issues/2",
+        (("where", "*mib* MiB on *device* of *host*"),),
+    ),
+    Advisory(
+        "rocm-slow-prompts",
+        "warning",
+        _slow_prompts,
+        "llama.cpp is compiled for {architecture} with the newest ROCm that is installed on {where}. Two Strix Halo read prompts of a model in Q8_0 "
+        "at 49 tokens per second with ROCm 7.2, and at 75 with 6.4.2; generation was the same, and so were prompts of a model in Q4_K.",
+        (Remedy("compare it with llama_build_toolchain of {hosts} set to {other}", offers.other_toolkit),),
+        "https://github.com/ggml-org/llama.cpp/issues/17917",
+        (("where", "*host* (ROCm *version*)"),),
+    ),
+    Advisory(
+        "rdma-not-planned",
+        "warning",
+        _rdma,
+        "llama.cpp is compiled with {option} on {where}. {reason}.",
+        (Remedy("remove {option} from llama_build_cmake_options of {hosts}", offers.without_option),),
+        "https://github.com/ggml-org/llama.cpp/pull/20590",
+        (("where", "*host*"), ("reason", "The units there let no /dev/infiniband in, so that RPC stays on TCP")),
     ),
 )
 

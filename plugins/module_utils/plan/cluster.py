@@ -159,6 +159,8 @@ class Lending(NamedTuple):
     """The head's own devices, with their names."""
     shares: Mapping[str, Mapping[str, int]]
     """Host → workers.shares_of_memory."""
+    limits: Mapping[str, int]
+    """The head's own device → what the operator lets it hold."""
 
 
 def _lending(cluster: Cluster, built: Mapping[str, tuple[str, ...]], serves: str, selects: bool) -> Lending:
@@ -171,11 +173,16 @@ def _lending(cluster: Cluster, built: Mapping[str, tuple[str, ...]], serves: str
     lends = [entry.device.device for entry in declared[head.name]]
     driven = devices.driven_by_head(head.facts, lends, serves, selects)
     names_of_driven = [name for name, _device in driven]
-    shares = {
-        name: workers.shares_of_memory(host, declared[name], names_of_driven if host.is_head else [])
-        for name, host in cluster.hosts.items()
-    }
-    return Lending(declared, driven, shares)
+    limits = devices.limits_of_head(driven, cluster.server)
+    shares = {}
+    for name, host in cluster.hosts.items():
+        own = names_of_driven if host.is_head else []
+        endpoints = {entry.device.device: entry.endpoint.environment for entry in declared[name]}
+        environments = devices.environments(host.facts, endpoints, own, cluster.server.environment)
+        bounded = advisories.VULKAN_MEMORY not in cluster.accepted
+        shown = devices.shown_by_drivers(host.facts, environments) if bounded else {}
+        shares[name] = workers.shares_of_memory(host, declared[name], own, shown, limits if host.is_head else {})
+    return Lending(declared, driven, shares, limits)
 
 
 def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue, staged: bool) -> Prepared:
@@ -185,6 +192,7 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     head = cluster.hosts[cluster.head]
     serves = heads.backend_of(cluster.server, built[head.name], {name for names in built.values() for name in names})
     release = wanted[serves]
+    secured = serves if cluster.server.tls else None
     lending = _lending(cluster, built, serves, release.capabilities["device_name"] is not None)
     equipped = {
         name: _equip(
@@ -193,6 +201,7 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
             catalogue,
             wanted,
             workers.workers_of(host, lending.declared[name], cluster.head, lending.shares[name]),
+            secured,
         )
         for name, host in cluster.hosts.items()
     }
@@ -200,7 +209,9 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
         builders = [host for name, host in cluster.hosts.items() if backend in built[name]]
         releases.check(backend, needed, {host.name: host.facts.architecture for host in builders})
     bounded = advisories.VULKAN_MEMORY not in cluster.accepted
-    own = devices.of_head(head, lending.driven, lending.shares[head.name], cluster.server.environment, bounded)
+    own = devices.of_head(
+        head, lending.driven, lending.shares[head.name], lending.limits, cluster.server.environment, bounded
+    )
     fitting = {backend for backend in wanted if releases.same_source(wanted[backend], release)}
     driven = {head.name: [name for name, _device in lending.driven]}
     serving = _serving(equipped, cluster.server.backend or serves, fitting, driven, staged)
@@ -215,7 +226,7 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     _check_tunnels([*running, *others], cluster.server)
     _check_endpoints([*running, *others])
     _check_names_of_the_head(head, equipped)
-    builds = releases.builds(equipped, wanted, cluster.server, catalogue)
+    builds = releases.builds(equipped, wanted, cluster.server, catalogue, secured)
     model = heads.model_of(cluster.model, model_found, head.facts)
     heads.check(head.name, cluster.server, equipped[head.name].workers, release)
     heads.check_types(model.path, model.summary, release, releases.variable_of(serves, cluster.releases))
@@ -234,6 +245,7 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
 def _plan(prepared: Prepared, runtime_id: str, staged: bool) -> Planned:
     """The plan with its advisories, before ``_with_remedies`` and ``_judge``."""
     cluster, placed, model, release = prepared.cluster, prepared.placed, prepared.model, prepared.release
+    without = heads.uncounted(cluster.server)
     placing = layout.as_json(placed, heads.as_planned(cluster.server) and release.mainline, cluster.server.load_mode)
     holders = [
         devices.holder(device, cluster.places[device.host].facts, entry["weights_mib"], entry["kv_mib"])
@@ -258,7 +270,7 @@ def _plan(prepared: Prepared, runtime_id: str, staged: bool) -> Planned:
         "hosts": {name: _host(prepared, entry, runtime_id, staged) for name, entry in prepared.equipped.items()},
         "external_workers": _external(prepared),
         "head": _head(prepared, holders, runtime_id, staged),
-        "placement": placing,
+        "placement": [{**entry, "without": without} for entry in placing],
         "fits": not placed.reasons,
         "links": [
             name
@@ -346,8 +358,12 @@ def _equip(
     catalogue: Catalogue,
     wanted: Mapping[str, Release],
     declared: Sequence[Worker],
+    secured: str | None,
 ) -> Equipped:
-    """The host with its workers and the tools that it needs."""
+    """The host with its workers and the tools that it needs.
+
+    :param secured: backend of the llama-server that speaks TLS.
+    """
     facts = host.facts
     for account, home in facts.accounts.items():
         if facts.scope == "system" and account in (names.ACCOUNT, names.BUILD_ACCOUNT) and home != facts.prefix:
@@ -363,10 +379,13 @@ def _equip(
     return Equipped(
         host=host,
         backends=built,
-        tools=equipment.tools_of(host, built, catalogue, wanted),
+        tools=equipment.tools_of(host, built, catalogue, wanted, secured),
         optional_tools=equipment.optional_tools_of(host, catalogue, {wanted[backend].source for backend in built}),
         workers=tuple(
-            workers.with_one_visible_device(worker, wanted[worker.build], len(facts.of_backend(worker.backend)))
+            devices.with_heap(
+                workers.with_one_visible_device(worker, wanted[worker.build], len(facts.of_backend(worker.backend))),
+                facts,
+            )
             for worker in declared
         ),
     )
@@ -440,16 +459,18 @@ def _check_names_of_the_head(head: Host, equipped: Mapping[str, Equipped]) -> No
 
 def _head(prepared: Prepared, holders: Sequence[devices.Holder], runtime_id: str, staged: bool) -> dict[str, Any]:
     server, facts, placed = prepared.cluster.server, prepared.head.host.facts, prepared.placed
-    build = prepared.builds[prepared.cluster.head][prepared.serves]
+    name = prepared.cluster.head
+    build = prepared.builds[name][prepared.serves]
     serving = heads.Serving(
-        server=server._replace(load_mode=heads.load_mode_of(server.load_mode, prepared.release, holders)),
-        facts=facts,
+        server=server._replace(load_mode=heads.load_mode_of(server.load_mode, prepared.release, holders, name)),
+        host=prepared.head.host,
         release=prepared.release,
         model=prepared.model,
         placed=placed,
         build=build.id,
         runtime=_runtime(facts, runtime_id),
         state=_state_folder(facts, staged),
+        service=heads.STAGED_SERVICE if staged else heads.SERVICE,
     )
     own = devices.environment_of_head(
         facts,
@@ -458,8 +479,9 @@ def _head(prepared: Prepared, holders: Sequence[devices.Holder], runtime_id: str
         bool(placed.own()),
         bool(placed.lent()),
     )
+    own.update(devices.heap_of_head(holders, facts, server.environment))
     environment = {**backends.service_environment(build.backend, build.environment), **own}
-    return heads.plan_of(prepared.cluster.head, serving, environment)
+    return heads.plan_of(serving, environment)
 
 
 def _runtime(facts: Facts, runtime_id: str) -> str:
@@ -494,8 +516,8 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) ->
         "builds": [build.as_json() for build in built.values() if build.targets],
         "keep_releases": host.keep_releases,
         "workers": [_worker(prepared, worker, facts) for worker in entry.workers],
-        "firewall": [] if is_head else _firewall(prepared.head.host, entry.workers),
-        "firewall_manager": facts.firewall if system else None,
+        "firewall": _door(prepared.cluster.server) if is_head else _firewall(prepared.head.host, entry.workers),
+        "firewall_manager": facts.firewall if system and manager.host_settings else None,
         "unit_closes": _unit_closes(facts),
         "knocks": [] if staged else _knocks(prepared, entry),
         "links": [link._asdict() for link in host.links],
@@ -548,8 +570,16 @@ def _firewall(head: Host, declared: Sequence[Worker]) -> list[dict[str, Any]]:
     ]
 
 
+def _door(server: Server) -> list[dict[str, Any]]:
+    """The server's port is open to the networks of its clients; nothing where it listens on loopback, or nobody says whose they are."""
+    if not server.allowed or heads.is_local(server):
+        return []
+    sources = [network.removesuffix("/32") for network in server.allowed]
+    return [{"port": server.port, "protocol": "tcp", "sources": sources, "address": server.host}]
+
+
 def _unit_closes(facts: Facts) -> bool:
-    """Whether the definition of a worker closes its port to all but the head."""
+    """Whether the definition of a service closes its port to those who are not planned to connect."""
     return bool(service_managers.MANAGERS[facts.service_manager].closes_ports_by and facts.units_filter)
 
 

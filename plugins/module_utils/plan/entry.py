@@ -23,8 +23,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
     External,
     Facts,
     Host,
+    Interface,
     KnownAnswer,
     Link,
+    Measured,
     ModelRequest,
     Packaged,
     Server,
@@ -84,6 +86,9 @@ PLANNED_FROM = {
     "option_files",
     "thunderbolt",
     "reached_at",
+    "unified_heap",
+    "rates",
+    "interfaces",
 }
 """Facts that a plan depends on."""
 
@@ -143,11 +148,15 @@ KNOWN: dict[str, Any] = {
     "firewall": Maybe(names.FIREWALLS),
     "units_filter": Maybe(bool),
     "option_files": Maybe([PATH]),
+    "unified_heap": Maybe(bool),
+    "addresses": Maybe([Text(r"\d+(\.\d+){3}", 15)]),
     "kernel": Maybe(Text()),
     "firmware": Maybe(Text()),
+    "rates": Maybe(Each({"name": Text(), "gb_per_s": Number(1, 1 << 20, real=True)})),
     "thunderbolt": Maybe(
         [{"device": Text(), "lanes": Number(0, 1024), "gbit_per_lane": Number(0, 1 << 20, real=True)}]
     ),
+    "interfaces": Maybe([{"name": Text(), "kind": names.LINK_KINDS, "addresses": [WORD]}]),
     "reached_at": Maybe(Text(r"[0-9.]+", 15)),
     "measured": Maybe(Each(Maybe({key: Maybe(Number(0, 1 << 30, real=True)) for key in LINK_FIGURES}))),
 }
@@ -310,6 +319,7 @@ def _link(where: str, host: str, given: Mapping[str, Any]) -> Link:
         given.get("peer"),
         bool(given.get("manage")),
         given.get("thunderbolt"),
+        given.get("kind"),
     )
 
 
@@ -347,7 +357,11 @@ def environment(where: str, given: Mapping[str, Any] | None) -> dict[str, str]:
 
 def _networks(where: str, values: Sequence[str] | None) -> tuple[str, ...]:
     try:
-        return tuple(str(ipaddress.IPv4Network(value)) for value in values or ())
+        networks = [ipaddress.IPv4Network(value) for value in values or ()]
+        wrong = [str(network) for network in networks if network.is_multicast or str(network) == "0.0.0.0/32"]
+        if wrong:
+            raise ValueError(f"{wrong[0]} is nobody's address; 0.0.0.0/0 is everybody's")
+        return tuple(map(str, networks))
     except ValueError as error:
         raise Refusal(
             f"{where} has a value that is not an IPv4 network ({error}): use a form like 192.168.1.0/24"
@@ -450,7 +464,16 @@ def server_of(variables: Mapping[str, Any]) -> Server:
         override_tensor=tuple(given["override_tensor"] or ()),
         extra_args=tuple(given["extra_args"] or ()),
         environment=environment("llama_server_environment", given["environment"]),
+        memory_mib=_sizes("llama_server_memory_mib", given["memory_mib"]),
     )
+
+
+def _sizes(variable: str, given: Mapping[str, Any]) -> dict[str, int]:
+    """Name of a device → MiB."""
+    for name, mib in given.items():
+        if isinstance(mib, bool) or not re.fullmatch("[0-9]{1,9}", str(mib)):
+            raise Refusal(f"{variable} gives {name} {mib!r}: use a number of MiB")
+    return {str(name): int(mib) for name, mib in given.items()}
 
 
 def _model(variables: Mapping[str, Any]) -> ModelRequest:
@@ -508,12 +531,29 @@ def facts_of(given: Mapping[str, Any]) -> Facts:
         kernel=given.get("kernel") or "",
         firmware=given.get("firmware") or "",
         option_files=tuple(given.get("option_files") or ()),
+        unified_heap=bool(given.get("unified_heap")),
         thunderbolt=tuple(
             Thunderbolt(*(link[field] for field in Thunderbolt._fields)) for link in given.get("thunderbolt") or ()
         ),
+        interfaces=tuple(
+            Interface(interface["name"], interface["kind"], tuple(interface["addresses"]))
+            for interface in given.get("interfaces") or ()
+        ),
+        addresses=tuple(given.get("addresses") or ()),
         round_trips=_measured(given, "round_trip_ms"),
         link_mbit=_measured(given, "mbit_per_second"),
+        rates={
+            device: Measured(rate["name"], float(f"{rate['gb_per_s']:.2g}"))
+            for device, rate in (given.get("rates") or {}).items()
+        },
     )
+
+
+def with_kept_rates(facts: Mapping[str, Any] | None, kept: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The facts of a host with rates that an earlier run measured, where this one did not. Of a host that did not answer, all that is kept."""
+    if not isinstance(facts, Mapping) or not isinstance(kept, Mapping) or facts.get("rates") or not kept.get("rates"):
+        return facts or kept
+    return {**facts, "rates": kept["rates"]}
 
 
 def facts_for_plan(facts: Mapping[str, Any]) -> dict[str, Any]:

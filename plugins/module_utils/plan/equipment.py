@@ -146,22 +146,39 @@ class Needs(NamedTuple):
     packages: Mapping[str, str]
 
 
-def tools_of(host: Host, built: Collection[str], catalogue: Catalogue, wanted: Mapping[str, Release]) -> dict[str, str]:
+def tools_of(
+    host: Host, built: Collection[str], catalogue: Catalogue, wanted: Mapping[str, Release], secured: str | None
+) -> dict[str, str]:
     """Tool → package, of all that this host needs for its backends. Packages of llama.cpp itself are tools too.
 
     :param built: the host's backends.
     :param wanted: backend → release.
+    :param secured: backend whose builds need OpenSSL.
     :raises Refusal: a tool is missing and this run cannot install it, or it is too old.
     """
     tools: dict[str, str] = {}
     for backend in built:
         beside = [other for other in built if other != backend]
-        tools.update(_installable(host, _needs(host, backend, beside, catalogue, wanted[backend])))
+        needs = _needs(host, backend, beside, catalogue, wanted[backend])
+        tools.update(
+            _installable(host, _with_openssl(host, needs) if _needs_openssl(wanted, backend, secured) else needs)
+        )
     if host.facts.python is None:
         raise Refusal(
             f"{host.name} has no Python 3.9 or newer that the services' accounts can read: install the distribution's python3"
         )
     return tools
+
+
+def _needs_openssl(wanted: Mapping[str, Release], backend: str, secured: str | None) -> bool:
+    return backend == secured and wanted[backend].source in releases.COMPILED
+
+
+def _with_openssl(host: Host, needs: Needs) -> Needs:
+    """The same, and what TLS is built with. Facts of an older version do not tell whether that is there."""
+    name = backends.OPENSSL.name
+    present = {name} if host.facts.toolchain.get(name, True) is not None else set()
+    return needs._replace(wanted=[*needs.wanted, name], present=needs.present | present)
 
 
 def _needs(host: Host, backend: str, beside: list[str], catalogue: Catalogue, release: Release) -> Needs:

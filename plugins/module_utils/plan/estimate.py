@@ -13,28 +13,39 @@ from typing import Any, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, placement, speed, workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.placement import MIB
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Device, Host, Link, Release
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
+    Device,
+    Host,
+    Interface,
+    Link,
+    Release,
+)
 
-KINDS = {"thunderbolt": "thunderbolt", "ib": "infiniband", "wl": "wireless"}
-"""How the name of an interface begins → kind of its link; all others are Ethernet."""
+NAMES = {"thunderbolt": "thunderbolt", "ib": "infiniband", "wl": "wireless"}
+"""How the name of an interface begins → kind of its link, where neither the operator nor the host says it; all others are Ethernet."""
 IN_A_LAYER = re.compile(r"blk\.(\d+)\.")
 
 
-def kind_of(endpoint: str, links: Sequence[Link]) -> str:
-    """Kind of the link over which the head reaches a worker.
+def kind_of(endpoint: str, links: Sequence[Link], interfaces: Sequence[Interface] = ()) -> str:
+    """Kind of the link over which the head reaches a worker, a key of speed.GBIT.
 
     :param links: ``llama_links`` of the worker's host.
+    :param interfaces: those that its facts name.
     """
     address = endpoint.rsplit(":", 1)[0]
     if address.startswith("127."):
         return "loopback"
-    interfaces = [link.interface or "" for link in links if link.address.split("/", maxsplit=1)[0] == address]
-    return next((kind for name in interfaces for start, kind in KINDS.items() if name.startswith(start)), "ethernet")
+    own = [link for link in links if link.address.split("/", maxsplit=1)[0] == address]
+    names = {link.interface for link in own}
+    known = [link.kind for link in own if link.kind]
+    known += [interface.kind for interface in interfaces if address in interface.addresses or interface.name in names]
+    known += [kind for link in own for start, kind in NAMES.items() if (link.interface or "").startswith(start)]
+    return next(iter(known), "ethernet")
 
 
 def link_of(endpoint: str, host: Host, hosts: Mapping[str, Host]) -> speed.Link:
     """How the head reaches a worker of this host, as it was measured or as it is assumed for the kind of its link."""
-    kind = kind_of(endpoint, host.links)
+    kind = kind_of(endpoint, host.links, host.facts.interfaces)
     if kind == "loopback" and not host.is_head:
         kind = "tunnel"
     facts = next((other.facts for other in hosts.values() if other.is_head), host.facts)

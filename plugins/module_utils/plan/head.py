@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers, untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
     caches,
@@ -24,6 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devic
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.entry import MOST_THREADS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
     Facts,
+    Host,
     Model,
     ModelRequest,
     Release,
@@ -34,9 +35,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
 PRIVATE_FOLDERS = ("/tmp/", "/var/tmp/")
 """The unit has its own ones (PrivateTmp)."""
 
-SERVICE = "llamacpp-server"
-KEYS = "api-keys"
-CREDENTIALS = "/run/credentials/{service}.service/"
+EVERY_ADDRESS = "0.0.0.0"
+SERVICE, STAGED_SERVICE = names.HEADS
+KEYS, CERTIFICATE, KEY = "api-keys", "tls-certificate", "tls-key"
+CREDENTIALS = {KEYS: "api_key_file", CERTIFICATE: "tls_certificate_file", KEY: "tls_key_file"}
+"""Name of a credential → field of Server, and key of the head's plan, with the file on the head."""
+HANDED_OVER = "/run/credentials/{service}.service/"
 """Where systemd puts what LoadCredential names, for the service alone."""
 
 
@@ -117,13 +121,23 @@ def overrides_of(server: Server, devices: list[str]) -> list[tuple[str, str]]:
     return overrides
 
 
-def as_planned(server: Server) -> bool:
-    """Whether neither a further argument nor the environment changes what devices hold."""
-    given = [
+def _given_options(server: Server) -> list[options.Option]:
+    """Of the further arguments and the environment, those that are known."""
+    found = [
         *(options.of_word(word) for word in server.extra_args),
         *(options.of_variable(name) for name in server.environment),
     ]
-    return not any(option and option.memory == options.UNPLANNED for option in given)
+    return [option for option in found if option]
+
+
+def as_planned(server: Server) -> bool:
+    """Whether neither a further argument nor the environment changes what devices hold."""
+    return not any(option.memory == options.UNPLANNED for option in _given_options(server))
+
+
+def uncounted(server: Server) -> list[str]:
+    """What llama-server is told to load beside the model, and the plan does not count."""
+    return list(dict.fromkeys(option.adds for option in _given_options(server) if option.adds))
 
 
 def check(name: str, server: Server, declared: Sequence[Worker], release: Release) -> None:
@@ -138,8 +152,7 @@ def check(name: str, server: Server, declared: Sequence[Worker], release: Releas
             raise Refusal(f"llama_server_{field} is {getattr(server, field)}: {limit}, or leave it out")
     _check_extra_arguments(server.extra_args, release)
     _check_environment(server.environment)
-    if server.api_key_file:
-        _check_whole("llama_server_api_key_file", server.api_key_file)
+    _check_files(server)
     for field in ("cache_type_k", "cache_type_v"):
         if getattr(server, field) not in caches.CACHE_TYPES:
             raise Refusal(
@@ -150,6 +163,18 @@ def check(name: str, server: Server, declared: Sequence[Worker], release: Releas
     except ValueError:
         raise Refusal(f"llama_server_host is {server.host!r}: use the numeric IPv4 address to listen on") from None
     _check_ports(name, server, declared)
+
+
+def _check_files(server: Server) -> None:
+    for field in CREDENTIALS.values():
+        if getattr(server, field):
+            _check_whole(f"llama_server_{field}", getattr(server, field))
+    given = [name for name in ("certificate", "key") if getattr(server, f"tls_{name}_file")]
+    if len(given) == 1:
+        other = "key" if given == ["certificate"] else "certificate"
+        raise Refusal(
+            f"llama_server_tls_{given[0]}_file is set and llama_server_tls_{other}_file is not: TLS needs both, so set or remove both"
+        )
 
 
 def _check_ports(name: str, server: Server, declared: Sequence[Worker]) -> None:
@@ -244,11 +269,33 @@ def backend_of(server: Server, head: Sequence[str], known: Collection[str]) -> s
     return wanted if wanted and wanted in head else head[0]
 
 
+def is_local(server: Server) -> bool:
+    """Whether only the head itself reaches the server."""
+    return ipaddress.IPv4Address(server.host).is_loopback
+
+
+def _address_for_clients(server: Server, host: Host) -> str:
+    """Where the server listens; where that is every address, one of the head's own: of a network of its clients if there is one."""
+    if server.host != names.EVERY_ADDRESS:
+        return server.host
+    own = [host.address, *(link.address.partition("/")[0] for link in host.links), *host.facts.addresses]
+    reachable = [address for address in own if address != "localhost" and not address.startswith("127.")]
+    networks = [ipaddress.IPv4Network(network) for network in server.allowed]
+    return next((address for address in reachable if _is_in(address, networks)), [*reachable, host.name][0])
+
+
+def _is_in(address: str, networks: Sequence[ipaddress.IPv4Network]) -> bool:
+    try:
+        return any(ipaddress.IPv4Address(address) in network for network in networks)
+    except ValueError:
+        return False
+
+
 class Serving(NamedTuple):
     """What llama-server's command line is made of."""
 
     server: Server
-    facts: Facts
+    host: Host
     release: Release
     model: Model
     placed: placement.Placed
@@ -258,23 +305,29 @@ class Serving(NamedTuple):
     """Folder of the launcher."""
     state: str
     """Folder for what the launcher writes down."""
+    service: str
+    """Name of the service."""
+
+    @property
+    def facts(self) -> Facts:
+        return self.host.facts
 
 
-def plan_of(name: str, serving: Serving, environment: Mapping[str, str]) -> dict[str, Any]:
+def plan_of(serving: Serving, environment: Mapping[str, str]) -> dict[str, Any]:
     """The plan's part for the head: llama-server's command line, and the launcher's before it.
 
-    :param name: of the head.
     :param environment: that llama-server needs to use its devices as planned.
     """
     server, placed, protocol = serving.server, serving.placed, serving.release.protocol
-    url = f"http://{'127.0.0.1' if server.host == '0.0.0.0' else server.host}:{server.port}"
+    scheme = "https" if server.tls else "http"
+    own_url = f"{scheme}://{'127.0.0.1' if server.host == names.EVERY_ADDRESS else server.host}:{server.port}"
     kept, own = placed.on_head(), placed.own()
     launcher = [
         str(serving.facts.python),
         f"{serving.runtime}/runtime.py",
         "head",
         "--url",
-        url,
+        own_url,
         "--state",
         serving.state,
     ]
@@ -282,18 +335,19 @@ def plan_of(name: str, serving: Serving, environment: Mapping[str, str]) -> dict
     for worker in placed.lent():
         launcher += ["--worker", worker.endpoint]
     return {
-        "host": name,
+        "host": serving.host.name,
         "argv": argv_of(serving),
         "launcher": launcher,
         "runtime": serving.runtime,
         "environment": {**environment, **server.environment},
         "devices": [device.name for device in own],
         "backends": sorted({device.backend for device in own}),
-        "url": url,
+        "url": f"{scheme}://{_address_for_clients(server, serving.host)}:{server.port}",
+        "own_url": own_url,
         "address": server.host,
         "allowed": list(server.allowed),
         "port": server.port,
-        "api_key_file": server.api_key_file,
+        **{field: getattr(server, field) for field in CREDENTIALS.values()},
         "start_timeout": server.start_timeout,
         "context": context_of(server, serving.model.summary),
         "context_per_request": context_per_request(server, serving.model.summary),
@@ -327,7 +381,9 @@ def argv_of(serving: Serving) -> list[str]:
         ("load-mode", server.load_mode),
         ("repack", "off" if _crashes_with_amx(serving) else None),
         ("warmup", "on" if server.warmup else "off"),
-        ("api-key-file", key_path(serving.facts, server.api_key_file) if server.api_key_file else None),
+        ("api-key-file", _readable(serving, KEYS)),
+        ("tls-certificate", _readable(serving, CERTIFICATE)),
+        ("tls-key", _readable(serving, KEY)),
         ("fit", "off"),
         ("log-verbosity", "4"),
     ]
@@ -367,24 +423,28 @@ def _device_names(release: Release, placed: placement.Placed) -> list[str] | Non
 
 def _unknown(name: str, value: object, release: Release) -> str:
     """Why a setting cannot be said to this release."""
-    option = options.of_name(name)
-    spellings = option.spelled(release.generation, release.fork)
-    known = [*option.implied, *(spelling.means for spelling in spellings if spelling.means)]
-    newer = "" if not release.mainline else f", or a build from b{options.DIRECT_IO[0]} on"
-    return f"{option.variable} is {value}, which {release.ref} does not know: use {' or '.join(known)}{newer}"
+    known = options.sayable(name, release.generation, release.fork)
+    first = options.first_saying(name, str(value), release.generation, release.fork)
+    newer = f", or a build from b{first} on" if first and release.mainline else ""
+    return f"{options.of_name(name).variable} is {value}, which {release.ref} does not know: use {' or '.join(known)}{newer}"
 
 
-def key_path(facts: Facts, path: str) -> str:
-    """Where the service finds the API keys: systemd hands them over, so that the file itself may be root's alone."""
-    handed_over = service_managers.MANAGERS[facts.service_manager].hands_over_keys
-    return CREDENTIALS.format(service=SERVICE) + KEYS if handed_over else path
+def _readable(serving: Serving, name: str) -> str | None:
+    """Where the service finds a credential: systemd hands it over, so that the file itself may be root's alone. None without one."""
+    path: str | None = getattr(serving.server, CREDENTIALS[name])
+    handed_over = service_managers.MANAGERS[serving.facts.service_manager].hands_over_keys
+    return HANDED_OVER.format(service=serving.service) + name if path and handed_over else path
 
 
-def load_mode_of(wanted: str | None, release: Release, used: Sequence[devices.Holder]) -> str | None:
-    """How the model is read where nothing is said of it: not by mmap where HIP was seen to hang or crawl on it. None is llama-server's default.
+def load_mode_of(wanted: str | None, release: Release, used: Sequence[devices.Holder], head: str) -> str | None:
+    """How the model is read where nothing is said of it: not by mmap where HIP or a GB10 was seen to hang or crawl on it. None is
+    llama-server's default.
 
     :param used: the devices that get layers.
+    :param head: the host that reads the model.
     """
+    if not wanted and any(device.is_gb10 and device.host == head for device in used):
+        return "none"
     if wanted or not any(device.hangs_on_mmap or device.slow_on_mmap for device in used):
         return wanted
     return unmapped_mode(release)

@@ -43,17 +43,15 @@ def paces_of(
 ) -> dict[str, Pace]:
     """Device, as the log names it → its pace."""
     nodes = speed.nodes_per_layer(summary)
-    measured = next((host.facts.round_trips for host in hosts.values() if host.is_head), {})
     paces = {}
     for device in devices:
         pace = Pace(speed.rate_of(device, hosts[device.host].facts))
         if device.endpoint:
-            kind = estimate.kind_of(device.endpoint, hosts[device.host].links)
-            round_trip = None if kind == "loopback" else measured.get(device.host)
-            idle = speed.worker_ms(release, 0, kind, round_trip)
-            pace = pace._replace(
-                worker=idle, visit=idle, layer=speed.worker_ms(release, nodes, kind, round_trip) - idle
-            )
+            link = estimate.link_of(device.endpoint, hosts[device.host], hosts)
+            once = speed.worker_ms(release, 0, link.kind, link=link)
+            twice = speed.worker_ms(release, 0, link.kind, link=link, visits=2)
+            layer = speed.worker_ms(release, nodes, link.kind, link=link) - once
+            pace = pace._replace(worker=once, visit=twice - once, layer=layer)
         paces[device.buffer] = pace
     return paces
 
@@ -336,7 +334,9 @@ def as_json(placed: placement.Placed, as_planned: bool, load_mode: str | None) -
     for device, share, why in zip(placed.devices, placed.shares(), placed.why):
         sizes = {"weights": share.weights, "kv": share.kv, "compute": load.compute}
         sizes["total"] = sum(sizes.values())
-        mapped = backends.RECORDS[device.backend].maps_weights and not device.worker and load_mode != "none"
+        mapped = (
+            backends.RECORDS[device.backend].maps_weights and not device.worker and load_mode not in ("none", "mlock")
+        )
         unknown = device.worker is not None and device.worker.external
         exact = {"weights_mib": load.weights_exact and not mapped and not unknown, "kv_mib": load.kv_exact}
         entries.append(

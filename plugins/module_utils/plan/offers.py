@@ -10,11 +10,11 @@ from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, releases, remedies, tuning
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases, remedies, tuning
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.remedies import Change, Remedy, Way
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.seen import Seen
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Cluster, Facts, Host
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Cluster, Endpoint, Facts, Host
 
 Ways = Callable[[Seen, Sequence[str], Mapping[str, Any]], Iterable[Way]]
 """From what is seen, the hosts concerned and the values of the advisory."""
@@ -104,7 +104,7 @@ def one_cache(seen: Seen, _hosts: Sequence[str], _values: Mapping[str, Any]) -> 
 
 def unified_heap(seen: Seen, hosts: Sequence[str], _values: Mapping[str, Any]) -> list[Way]:
     """Of workers in their endpoints, of the head's own devices in the environment of llama-server."""
-    option = {devices.UNIFIED_HEAP: "true"}
+    option = {backends.UNIFIED_HEAP: "true"}
     lending = [name for name in hosts if any(device.host == name and device.endpoint for device in seen.used)]
     own = any(device.host in hosts and not device.endpoint for device in seen.used)
     places = [f"environment in llama_worker_endpoints of {remedies.listed(lending)}"] * bool(lending)
@@ -121,7 +121,7 @@ def unified_heap(seen: Seen, hosts: Sequence[str], _values: Mapping[str, Any]) -
 
 
 def root(seen: Seen, hosts: Sequence[str], _values: Mapping[str, Any]) -> list[Way]:
-    known = [seen.cluster.hosts[name].facts for name in hosts]
+    known = [seen.cluster.places[name].facts for name in hosts]
     possible = all(facts.system == "Linux" and facts.service_manager == "systemd_user" for facts in known)
     return [Way({}, (remedies.with_facts(hosts, remedies.with_root),))] if possible else []
 
@@ -147,7 +147,7 @@ def kernels(seen: Seen, hosts: Sequence[str], _values: Mapping[str, Any]) -> lis
     return [
         Way({"option": option}, (remedies.on_hosts(hosts, _without_cmake(option)),))
         for option in sorted(names_of_options)
-        if all(name in seen.cluster.hosts and option in seen.cluster.hosts[name].cmake_options for name in hosts)
+        if all(option in seen.cluster.places[name].cmake_options for name in hosts)
     ]
 
 
@@ -289,3 +289,21 @@ def releases_with_option(seen: Seen, _hosts: Sequence[str], values: Mapping[str,
         for build in (last, max(first, capabilities.SECURITY_FLOOR), first)
         if build and first <= build <= (last or build)
     ]
+
+
+def smaller_shares(_seen: Seen, hosts: Sequence[str], values: Mapping[str, Any]) -> list[Way]:
+    """Less memory for each worker of these hosts."""
+    most = values["crashed"] - 1
+
+    def change(host: Host) -> Host:
+        endpoints = host.endpoints or (Endpoint(),)
+        return host._replace(
+            endpoints=tuple(entry._replace(memory_mib=min(entry.memory_mib or most, most)) for entry in endpoints)
+        )
+
+    return [Way({"mib": most}, (remedies.on_hosts(hosts, change),))]
+
+
+def other_toolkit(_seen: Seen, hosts: Sequence[str], values: Mapping[str, Any]) -> list[Way]:
+    """Another installed toolkit."""
+    return [Way({}, (remedies.on_hosts(hosts, lambda host: host._replace(toolchain=values["other"])),))]

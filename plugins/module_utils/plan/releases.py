@@ -40,8 +40,25 @@ SOURCES = {
     "package": {"source", "build"},
 }
 """Source of a release → what ``llama_release`` may say of it."""
+TREE = "tree"
+"""What the controller adds to these where it has looked into the tree itself, a SourceTree."""
 WHOLE_COMMIT = r"[0-9a-f]{40}([0-9a-f]{24})?"
 BUILD_TAG = r"b\d{3,6}"
+VERSION_TAG = r"v\d+\.\d+\.\d+"
+"""Upstream's tags besides those of builds, from v0.1.0 of August 2026 on."""
+LEMONADE = r"lemonade-sdk/llamacpp-rocm\b|\bllama-b\d+-ubuntu-rocm-gfx\w+-x64"
+"""In an address or a name: builds of Lemonade, whose tags are numbers of its own, like b1274 with llama.cpp b9247."""
+
+
+class SourceTree(NamedTuple):
+    """What a tree tells of itself; None where it does not.
+
+    :param generation: about its build number, by its day.
+    """
+
+    commit: str | None
+    generation: int | None
+    protocol: str | None
 
 
 def request_of(value: Any) -> dict[str, Any]:
@@ -50,13 +67,13 @@ def request_of(value: Any) -> dict[str, Any]:
     The controller looks up what is missing (plugin_utils/sources.py): ``commit`` and ``build`` of a branch or commit, and for each
     of the ``patches`` path, sha256 and files.
     """
-    form = f"use a build like b8600, or a mapping with source: {', '.join(SOURCES)}"
-    if isinstance(value, str) and re.fullmatch(BUILD_TAG, value):
+    form = f"use a build like b8600, a version like v0.4.1, or a mapping with source: {', '.join(SOURCES)}"
+    if isinstance(value, str) and re.fullmatch(f"{BUILD_TAG}|{VERSION_TAG}", value):
         value = {"source": "git", "ref": value}
     if not isinstance(value, dict) or str(value.get("source")) not in SOURCES:
         raise Refusal(f"llama_release is {value!r}, which is not a valid form: {form}")
     allowed = SOURCES[value["source"]]
-    unknown = set(value) - allowed
+    unknown = set(value) - allowed - ({TREE} if isinstance(value.get(TREE), SourceTree) else set())
     if unknown:
         raise Refusal(
             f"llama_release has {', '.join(sorted(map(str, unknown)))}, which source: {value['source']} does not accept: use {', '.join(sorted(allowed))}"
@@ -73,6 +90,7 @@ def request_of(value: Any) -> dict[str, Any]:
             f"llama_release has the fork {value['fork']!r}: use one of {', '.join(capabilities.FORKS)}; other forks run as llama.cpp if they "
             "kept its options"
         )
+    _check_place(value)
     if value["source"] == "git":
         return _git_request(value)
     if value["source"] != "package" and not re.fullmatch(r"sha256:[0-9a-f]{64}", str(value.get("checksum"))):
@@ -92,6 +110,26 @@ def request_of(value: Any) -> dict[str, Any]:
             f"llama_release with source: {value['source']} needs either path, a file on the controller, or url"
         )
     return dict(value)
+
+
+def _check_place(value: Mapping[str, Any]) -> None:
+    """Refuses zip archives, and numbers of Lemonade's where those of llama.cpp are meant."""
+    for key in ("path", "url", "repository"):
+        place = value.get(key)
+        if not isinstance(place, str):
+            continue
+        if key != "repository" and re.search(r"\.zip($|[?#])", place):
+            raise Refusal(
+                f"llama_release has the {key} {place!r}, a zip archive, which hosts do not unpack: pack its content with tar, and give that as path "
+                "with its own checksum"
+            )
+        own = re.search(r"\bb(\d{3,6})\b", str(value.get("ref", place)))
+        given = value.get("build")
+        if re.search(LEMONADE, place) and (given is None or (own and str(given) == own[1])):
+            raise Refusal(
+                f"llama_release has the {key} {place!r} of Lemonade, whose numbers are not llama.cpp's: add build, the llama.cpp build number that its "
+                "release notes name"
+            )
 
 
 def _git_request(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,6 +172,8 @@ def release_of(value: Any, packaged: Mapping[str, str | None]) -> Release:
     )
     tree: dict[str, Any] = {key: request[key] for key in ("build", "commit") if key in request}
     tree["fork"] = request.get("fork", capabilities.MAINLINE)
+    if TREE in request:
+        tree = {**{key: known for key, known in request[TREE]._asdict().items() if known}, **tree}
     source = request["source"]
     if source == "package":
         return _with_id(source, *_packaged_tree(request, packaged))
@@ -229,6 +269,11 @@ def check(backend: str, release: Release, architectures: Mapping[str, str]) -> N
             f"{', '.join(architectures)} builds for it: set llama_backend there to cpu or vulkan, or llama_release to llama.cpp"
         )
     record = backends.RECORDS[backend]
+    if architectures and release.mainline and release.generation < capabilities.RPC_SINCE:
+        raise Refusal(
+            f"llama_release is build {release.generation}, which is older than RPC (b{capabilities.RPC_SINCE}): use a newer build; where the number is "
+            "one of another project (Lemonade's are), add build, llama.cpp's own"
+        )
     if architectures and not backends.among(release.generation, record.builds):
         raise Refusal(
             f"llama_release is build {release.generation}, but {backend} is supported from build {record.builds[0]} on, and "
@@ -314,17 +359,23 @@ class _Kind(NamedTuple):
     kind: str
     cmake_options: Mapping[str, str]
     environment: Mapping[str, str]
+    tls: bool
 
 
 def builds(
-    equipped: Mapping[str, Equipped], wanted: Mapping[str, Release], server: Server, catalogue: Catalogue
+    equipped: Mapping[str, Equipped],
+    wanted: Mapping[str, Release],
+    server: Server,
+    catalogue: Catalogue,
+    secured: str | None,
 ) -> dict[str, dict[str, Build]]:
     """Host → backend → build. Hosts of one kind with the same options get the same build, with all programs that one of them needs.
 
     :param wanted: backend → release.
+    :param secured: backend whose llama-server speaks TLS. All hosts have it built so, since hosts of one kind share a build.
     """
     kinds = {
-        (name, backend): _kind(host, backend, wanted[backend], server)
+        (name, backend): _kind(host, backend, wanted[backend], server, backend == secured)
         for name, host in equipped.items()
         for backend in host.backends
     }
@@ -395,11 +446,15 @@ def _build(host: Host, backend: str, kind: _Kind, release: Release, targets: lis
         targets=tuple(targets),
         packaged=paths,
         builder=host.name,
+        tls=kind.tls and "llama-server" in targets,
     )
 
 
-def _kind(equipped: Equipped, backend: str, release: Release, server: Server) -> _Kind:
-    """What hosts have in common that share a build, and how they build."""
+def _kind(equipped: Equipped, backend: str, release: Release, server: Server, tls: bool) -> _Kind:
+    """What hosts have in common that share a build, and how they build.
+
+    :param tls: whether llama-server has to speak it. Programs that are compiled already are tried again for it, as another build.
+    """
     host, facts = equipped.host, equipped.host.facts
     kind: dict[str, Any] = {
         "architecture": facts.architecture,
@@ -408,7 +463,7 @@ def _kind(equipped: Equipped, backend: str, release: Release, server: Server) ->
     }
     if release.source not in COMPILED:
         groups = [group for group, member in (("head", host.is_head), ("worker", host.is_worker)) if member]
-        return _Kind(_sha({**kind, "programs": groups}), {}, {})
+        return _Kind(_sha({**kind, "programs": groups, **({"tls": True} if tls else {})}), {}, {}, tls)
     beside = [other for other in equipped.backends if other != backend]
     tools = toolchains.choose(host.name, backend, facts, host.toolchain, facts.architectures(backend), beside)
     toolkit = tools["toolkit"]
@@ -418,20 +473,26 @@ def _kind(equipped: Equipped, backend: str, release: Release, server: Server) ->
         accelerators=tools["version"],
         toolkit=toolkit["prefix"] if toolkit else None,
     )
-    return _Kind(_sha(kind), _options(host, backend, release, server, toolkit), tools["environment"])
+    return _Kind(_sha(kind), _options(host, backend, release, server, toolkit, tls), tools["environment"], tls)
 
 
 def _options(
-    host: Host, backend: str, release: Release, server: Server, toolkit: Mapping[str, Any] | None
+    host: Host, backend: str, release: Release, server: Server, toolkit: Mapping[str, Any] | None, tls: bool
 ) -> dict[str, str]:
     """Options for the build of a host, the operator's over ours."""
     architectures = host.facts.architectures(backend)
     all_quants = backends.needs_all_quants(server.cache_type_k, server.cache_type_v, release.fork)
     options = {
-        **backends.cmake_options(backend, architectures, release.generation, all_quants, release.fork),
+        **backends.cmake_options(backend, architectures, release.generation, all_quants, release.fork, tls),
         **host.cmake_options,
         **backends.without(host.facts.cpu.get("unusable", []), host.cmake_options),
     }
+    without = [name for name in backends.TLS_OPTIONS if not backends.is_on(host.cmake_options.get(name, "ON"))]
+    if tls and without:
+        raise Refusal(
+            f"llama_build_cmake_options of {host.name} has {without[0]}: {host.cmake_options[without[0]]!r}, so llama-server would be built without TLS, but "
+            "llama_server_tls_certificate_file is set: remove one of them"
+        )
     if backends.is_on(options["BUILD_SHARED_LIBS"]):
         raise Refusal(
             f"llama_build_cmake_options of {host.name} has BUILD_SHARED_LIBS, but a release holds programs without shared libraries: remove it, and what "

@@ -32,8 +32,14 @@ def _reachable_for_head(plan: dict[str, Any]) -> list[str]:
         return []
     workers = [*plan["external_workers"], *(worker for host in plan["hosts"].values() for worker in host["workers"])]
     used = [worker["endpoint"] for worker in workers if worker["used"]]
-    own = [] if head["address"] == "0.0.0.0" else [head["address"]]
+    own = [] if head["address"] == names.EVERY_ADDRESS else [head["address"]]
     return sorted({"localhost", *own, *(endpoint.rsplit(":", 1)[0] for endpoint in used), *head["allowed"]})
+
+
+def _may_connect(host: dict[str, Any], worker: dict[str, Any]) -> list[str]:
+    """To whom the firewall opens a worker's ports; those of the server are no matter of the workers beside it."""
+    address = worker["listens"].rsplit(":", 1)[0]
+    return [source for rule in host["firewall"] if rule["address"] == address for source in rule["sources"]]
 
 
 def of_host(plan: dict[str, Any], host: str) -> list[dict[str, Any]]:
@@ -58,7 +64,7 @@ def of_host(plan: dict[str, Any], host: str) -> list[dict[str, Any]]:
                 {
                     "localhost",
                     worker["listens"].rsplit(":", 1)[0],
-                    *(source for rule in plan["hosts"][host]["firewall"] for source in rule["sources"]),
+                    *_may_connect(plan["hosts"][host], worker),
                 }
             ),
         }
@@ -66,9 +72,10 @@ def of_host(plan: dict[str, Any], host: str) -> list[dict[str, Any]]:
     ]
     if host == plan["head"]["host"]:
         head = plan["head"]
+        credentials = {name: head[key] for name, key in heads.CREDENTIALS.items() if head[key]}
         services.append(
             {
-                "name": f"{prefix}server",
+                "name": heads.STAGED_SERVICE if plan["staging"] else heads.SERVICE,
                 "kind": "head",
                 "temporary": plan["staging"],
                 "description": f"llama.cpp server of cluster {plan['cluster']}",
@@ -76,10 +83,10 @@ def of_host(plan: dict[str, Any], host: str) -> list[dict[str, Any]]:
                 "process": head["argv"],
                 "environment": head["environment"],
                 "listens": f"{head['address']}:{head['port']}",
-                "reads": [plan["model"]["path"], *([head["api_key_file"]] if head["api_key_file"] else [])],
+                "reads": [plan["model"]["path"], *credentials.values()],
                 "after": [service["name"] for service in services],
                 "devices": sorted({path for backend in head["backends"] for path in backends.device_files(backend)}),
-                "credentials": {heads.KEYS: head["api_key_file"]} if head["api_key_file"] else {},
+                "credentials": credentials,
                 "allow": _reachable_for_head(plan),
             }
         )

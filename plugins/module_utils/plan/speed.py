@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, rates
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, caches, rates
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Device, Facts, Release
 
@@ -38,6 +38,18 @@ def rate_of_row(row: rates.Known, source: str) -> Rate:
     return Rate(round(row.gb_per_s * family.share, 1), round(reached, 1), source, family.node_us)
 
 
+MEMORY_SHARE = 0.85
+"""Of the bandwidth that was measured of a memory, what generation reaches: as much as on devices whose bandwidth is known."""
+
+
+def _measured(rate: Rate, facts: Facts, device: str, name: str) -> Rate:
+    """The rate with what was measured of the device, where it is still the same one."""
+    found = facts.rates.get(device)
+    if not found or found.name != name:
+        return rate
+    return rate._replace(gb_per_s=round(found.gb_per_s * MEMORY_SHARE, 1), source=MEASURED)
+
+
 def rate_of(device: Device, facts: Facts) -> Rate:
     """The rate that was measured of a device, that of its name or architecture, or what is assumed of its kind.
 
@@ -47,17 +59,21 @@ def rate_of(device: Device, facts: Facts) -> Rate:
     if not accelerator:
         return processor_rate(facts)
     row = rates.of_accelerator(accelerator.architecture, accelerator.name)
-    return rate_of_row(
-        row or rates.ASSUMED["unified" if accelerator.unified else "discrete"], TABLE if row else ASSUMED
-    )
+    kind = "unified" if accelerator.unified else "discrete"
+    rate = rate_of_row(row, TABLE) if row else rate_of_row(rates.ASSUMED[kind], ASSUMED)
+    return _measured(rate, facts, device.name, accelerator.name)
 
 
 def processor_rate(facts: Facts) -> Rate:
-    """The same of the host's processor."""
+    """The same of the host's processor. A few cores, as virtual machines have them, reach less than the memory gives."""
+    model, cores = str(facts.cpu.get("model", "")), facts.cpu.get("cores") or 1
     apple = (accelerator.name for accelerator in facts.accelerators if accelerator.backend == "metal")
-    known = filter(None, map(rates.of_processor, (str(facts.cpu.get("model", "")), *apple)))
-    row = next(known, None)
-    return rate_of_row(row, TABLE) if row else rate_of_row(_assumed_processor(facts), ASSUMED)
+    row = next(filter(None, map(rates.of_processor, (model, *apple))), None)
+    rate = rate_of_row(row, TABLE) if row else rate_of_row(_assumed_processor(facts), ASSUMED)
+    most = cores * rates.CORE_GB_PER_S
+    if not (row and row.family == "apple-processor") and most < rate.gb_per_s:
+        rate = rate._replace(gb_per_s=most, source=ASSUMED)
+    return _measured(rate, facts, backends.CPU.device, model)
 
 
 def _assumed_processor(facts: Facts) -> rates.Known:
@@ -195,13 +211,22 @@ ROUND_TRIP_MS = {
     "loopback": 0.04,
     "infiniband": 0.06,
     "thunderbolt": 0.2,
+    "usb4": 0.24,
     "ethernet": 0.3,
     "wireless": 4.0,
     "tunnel": 0.3,
 }
 """Kind of a link → round trip through both systems' TCP, where nothing was measured. A tunnel takes what is beneath it, Ethernet as far as
 anybody knows."""
-GBIT = {"loopback": 100.0, "infiniband": 40.0, "thunderbolt": 9.4, "ethernet": 2.5, "wireless": 0.3, "tunnel": 2.5}
+GBIT = {
+    "loopback": 100.0,
+    "infiniband": 40.0,
+    "thunderbolt": 9.4,
+    "usb4": 9.0,
+    "ethernet": 2.5,
+    "wireless": 0.3,
+    "tunnel": 2.5,
+}
 """Kind of a link → Gbit/s that it is assumed to carry."""
 
 

@@ -44,6 +44,23 @@ class Thunderbolt(NamedTuple):
     gbit_per_lane: float
 
 
+class Measured(NamedTuple):
+    """What was measured of a device."""
+
+    name: str
+    """Of the accelerator, or the processor's model."""
+    gb_per_s: float
+    """Bytes (1e9) that it reads of its memory per second, with two digits."""
+
+
+class Interface(NamedTuple):
+    """A network interface with hardware, as facts/interfaces.py finds it."""
+
+    name: str
+    kind: str
+    addresses: tuple[str, ...]
+
+
 class Facts(NamedTuple):
     """What planning knows of a host."""
 
@@ -73,13 +90,20 @@ class Facts(NamedTuple):
     """Whether IPAddressDeny of a unit takes effect; None where that is not known."""
     kernel: str
     firmware: str
+    unified_heap: bool
+    """Whether Mesa's configuration shows all of a memory that graphics share with the host."""
     option_files: tuple[str, ...]
     """Files of somebody else with options for llama-server, as facts/host.py finds them."""
     thunderbolt: tuple[Thunderbolt, ...]
+    interfaces: tuple[Interface, ...]
+    addresses: tuple[str, ...]
+    """Of a head: its IPv4 addresses, without loopback; empty where it was not asked."""
     round_trips: Mapping[str, float | None]
     """Of a head: host → milliseconds that were measured of its link."""
     link_mbit: Mapping[str, float | None] = {}
     """The same: host → Mbit/s."""
+    rates: Mapping[str, Measured] = {}
+    """Device, as workers name it → what was measured of it."""
 
     def of_backend(self, backend: str) -> list[Accelerator]:
         """The accelerators that this backend drives, in the order in which it numbers them."""
@@ -99,6 +123,7 @@ class Link(NamedTuple):
     peer: str | None
     manage: bool
     thunderbolt: str | None = None
+    kind: str | None = None
 
 
 class Endpoint(NamedTuple):
@@ -184,9 +209,20 @@ class Server(NamedTuple):
     load_mode: str | None
     warmup: bool
     api_key_file: str | None
+    tls_certificate_file: str | None
+    tls_key_file: str | None
     extra_args: tuple[str, ...]
     environment: Mapping[str, str]
     start_timeout: int
+    memory_mib: Mapping[str, int] = {}
+    """Device that llama-server itself drives → MiB to plan with."""
+    reserve_mib: int | None = None
+    """What stays free of each of these devices; None where that follows from its memory."""
+
+    @property
+    def tls(self) -> bool:
+        """Whether it speaks HTTPS."""
+        return bool(self.tls_certificate_file and self.tls_key_file)
 
 
 class ModelRequest(NamedTuple):
@@ -315,6 +351,8 @@ class Build(NamedTuple):
     """Program → where a distribution's package puts it."""
     builder: str
     """The host that compiles it for this one, or this one itself."""
+    tls: bool
+    """Whether its llama-server has to speak TLS."""
 
     def as_json(self) -> dict[str, Any]:
         """What the plan says of it."""

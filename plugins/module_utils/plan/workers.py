@@ -251,20 +251,30 @@ def declare(host: Host, built: Collection[str], serves: str | None) -> list[Decl
     return declared
 
 
-def shares_of_memory(host: Host, declared: Sequence[Declared], driven: Collection[str]) -> dict[str, int]:
+def shares_of_memory(
+    host: Host,
+    declared: Sequence[Declared],
+    driven: Collection[str],
+    shown: Mapping[str, int],
+    limits: Mapping[str, int],
+) -> dict[str, int]:
     """Device that uses the host's memory → MiB that it may hold: the name that stands for an accelerator, or CPU for each worker there.
 
     It is one memory. Accelerators come first, since they read it faster; processors have what these leave.
 
     :param driven: names of the accelerators that llama-server itself drives.
+    :param shown: of devices.shown_by_drivers.
+    :param limits: MiB that some of these may hold, where the operator says so.
     """
     same, facts = physical.twins(host.facts), host.facts
     wanted: dict[str, int] = {}
     sizes = {name: accelerator.memory_mib for name, accelerator in physical.named(facts) if accelerator.unified}
     given = {entry.device.device: entry.endpoint.memory_mib for entry in declared if entry.endpoint.memory_mib}
+    given.update(limits)
     for name in [*driven, *(entry.device.device for entry in declared)]:
         if name in sizes:
             most = given.get(name) or max(0, sizes[name] - reserve_mib(sizes[name], shared=True))
+            most = min(most, (shown or {}).get(name, most))
             wanted[same[name]] = max(wanted.get(same[name], 0), most)
     processors = [entry for entry in declared if entry.device.device == "CPU"]
     if len(wanted) + len(processors) < 2:

@@ -1,0 +1,81 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Network interfaces of a host that have hardware, and what kind of link each one is."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from pathlib import Path
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
+
+USB4_GENERATION = 4
+"""What the kernel's thunderbolt driver writes into ``generation`` of a USB4 router; 1 to 3 are Thunderbolt's own."""
+INFINIBAND_TYPE = 32
+"""ARPHRD_INFINIBAND, in ``type`` of an interface."""
+PORTS = {"thunderbolt": "thunderbolt", "wi-fi": "wireless"}
+"""How the name of a hardware port of macOS begins → kind; all others are Ethernet."""
+
+
+def interfaces(root: Path = ROOT, ask: Ask = output) -> list[dict]:
+    """``name``, ``kind`` (ethernet, thunderbolt, usb4, infiniband or wireless) and IPv4 ``addresses`` of each interface with hardware that
+    has an address."""
+    kinds, addresses = (
+        (_of_macos(ask), _ifconfig(ask)) if platform.system() == "Darwin" else (_of_linux(root), _ip(ask))
+    )
+    return [
+        {"name": name, "kind": kind, "addresses": sorted(addresses[name])}
+        for name, kind in sorted(kinds.items())
+        if addresses.get(name)
+    ]
+
+
+def _of_linux(root: Path) -> dict[str, str]:
+    folders = [folder for folder in (root / "sys/class/net").glob("*") if (folder / "device").exists()]
+    return {folder.name: _kind(folder, root) for folder in folders}
+
+
+def _kind(folder: Path, root: Path) -> str:
+    """:param folder: of the interface in /sys/class/net."""
+    if os.path.basename(os.path.realpath(folder / "device" / "driver")) == "thunderbolt-net":
+        return "usb4" if _generation(folder, root) >= USB4_GENERATION else "thunderbolt"
+    if (folder / "wireless").exists() or (folder / "phy80211").exists():
+        return "wireless"
+    return "infiniband" if text_of(folder / "type").strip() == str(INFINIBAND_TYPE) else "ethernet"
+
+
+def _generation(folder: Path, root: Path) -> int:
+    """Of the host's own router to which the cable of an interface goes (``0-0`` for the service ``0-1.0``), or of the newest one where the
+    name of that device tells nothing."""
+    service = os.path.basename(os.path.realpath(folder / "device"))
+    own = re.sub(r"-.*", "-0", service)
+    devices = root / "sys/bus/thunderbolt/devices"
+    paths = [devices / own] if (devices / own / "generation").exists() else sorted(devices.glob("*-0"))
+    generations = [text_of(path / "generation").strip() for path in paths]
+    return max((int(text) for text in generations if text.isdigit()), default=0)
+
+
+def _of_macos(ask: Ask) -> dict[str, str]:
+    ports = re.findall(r"Hardware Port: (.+)\nDevice: (\S+)", ask(["networksetup", "-listallhardwareports"]))
+    return {
+        device: next((kind for start, kind in PORTS.items() if port.lower().startswith(start)), "ethernet")
+        for port, device in ports
+    }
+
+
+def _ip(ask: Ask) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, address in re.findall(r"^\d+: (\S+?)(?:@\S+)? +inet ([\d.]+)", ask(["ip", "-4", "-o", "address"]), re.M):
+        found.setdefault(name, []).append(address)
+    return found
+
+
+def _ifconfig(ask: Ask) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, rest in re.findall(r"^(\w+): (.*(?:\n[ \t].*)*)", ask(["ifconfig"]), re.M):
+        found[name] = re.findall(r"\binet ([\d.]+)", rest)
+    return found

@@ -1,0 +1,245 @@
+"""The port of the head: for whom it is open, and where clients find it."""
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions
+from conftest import RELEASE
+
+FORK = {"source": "archive", "path": "/tmp/x.tar.gz", "checksum": "sha256:" + "b" * 64, "fork": "ik_llama.cpp"}
+
+
+def opened(pair, *networks, host="192.0.2.10", **variables):
+    """A head that serves networks, on a host with a firewall."""
+    pair.hosts["head"]["facts"]["firewall"] = "nftables"
+    pair.hosts["head"]["variables"].update(
+        llama_server_host=host, llama_server_allowed=list(networks), llama_server_api_key_file="/etc/keys", **variables
+    )
+    return pair
+
+
+def test_the_server_s_port_is_opened_for_its_networks(pair):
+    plan = opened(pair, "198.51.100.0/24", "203.0.113.7").plan()
+    assert not plan["refused"], plan["reasons"]
+    sources = ["198.51.100.0/24", "203.0.113.7"]
+    assert plan["hosts"]["head"]["firewall"] == [
+        {"port": 8080, "protocol": "tcp", "sources": sources, "address": "192.0.2.10"}
+    ]
+    assert (
+        "  head  192.0.2.10: 8080 for 198.51.100.0/24, 203.0.113.7; closed to others by nftables"
+        in report.plan_page(plan)
+    )
+    page = report.plan_page(opened(pair, "0.0.0.0/0").plan())
+    assert "  head  192.0.2.10: 8080 for everybody" in page.splitlines()
+    assert opened(pair, *sources).plan(staging=True)["hosts"]["head"]["firewall"] == []
+    assert opened(pair, *sources, host="127.0.0.1").plan()["hosts"]["head"]["firewall"] == []
+    assert opened(pair).plan()["hosts"]["head"]["firewall"] == []
+
+
+def test_clients_of_the_server_do_not_reach_a_worker_beside_it(pair):
+    pair.hosts["head"]["groups"].append("worker")
+    hosts = opened(pair, "198.51.100.0/24").plan()["hosts"]
+    beside, server = hosts["head"]["services"]
+    assert beside["allow"] == ["127.0.0.1", "localhost"]
+    assert "198.51.100.0/24" in server["allow"]
+
+
+@pytest.mark.parametrize("firewall, filters", [("ufw", False), (None, True)])
+def test_who_limits_the_server_s_port(pair, firewall, filters):
+    opened(pair, "198.51.100.0/24").hosts["head"]["facts"].update(firewall=firewall, units_filter=filters)
+    assert not pair.plan()["refused"]
+    pair.hosts["head"]["facts"].update(firewall=None, units_filter=False)
+    assert "neither firewalld nor ufw nor nftables is active there" in pair.reason()
+
+
+def test_a_head_of_which_no_firewall_is_set_up_is_limited_by_its_operator(pair):
+    opened(pair, "198.51.100.0/24").hosts["head"]["facts"].update(
+        service_manager="launchd", system="Darwin", firewall=None
+    )
+    reason = pair.reason()
+    assert "launchd does not filter addresses. Limit the port with a firewall of your own" in reason
+    assert "nftables" not in reason
+
+
+@pytest.mark.parametrize("value", ["224.0.0.0/4", "0.0.0.0"])
+def test_networks_that_nobody_has(pair, value):
+    assert f"llama_server_allowed has a value that is not an IPv4 network ({value}" in opened(pair, value).reason()
+
+
+@pytest.mark.parametrize(
+    "address, own, networks, shown",
+    [
+        ("192.0.2.10", [], ["192.0.2.0/24"], "192.0.2.10"),
+        ("192.0.2.10", ["10.0.0.5", "192.0.2.10"], ["10.0.0.0/8"], "10.0.0.5"),
+        ("192.0.2.10", ["10.0.0.5"], ["198.51.100.0/24"], "192.0.2.10"),
+        ("strix0.lan", ["10.0.0.5"], ["10.0.0.0/8"], "10.0.0.5"),
+        ("strix0.lan", [], ["10.0.0.0/8"], "strix0.lan"),
+        ("localhost", ["172.17.0.1", "192.0.2.77"], ["192.0.2.0/24"], "192.0.2.77"),
+        ("127.0.0.1", ["192.0.2.77"], ["0.0.0.0/0"], "192.0.2.77"),
+        ("localhost", [], ["192.0.2.0/24"], "here"),
+    ],
+)
+def test_clients_are_shown_an_address_that_they_reach(local, address, own, networks, shown):
+    here = local.hosts["here"]
+    here["ansible_host"] = address
+    here["facts"]["addresses"] = own
+    here["variables"].update(
+        llama_server_host="0.0.0.0", llama_server_allowed=networks, llama_server_api_key_file="/etc/keys"
+    )
+    plan = local.plan()
+    assert not plan["refused"], plan["reasons"]
+    head = plan["head"]
+    assert head["url"] == f"http://{shown}:8080"
+    assert head["own_url"] == "http://127.0.0.1:8080"
+    assert head["launcher"][head["launcher"].index("--url") + 1] == head["own_url"]
+    assert "http://127.0.0.1" not in report.plan_table(plan) + report.plan_page(plan).partition("Commands")[0]
+
+
+def test_a_link_s_address_counts_as_one_of_the_head_s(pair):
+    pair.hosts["head"]["variables"]["llama_links"] = [{"interface": "t0", "address": "198.51.100.1/24"}]
+    assert opened(pair, "198.51.100.0/24", host="0.0.0.0").plan()["head"]["url"] == "http://198.51.100.1:8080"
+
+
+# -------------------------------------------------------------------------------------------------------------- HTTPS
+
+FILES = {"llama_server_tls_certificate_file": "/etc/tls/50 %.pem", "llama_server_tls_key_file": "/etc/tls/key.pem"}
+
+
+def secured(cluster, **more):
+    for host in cluster.hosts.values():
+        host["variables"].update(FILES, **more)
+    return cluster
+
+
+def of_build(generation):
+    return {"source": "archive", "path": "/tmp/x", "checksum": "sha256:" + "c" * 64, "build": generation}
+
+
+@pytest.mark.parametrize(
+    "release, on, off",
+    [
+        (of_build(5300), {"LLAMA_SERVER_SSL"}, {"LLAMA_CURL"}),
+        (of_build(6170), {"LLAMA_SERVER_SSL"}, {"LLAMA_CURL"}),
+        (of_build(7000), {"LLAMA_SERVER_SSL", "LLAMA_OPENSSL"}, {"LLAMA_CURL"}),
+        (of_build(8643), {"LLAMA_OPENSSL"}, set()),
+        (RELEASE, {"LLAMA_OPENSSL"}, set()),
+        ({**FORK, "build": 4840}, {"LLAMA_SERVER_SSL", "LLAMA_OPENSSL"}, {"LLAMA_CURL"}),
+    ],
+    ids=["b5300", "b6170", "b7000", "b8643", "0.3.36", "ik_llama.cpp"],
+)
+def test_a_release_is_built_with_tls_where_it_is_asked_for(pair, release, on, off):
+    accepted = {"llama_release": release, "llama_accept_advisories": ["rpc-remote-code-execution"]}
+    plain = secured(pair, **accepted, **dict.fromkeys(FILES)).plan()
+    plan = secured(pair, **accepted).plan()
+    assert not plan["refused"], plan["reasons"]
+    assert plan["advisories"] == plain["advisories"]
+    for name in plan["hosts"]:
+        (build,), (before,) = plan["hosts"][name]["builds"], plain["hosts"][name]["builds"]
+        options = build["cmake_options"]
+        assert {option for option in ("LLAMA_OPENSSL", "LLAMA_SERVER_SSL") if options.get(option) == "ON"} == on
+        assert {option for option in off if options[option] == "OFF"} == off
+        assert (build["tls"], before["tls"], build["id"] == before["id"]) == (
+            "llama-server" in build["targets"],
+            False,
+            False,
+        )
+        assert plan["hosts"][name]["tools"]["openssl"] == "libssl-dev"
+        assert "openssl" not in plain["hosts"][name]["tools"]
+
+
+@pytest.mark.parametrize("source", ["package", "binary"])
+def test_programs_that_are_compiled_already_are_tried_again_with_tls(pair, source):
+    for host in pair.hosts.values():
+        host["facts"]["packaged"] = {"version": "0.7.0", "installed": []}
+    release = {"source": "package"} if source == "package" else {**of_build(9900), "source": "binary"}
+    plans = [secured(pair, llama_release=release, **files).plan() for files in (dict.fromkeys(FILES), FILES)]
+    builds = [plan["hosts"]["head"]["builds"][0] for plan in plans]
+    assert [build["tls"] for build in builds] == [False, True]
+    assert builds[0]["id"] != builds[1]["id"]
+    assert "openssl" not in plans[1]["hosts"]["head"]["tools"]
+
+
+def test_only_the_backend_that_serves_is_built_with_tls(pair):
+    device = {"backend": "vulkan", "name": "x", "architecture": "", "memory_mib": 9999, "unified": False}
+    for name in ("worker1", "worker2"):
+        pair.hosts[name]["facts"]["accelerators"] = [device]
+        pair.hosts[name]["facts"]["toolchain"]["glslc"] = "2025"
+        pair.hosts[name]["variables"]["llama_backend"] = "vulkan"
+    hosts = secured(pair).plan()["hosts"]
+    assert hosts["head"]["builds"][0]["tls"]
+    assert hosts["worker1"]["builds"][0]["cmake_options"]["LLAMA_OPENSSL"] == "OFF"
+    assert "openssl" not in hosts["worker1"]["tools"]
+
+
+def test_openssl_that_cannot_be_installed(local):
+    here = secured(local).hosts["here"]["facts"]
+    here.update(scope="user", service_manager="supervisor")
+    assert not local.plan()["refused"], "facts of an older version do not tell"
+    here["toolchain"]["openssl"] = None
+    assert "here lacks openssl, and this run has no root access there" in local.reason()
+    here["toolchain"]["openssl"] = "present"
+    assert not local.plan()["refused"]
+
+
+def test_certificate_and_key_are_handed_over_and_clients_are_shown_https(pair):
+    opened(secured(pair), "192.0.2.0/24")
+    for staging, service, port in ((False, "llamacpp-server", 8080), (True, "llamacpp-staging-server", 8180)):
+        plan = pair.plan(staging=staging)
+        assert not plan["refused"], plan["reasons"]
+        head, host = plan["head"], plan["hosts"]["head"]
+        line = " ".join(head["argv"])
+        assert f"--ssl-cert-file /run/credentials/{service}.service/tls-certificate" in line
+        assert f"--ssl-key-file /run/credentials/{service}.service/tls-key" in line
+        assert head["own_url"] == head["url"] == f"https://{'127.0.0.1' if staging else '192.0.2.10'}:{port}"
+        (planned,) = [own for own in host["services"] if own["kind"] == "head"]
+        assert set(planned["reads"]) >= set(FILES.values())
+        assert "LoadCredential=tls-certificate:/etc/tls/50 %%.pem\n" in definitions.definition(host, planned)
+        assert "LoadCredential=tls-key:/etc/tls/key.pem\n" in definitions.definition(host, planned)
+        assert host["builds"] == pair.plan()["hosts"]["head"]["builds"]
+
+
+def test_the_last_lines_of_a_run_say_how_to_ask(pair, local):
+    curl = """curl -s {}/v1/completions -d '{{"prompt": "", "temperature": 0}}'"""
+    assert report.request_lines(local.plan()) == ["    " + curl.format("http://127.0.0.1:8080")]
+    plan = opened(secured(pair), "198.51.100.0/24", host="0.0.0.0").plan()
+    asked = " ".join("".join(report.request_lines(plan)).replace("\\", " ").split())
+    assert "-H 'Authorization: Bearer KEY' https://192.0.2.10:8080/v1/completions -d" in asked
+    plan["model"]["known_answer"] = None
+    assert "Once upon a time" in "".join(report.request_lines(plan))
+
+
+def test_where_nobody_hands_over_files_the_server_reads_them_itself(local):
+    secured(local).hosts["here"]["facts"].update(service_manager="supervisor")
+    argv = local.plan()["head"]["argv"]
+    assert argv[argv.index("--ssl-key-file") + 1] == "/etc/tls/key.pem"
+
+
+@pytest.mark.parametrize(
+    "variables, said",
+    [
+        (
+            {"llama_server_tls_key_file": None},
+            "llama_server_tls_certificate_file is set and llama_server_tls_key_file is not",
+        ),
+        (
+            {"llama_server_tls_certificate_file": None},
+            "llama_server_tls_key_file is set and llama_server_tls_certificate_file",
+        ),
+        (
+            {"llama_server_tls_key_file": "key.pem"},
+            "llama_server_tls_key_file is 'key.pem': use the absolute path on the head",
+        ),
+        (
+            {"llama_build_cmake_options": {"LLAMA_OPENSSL": "OFF"}},
+            "has LLAMA_OPENSSL: 'OFF', so llama-server would be built without",
+        ),
+        (
+            {"llama_server_extra_args": ["--ssl-key-file", "/k"]},
+            "has --ssl-key-file, which the plan decides: set llama_server_tls_key_file",
+        ),
+        ({"llama_server_extra_args": ["--ssl-cert-file=/c"]}, "set llama_server_tls_certificate_file instead"),
+        ({"llama_server_environment": {"LLAMA_ARG_SSL_KEY_FILE": "/k"}}, "set llama_server_tls_key_file instead"),
+    ],
+)
+def test_tls_that_cannot_be(local, variables, said):
+    secured(local).hosts["here"]["variables"].update(variables)
+    assert said in local.reason()
