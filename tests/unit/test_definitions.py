@@ -345,4 +345,4 @@ def test_openrc_takes_no_line_break():
 
 def test_a_worker_on_openrc_is_open(pair):
     pair.hosts["worker1"]["facts"].update(service_manager="openrc", units="/etc/init.d")
-    assert "on worker1 nothing limits 192.0.2.11:50052" in pair.reason()
+    assert "nothing limits 192.0.2.11:50052 of worker1" in pair.reason()

@@ -422,7 +422,8 @@ def _large_vulkan_shares(seen: Seen) -> Cases:
 
 def _slow_prompts(seen: Seen) -> Cases:
     """Hosts whose newest ROCm is the slow one, where another one is installed."""
-    architectures = {device.host: device.architecture for device in seen.used if device.architecture == STRIX_HALO}
+    own = [device for device in seen.used if device.host in seen.cluster.hosts]
+    architectures = {device.host: device.architecture for device in own if device.architecture == STRIX_HALO}
     cases = []
     for name, architecture in architectures.items():
         installed = [one for one in seen.cluster.hosts[name].facts.toolchains or () if one["backend"] == "hip"]

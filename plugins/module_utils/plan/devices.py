@@ -36,6 +36,12 @@ def accelerator_of(facts: Facts, name: str) -> Accelerator | None:
     return dict(physical.named(facts)).get(name)
 
 
+def is_lent_by_amdgpu(accelerator: Accelerator) -> bool:
+    """Whether parameters of the kernel's driver for AMD decide how much of the host's memory the device has."""
+    by_amd = accelerator.backend in ("hip", "vulkan") and not accelerator.name.startswith(OTHER_DRIVERS)
+    return accelerator.unified and by_amd
+
+
 def visible_mib(backend: str, accelerator: Accelerator, environment: Mapping[str, str]) -> float:
     """How much of a device's memory its driver shows as the device's own; no bound where the size of that memory is not known.
 

@@ -79,7 +79,7 @@ def _remedy(
         buffer = compute.bound(summary, smaller, generation) / MIB
         if all(device.cache * share + buffer <= device.room for device in over):
             return words, _given(settings, smaller)
-    return "use a smaller model or devices with more memory", {}
+    return "use a smaller model, or devices with more memory", {}
 
 
 def over_capacity(plan: Mapping[str, Any], server: Server, summary: Mapping[str, Any], release: Release) -> Cases:

@@ -255,5 +255,6 @@ def other_backends(cluster: Cluster, hosts: Sequence[str], wanted: Sequence[str]
     return [
         Way({"backend": backend}, (building(hosts, [backend]),))
         for backend in wanted
-        if all(backend == backends.CPU.name or cluster.places[name].facts.of_backend(backend) for name in hosts)
+        if all(name in cluster.hosts for name in hosts)
+        and all(backend == backends.CPU.name or cluster.hosts[name].facts.of_backend(backend) for name in hosts)
     ]

@@ -50,5 +50,6 @@ class Seen(NamedTuple):
         )
 
     def backends_of(self, host: str) -> list[str]:
-        """What a host builds for."""
-        return [build["backend"] for build in self.plan["hosts"][host]["builds"]]
+        """What a host builds for; nothing of one where others run the workers."""
+        own = self.plan["hosts"].get(host, {"builds": []})
+        return [build["backend"] for build in own["builds"]]

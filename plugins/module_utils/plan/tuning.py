@@ -41,7 +41,6 @@ def lending(facts: Facts, size: int) -> Facts:
 
 
 def _at_least(accelerator: Accelerator, size: int) -> Accelerator:
-    of_amd = accelerator.backend in ("hip", "vulkan") and not accelerator.name.startswith(devices.OTHER_DRIVERS)
-    if not accelerator.unified or not of_amd:
+    if not devices.is_lent_by_amdgpu(accelerator):
         return accelerator
     return accelerator._replace(memory_mib=max(accelerator.memory_mib, size))
