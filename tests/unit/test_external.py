@@ -15,6 +15,10 @@ WINDOWS = {
 }
 
 
+OVER_TCP = {"log_complete": True, "rdma": 0}
+"""What the head's log says of the transport."""
+
+
 @pytest.fixture
 def mixed(pair):
     """Two workers of the cluster and one on Windows."""
@@ -153,14 +157,14 @@ def answer(devices=1, total=24564):
 )
 def test_their_handshake_is_judged(mixed, said, status, evidence):
     workers = {"192.0.2.77:50052": said} if said else {}
-    checks = verification._handshakes(mixed.plan(), {"handshakes": {"workers": workers}})
+    checks = verification._handshakes(mixed.plan(), {"handshakes": {"workers": workers}, **OVER_TCP})
     assert (checks[-1]["subject"], checks[-1]["status"]) == ("192.0.2.77:50052", status)
     assert evidence in checks[-1]["evidence"]
 
 
 def test_one_that_is_not_used_may_serve_somebody_else(mixed):
     mixed.hosts["head"]["variables"]["llama_placement"] = "fewest"
-    last = verification._handshakes(mixed.plan(), {"handshakes": {"workers": {}}})[-1]
+    last = verification._handshakes(mixed.plan(), {"handshakes": {"workers": {}}, **OVER_TCP})[-1]
     assert (last["status"], last["evidence"]) == (
         "not tested",
         "gaming-pc runs it by itself, and the plan does not use it",

@@ -94,7 +94,7 @@ def test_what_tasks_put_below_the_prefix_is_removed():
     put = set()
     for path in ROOT.glob("roles/llama_*/tasks/*.yml"):
         if path.name != "remove.yml":
-            text = path.read_text() + (ROOT / "playbooks/tasks/verify.yml").read_text()
+            text = path.read_text() + (ROOT / "playbooks/tasks/before_verify.yml").read_text()
             put |= {part.split("/")[0].split('"')[0] for part in text.split(".prefix }}/")[1:]}
     assert put == {"venv", "supervisor", "lingering", "links"}
     assert put <= set(names.INSTALLED)

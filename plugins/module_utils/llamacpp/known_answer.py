@@ -168,7 +168,7 @@ def summary(layers: int, width: int, kind: str) -> dict[str, Any]:
         "value_dimension": HEAD_DIMENSION,
         "context": CONTEXT,
         "vocabulary": vocabulary,
-        "keys": {},
+        "keys": {"rope.dimension_count": HEAD_DIMENSION},
         "layer_bytes": [_bytes(7 * width * width, kind) + 2 * norm] * layers,
         "input_bytes": _bytes(width * vocabulary, kind),
         "output_bytes": _bytes(width * vocabulary, kind) + norm,

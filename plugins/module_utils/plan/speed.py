@@ -67,8 +67,8 @@ def rate_of(device: Device, facts: Facts) -> Rate:
 def processor_rate(facts: Facts) -> Rate:
     """The same of the host's processor. A few cores, as virtual machines have them, reach less than the memory gives."""
     model, cores = str(facts.cpu.get("model", "")), facts.cpu.get("cores") or 1
-    apple = (accelerator.name for accelerator in facts.accelerators if accelerator.backend == "metal")
-    row = next(filter(None, map(rates.of_processor, (model, *apple))), None)
+    shared = (accelerator.name for accelerator in facts.accelerators if accelerator.unified)
+    row = next(filter(None, map(rates.of_processor, (model, *shared))), None)
     rate = rate_of_row(row, TABLE) if row else rate_of_row(_assumed_processor(facts), ASSUMED)
     most = cores * rates.CORE_GB_PER_S
     if not (row and row.family == "apple-processor") and most < rate.gb_per_s:
@@ -216,7 +216,8 @@ ROUND_TRIP_MS = {
     "wireless": 4.0,
     "tunnel": 0.3,
 }
-"""Kind of a link → round trip through both systems' TCP, where nothing was measured. A tunnel takes what is beneath it, Ethernet as far as
+"""Kind of a link → round trip through both systems' TCP, where nothing was measured. USB4 as between two Strix Halo, whose
+controller holds interrupts back for 0.128 ms (anthony-chaudhary/fak#11910). A tunnel takes what is beneath it, Ethernet as far as
 anybody knows."""
 GBIT = {
     "loopback": 100.0,
@@ -227,7 +228,7 @@ GBIT = {
     "wireless": 0.3,
     "tunnel": 2.5,
 }
-"""Kind of a link → Gbit/s that it is assumed to carry."""
+"""Kind of a link → Gbit/s that it is assumed to carry: over USB4 the ceiling between two Strix Halo (kyuz0/amd-strix-halo-vllm-toolboxes#70)."""
 
 
 def worker_ms(
