@@ -40,17 +40,17 @@ SECONDS_TO_START = 300
 SECONDS_TO_END = 60
 
 
-def play(playbook: str, work: Path, environment: dict[str, str], endpoints: list[dict]) -> str:
+def play(playbook: str, work: Path, environment: dict[str, str], variables: dict) -> str:
     """What one run of a playbook says.
 
-    :param endpoints: what the machine lends; nothing is everything.
+    :param variables: ``llama_worker_endpoints``, what the machine lends (nothing is everything), and others.
     """
     settings = {
         **PORTS,
         "llama_model_known_answer": MODEL,
         "llama_host_scope": "user",
-        "llama_worker_endpoints": endpoints,
         "llama_placement": "all",
+        **variables,
     }
     (work / "settings.json").write_text(json.dumps(settings))
     command = [str(Path(sys.executable).with_name("ansible-playbook")), playbook, "-i", "inventories/local"]
@@ -227,22 +227,23 @@ def main() -> None:
         "XDG_DATA_HOME": str(work / "data"),
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
     }
-    play("playbooks/plan.yml", work, environment, [])
+    play("playbooks/plan.yml", work, environment, {"llama_worker_endpoints": []})
     host = json.loads((work / "plan.json").read_text())["hosts"]["localhost"]
     if len(host["workers"]) != 2:
         sys.exit("This machine does not have two accelerators that llama.cpp can be built for.")
-    endpoints = [{"device": host["workers"][1]["device"], "port": PORTS["llama_worker_endpoints"][1]["port"]}]
+    second = {"device": host["workers"][1]["device"], "port": PORTS["llama_worker_endpoints"][1]["port"]}
+    variables = {"llama_worker_endpoints": [second]}
     if any(Path(host["units"]).glob("llamacpp-*")):
         sys.exit(f"There is a cluster of this user already, see {host['units']}.")
     try:
-        said = play("site.yml", work, environment, endpoints)
+        said = play("site.yml", work, environment, variables)
         assert "36 of 36 words right" in said, said
         plan = json.loads((work / "plan.json").read_text())
         found = measured(plan, environment, work / "log")
         described = {"machine": f"{machine()}, {names_of_devices(plan)}", "model": plan["model"]["name"]}
         described["release"] = plan["hosts"]["localhost"]["builds"][0]["id"]
     finally:
-        play("playbooks/teardown.yml", work, environment, endpoints)
+        play("playbooks/teardown.yml", work, environment, variables)
     print(json.dumps({**described, **found}))
     shutil.rmtree(work)
 
