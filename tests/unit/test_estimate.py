@@ -106,7 +106,7 @@ def test_each_kind_that_can_be_declared_has_a_time_and_a_rate_of_its_own():
 def test_loopback_is_never_measured(local):
     local.hosts["here"]["facts"]["measured"] = {"here": {"round_trip_ms": 9.0, "mbit_per_second": 1}}
     links = local.plan()["estimate"]["links"]
-    assert [(link["kind"], link["measured"], link["gbit_per_s"]) for link in links] == [("loopback", False, 100)] * 2
+    assert [(link["kind"], link["measured"], link["gbit_per_s"]) for link in links] == [("loopback", False, 11)] * 2
     assert local.plan()["estimate"]["network_ms_per_token"] < 2
 
 

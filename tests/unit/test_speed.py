@@ -157,6 +157,16 @@ def test_weights_of_a_tensor_follow_from_its_size_and_shape():
     assert speed.Bits(load, unknown).of(load.parts[1]) == speed.ASSUMED_BITS
 
 
+@pytest.mark.parametrize(
+    "devices, measured", [([["h200", 32]], 27680), ([["h200", 16, "loopback"], ["h200", 16]], 16470)]
+)
+def test_prompts_on_two_gpus_are_predicted_as_they_were_measured(devices, measured):
+    summary = known_answer.summary(32, 4096, "f16")
+    works = predicted_speed.works_of({"devices": devices, "build": 11063}, summary)
+    works = [work._replace(multiplied=work.weights / 2) for work in works]
+    assert 1000 * speed.PROMPT / speed.prompt_ms(release(11063), works, 4096) == pytest.approx(measured, rel=0.1)
+
+
 def test_a_prompt_is_limited_by_what_it_is_multiplied_with_and_by_its_way():
     rate = speed.Rate(100, 1000, speed.TABLE)
     work = speed.Work("a", "", rate, 10, 1e9, 8e9, 2e9, 310)

@@ -220,7 +220,7 @@ ROUND_TRIP_MS = {
 controller holds interrupts back for 0.128 ms (anthony-chaudhary/fak#11910). A tunnel takes what is beneath it, Ethernet as far as
 anybody knows."""
 GBIT = {
-    "loopback": 100.0,
+    "loopback": 11.0,
     "infiniband": 40.0,
     "thunderbolt": 9.4,
     "usb4": 9.0,
@@ -228,7 +228,8 @@ GBIT = {
     "wireless": 0.3,
     "tunnel": 2.5,
 }
-"""Kind of a link → Gbit/s that it is assumed to carry: over USB4 the ceiling between two Strix Halo (kyuz0/amd-strix-halo-vllm-toolboxes#70)."""
+"""Kind of a link → Gbit/s that it is assumed to carry: on loopback what prompts reach between two H200 (docs/hardware.md), over USB4 the
+ceiling between two Strix Halo (kyuz0/amd-strix-halo-vllm-toolboxes#70)."""
 
 
 def worker_ms(
