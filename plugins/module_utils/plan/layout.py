@@ -235,10 +235,10 @@ def _why(runners: Sequence[Runner], units: Sequence[int], every: bool) -> list[s
     used = [group for group, count in zip(groups, units) if count]
     sentences = []
     for runner, count in zip(runners, units):
-        rate, others = runner.pace.rate, used.count(runner.place.group) - 1
-        even = f", evenly with {others} alike" if count and others else ""
+        rate, several = runner.pace.rate, used.count(runner.place.group) > 1
+        even = ", shared evenly" if count and several else ""
         words = _words(runner, count, used, groups, every)
-        sentences.append(f"{rate.gb_per_s:g} GB/s ({rate.source}): {words}{even}")
+        sentences.append(f"{rate.gb_per_s:g} GB/s ({rate.source}), {words}{even}")
     return sentences
 
 
