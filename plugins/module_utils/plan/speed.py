@@ -231,29 +231,18 @@ GBIT = {
 """Kind of a link → Gbit/s that it is assumed to carry: over USB4 the ceiling between two Strix Halo (kyuz0/amd-strix-halo-vllm-toolboxes#70)."""
 
 
-def worker_ms(
-    release: Release,
-    nodes: float,
-    kind: str,
-    round_trip_ms: float | None = None,
-    link: Link | None = None,
-    visits: int = 1,
-) -> float:
+def worker_ms(release: Release, nodes: float, link: Link, visits: int = 1) -> float:
     """Milliseconds that a token costs for a worker, besides what its device computes.
 
     :param nodes: of the graph that it computes.
-    :param kind: of the link, as estimate.kind_of returns it.
-    :param round_trip_ms: of the link; what is assumed for its kind where it was not measured.
-    :param link: all that is known of the link, in place of the two before.
     :param visits: how often a token comes to it: once, but where tensors are on other devices than their layers.
     """
-    known = link or Link(kind, ROUND_TRIP_MS[kind] if round_trip_ms is None else round_trip_ms, GBIT[kind], False)
     keeps = keeps_graph(release)
     work = visits * VISIT_MS + nodes * NODE_US[keeps] / 1e3
-    if known.kind != "loopback":
-        work += WAKE_MS + visits * WAITS[keeps] * known.round_trip_ms
-    wire = 8 * (visits * TOKEN_BYTES + nodes * NODE_BYTES[keeps]) / known.gbit / 1e6
-    return work * (BOARD if known.board else 1) + wire + (MAC_MS if known.mac and known.kind != "loopback" else 0)
+    if link.kind != "loopback":
+        work += WAKE_MS + visits * WAITS[keeps] * link.round_trip_ms
+    wire = 8 * (visits * TOKEN_BYTES + nodes * NODE_BYTES[keeps]) / link.gbit / 1e6
+    return work * (BOARD if link.board else 1) + wire + (MAC_MS if link.mac and link.kind != "loopback" else 0)
 
 
 class Work(NamedTuple):
@@ -287,7 +276,7 @@ def link_ms(release: Release, work: Work) -> float:
     """Milliseconds of a token for this worker; 0 where the device is llama-server's own."""
     if not work.link or not work.visits:
         return 0.0
-    return worker_ms(release, work.nodes, work.link.kind, link=work.link, visits=work.visits)
+    return worker_ms(release, work.nodes, work.link, work.visits)
 
 
 def token_ms(release: Release, works: Sequence[Work]) -> float:
