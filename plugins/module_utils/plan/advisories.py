@@ -21,7 +21,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.remedies imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.seen import Seen
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Facts
 
-LOOPBACK = "127."
 MIB = 1024 * 1024
 THREAD = "ggml-org/llama.cpp#{}"
 
@@ -103,7 +102,7 @@ def _unmaintained_backends(seen: Seen) -> Cases:
 def _unprotected_workers(seen: Seen) -> Cases:
     cases = []
     for name, host in seen.plan["hosts"].items():
-        exposed = [worker["listens"] for worker in host["workers"] if not worker["listens"].startswith(LOOPBACK)]
+        exposed = [worker["listens"] for worker in host["workers"] if not names.is_loopback(worker["listens"])]
         if exposed and not host["unit_closes"] and not host["firewall_manager"]:
             reason = f"{_why_no_unit_closes(seen, name)}, and the run sets up no firewall there"
             cases.append((name, {"where": f"{remedies.listed(exposed)} of {name}", "reason": reason}))
@@ -114,7 +113,7 @@ def _external_workers(seen: Seen) -> Cases:
     """Those that the head reaches over a network. At the end of a tunnel nobody else is."""
     ports: dict[str, list[str]] = {}
     for worker in seen.plan["external_workers"]:
-        if not worker["endpoint"].startswith(LOOPBACK):
+        if not names.is_loopback(worker["endpoint"]):
             ports.setdefault(worker["host"], []).append(worker["endpoint"])
     return [(name, {"endpoints": ", ".join(endpoints), "head": seen.cluster.head}) for name, endpoints in ports.items()]
 
@@ -133,14 +132,14 @@ def _why_no_unit_closes(seen: Seen, name: str) -> str:
 
 def _open_server(seen: Seen) -> Cases:
     head = seen.plan["head"]
-    if head["address"].startswith(LOOPBACK) or "--api-key-file" in head["argv"]:
+    if names.is_loopback(head["address"]) or "--api-key-file" in head["argv"]:
         return []
     return [(head["host"], {"address": f"{head['address']}:{head['port']}"})]
 
 
 def _server_for_everybody(seen: Seen) -> Cases:
     head = seen.plan["head"]
-    if head["address"].startswith(LOOPBACK) or head["allowed"]:
+    if names.is_loopback(head["address"]) or head["allowed"]:
         return []
     return [(head["host"], {"address": f"{head['address']}:{head['port']}"})]
 
@@ -149,7 +148,7 @@ def _unlimited_server(seen: Seen) -> Cases:
     head = seen.plan["head"]
     host = seen.plan["hosts"][head["host"]]
     closes = host["unit_closes"] or host["firewall_manager"] or names.EVERYBODY in head["allowed"]
-    if not head["allowed"] or head["address"].startswith(LOOPBACK) or closes:
+    if not head["allowed"] or names.is_loopback(head["address"]) or closes:
         return []
     name, reason = head["host"], _why_no_unit_closes(seen, head["host"])
     if host["host_settings"]:
@@ -587,7 +586,7 @@ ADVISORIES = (
             offers.always("set llama_server_api_key_file", offers.server_becomes(api_key_file="/etc/llamacpp.keys")),
             offers.always(
                 "set llama_server_host to 127.0.0.1 and use a proxy of your own",
-                offers.server_becomes(host="127.0.0.1"),
+                offers.server_becomes(host=names.LOOPBACK),
             ),
         ),
         "https://github.com/ggml-org/llama.cpp/pull/25655",
@@ -602,7 +601,7 @@ ADVISORIES = (
                 "set llama_server_allowed to the networks of its clients, like 192.168.1.0/24",
                 offers.server_becomes(allowed=("192.168.1.0/24",)),
             ),
-            offers.always("set llama_server_host to 127.0.0.1", offers.server_becomes(host="127.0.0.1")),
+            offers.always("set llama_server_host to 127.0.0.1", offers.server_becomes(host=names.LOOPBACK)),
         ),
         "docs/operating.md",
     ),
@@ -618,7 +617,7 @@ ADVISORIES = (
             ),
             offers.always(
                 "set llama_server_host to 127.0.0.1 and use a proxy of your own",
-                offers.server_becomes(host="127.0.0.1"),
+                offers.server_becomes(host=names.LOOPBACK),
             ),
         ),
         "docs/operating.md",

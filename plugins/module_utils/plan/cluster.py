@@ -425,11 +425,11 @@ def _check_tunnels(declared: Sequence[Worker], server: Server) -> None:
     """Refuses a tunnel that ends on a port of the head which something else has."""
     taken = {server.port: "llama_server_port", server.staging_port: "llama_server_staging_port"}
     for worker in declared:
-        if worker.address == workers.LOOPBACK and not worker.tunnel and not worker.external:
+        if worker.address == names.LOOPBACK and not worker.tunnel and not worker.external:
             taken.update(dict.fromkeys((worker.port, worker.staging_port), f"the worker {worker.name} of the head"))
     for worker in declared:
         ends = [worker.tunnel.port, worker.tunnel.staging_port] if worker.tunnel else []
-        if worker.external and worker.address.startswith("127."):
+        if worker.external and names.is_loopback(worker.address):
             ends = [worker.port]
         for port in ends:
             if port in taken:

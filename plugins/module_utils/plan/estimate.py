@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import is_loopback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, placement, speed, workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.placement import MIB
@@ -33,7 +34,7 @@ def kind_of(endpoint: str, links: Sequence[Link], interfaces: Sequence[Interface
     :param interfaces: those that its facts name.
     """
     address = endpoint.rsplit(":", 1)[0]
-    if address.startswith("127."):
+    if is_loopback(address):
         return "loopback"
     own = [link for link in links if link.address.split("/", maxsplit=1)[0] == address]
     names = {link.interface for link in own}

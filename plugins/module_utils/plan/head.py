@@ -279,7 +279,7 @@ def _address_for_clients(server: Server, host: Host) -> str:
     if server.host != names.EVERY_ADDRESS:
         return server.host
     own = [host.address, *(link.address.partition("/")[0] for link in host.links), *host.facts.addresses]
-    reachable = [address for address in own if address != "localhost" and not address.startswith("127.")]
+    reachable = [address for address in own if address != "localhost" and not names.is_loopback(address)]
     networks = [ipaddress.IPv4Network(network) for network in server.allowed]
     return next((address for address in reachable if _is_in(address, networks)), [*reachable, host.name][0])
 
