@@ -132,7 +132,7 @@ def table() -> str:
             if row.why
         ),
         "",
-        "Not predicted, since something that they follow from is not in the notes:",
+        "Not predicted, since the notes lack something that they follow from:",
         "",
     ]
     for entry in DATA["unpredicted"]:
