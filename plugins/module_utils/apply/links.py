@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import MTU, is_loopback
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import MTU
 
 ROOT = Path("/")
 COMMAND_SECONDS = 30
@@ -117,12 +117,6 @@ def _addresses(runner: Run) -> dict[str, list[str]]:
         for entry in entries
         if "ifname" in entry
     }
-
-
-def own_addresses(runner: Run = run) -> list[str]:
-    """IPv4 addresses of this host, without loopback."""
-    held = [address.split("/")[0] for entries in _addresses(runner).values() for address in entries]
-    return sorted(address for address in held if ":" not in address and not is_loopback(address))
 
 
 def interfaces(addresses: dict[str, list[str]], root: Path = ROOT) -> dict[str, dict]:
