@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import printable
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, tensor_types
 
-MIB = 1024 * 1024
 MAX_HEADER_BYTES = 128 * MIB
 MAX_KEPT_BYTES = 8 * MIB
 """Of the headers of all parts together, as are the other limits."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.versions import numbers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, memory, offers, remedies
@@ -21,7 +22,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.remedies imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.seen import Seen
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Facts
 
-MIB = 1024 * 1024
 THREAD = "ggml-org/llama.cpp#{}"
 
 THREE_ENDPOINTS_HANG = (10620, 10819)

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import is_loopback
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, placement, speed, workers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.placement import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
     Device,
     Host,

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
     caches,
     gguf,
@@ -354,8 +355,8 @@ def plan_of(serving: Serving, environment: Mapping[str, str]) -> dict[str, Any]:
         "load_mode": server.load_mode,
         "cpu": {
             "layers": kept.layers,
-            "weights_mib": round(kept.weights / placement.MIB, 2),
-            "kv_mib": round(kept.kv / placement.MIB, 2),
+            "weights_mib": round(kept.weights / MIB, 2),
+            "kv_mib": round(kept.kv / MIB, 2),
         },
     }
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import physical, workers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.placement import MIB, Placed
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.placement import Placed
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Device, Equipped, Host
 
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import estimate, placement, solver, speed, workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.placement import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
     Device,
     Facts,

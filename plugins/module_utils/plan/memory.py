@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, compute
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.options import IK_LLAMA
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Release, Server
 
-MIB = 1024 * 1024
 MICRO_BATCHES = (256, 128, 64)
 ATTENTION_BATCH = 256
 """MiB; the default of newer commits of ik_llama.cpp."""
