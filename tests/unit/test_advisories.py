@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import advisories
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import advisories, conditions
 from conftest import RELEASE, Cluster, known_answer_of
 
 GIB = 1 << 30
@@ -302,7 +302,7 @@ def given(values):
 
 
 SET_RELEASE = "set {variables} to {release}"
-SENDS = {"path": "/srv/send.patch", "sha256": "c" * 64, "files": [advisories.SENDING]}
+SENDS = {"path": "/srv/send.patch", "sha256": "c" * 64, "files": [conditions.SENDING]}
 ADD_PATCH = "add pull request 15188 to patches of {variables}"
 BACKEND = "set llama_backend of {hosts} to {backend}"
 SERVER_BACKEND = "set llama_server_backend to {backend}"
@@ -1016,7 +1016,7 @@ def test_builds_that_compute_garbage_on_rdna35(build, met):
     assert ("hip-garbage" in ids(strix_halos(1, 20, build=build).plan())) is met
 
 
-@pytest.mark.parametrize("file, met", [(advisories.READING, False), (advisories.SENDING, True)])
+@pytest.mark.parametrize("file, met", [(conditions.READING, False), (conditions.SENDING, True)])
 def test_a_patch_of_the_operator_ends_garbage_on_rdna35(file, met):
     patch = {"path": "/srv/apu.patch", "sha256": "c" * 64, "files": [file]}
     cluster = strix_halos(1, 20)

@@ -16,6 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import (
     advisories,
+    conditions,
     devices,
     equipment,
     estimate,
@@ -179,7 +180,7 @@ def _lending(cluster: Cluster, built: Mapping[str, tuple[str, ...]], serves: str
         own = names_of_driven if host.is_head else []
         endpoints = {entry.device.device: entry.endpoint.environment for entry in declared[name]}
         environments = devices.environments(host.facts, endpoints, own, cluster.server.environment)
-        bounded = advisories.VULKAN_MEMORY not in cluster.accepted
+        bounded = conditions.VULKAN_MEMORY not in cluster.accepted
         shown = devices.shown_by_drivers(host.facts, environments) if bounded else {}
         shares[name] = workers.shares_of_memory(host, declared[name], own, shown, limits if host.is_head else {})
     return Lending(declared, driven, shares, limits)
@@ -208,7 +209,7 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     for backend, needed in wanted.items():
         builders = [host for name, host in cluster.hosts.items() if backend in built[name]]
         releases.check(backend, needed, {host.name: host.facts.architecture for host in builders})
-    bounded = advisories.VULKAN_MEMORY not in cluster.accepted
+    bounded = conditions.VULKAN_MEMORY not in cluster.accepted
     own = devices.of_head(
         head, lending.driven, lending.shares[head.name], lending.limits, cluster.server.environment, bounded
     )
