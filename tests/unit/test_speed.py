@@ -115,7 +115,7 @@ def release(build, protocol=None):
     return made._replace(protocol=protocol or made.protocol)
 
 
-ETHERNET = speed.Link("ethernet", 0.3, 2.5, False)
+ETHERNET = speed.LINKS["ethernet"]
 
 
 def test_a_worker_that_keeps_the_graph_costs_less():
@@ -130,8 +130,7 @@ def test_a_worker_that_keeps_the_graph_costs_less():
 
 
 def test_what_a_worker_costs_depends_on_its_host_and_mildly_on_its_link():
-    loopback = speed.Link("loopback", 0.04, 100.0, False)
-    here, there = (speed.worker_ms(release(11063), 500, link) for link in (loopback, ETHERNET))
+    here, there = (speed.worker_ms(release(11063), 500, speed.LINKS[kind]) for kind in ("loopback", "ethernet"))
     assert here < 1 < 2 < there < 8
     assert speed.worker_ms(release(11063), 500, ETHERNET._replace(round_trip_ms=0.6)) == pytest.approx(there + 0.6)
     slower = speed.worker_ms(release(11063), 500, ETHERNET._replace(gbit=0.1)) - there
@@ -144,6 +143,15 @@ def test_the_page_has_the_table_of_the_script():
     page = (Path(__file__).resolve().parents[2] / "docs" / "performance.md").read_text()
     mark = "<!-- predicted: written by tests/benchmarks/predicted_speed.py -->\n"
     assert page.split(mark)[1] == predicted_speed.table()
+
+
+def test_the_page_has_what_is_assumed_of_links():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "plan.md").read_text()
+    rows = page.split("| kind | round trip, ms | Gbit/s |\n")[1].split("\n\n")[0].splitlines()[1:]
+    shown = [[float(figure) for figure in row.strip("|").split("|")[1:]] for row in rows]
+    assumed = [[link.round_trip_ms, link.gbit] for kind, link in speed.LINKS.items() if kind != "tunnel"]
+    assert shown == assumed
+    assert speed.LINKS["tunnel"][1:] == speed.LINKS["ethernet"][1:]
 
 
 def test_weights_of_a_tensor_follow_from_its_size_and_shape():

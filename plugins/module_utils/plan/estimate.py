@@ -28,7 +28,7 @@ IN_A_LAYER = re.compile(r"blk\.(\d+)\.")
 
 
 def kind_of(endpoint: str, links: Sequence[Link], interfaces: Sequence[Interface] = ()) -> str:
-    """Kind of the link over which the head reaches a worker, a key of speed.GBIT.
+    """Kind of the link over which the head reaches a worker, a key of speed.LINKS.
 
     :param links: ``llama_links`` of the worker's host.
     :param interfaces: those that its facts name.
@@ -53,10 +53,11 @@ def link_of(endpoint: str, host: Host, hosts: Mapping[str, Host]) -> speed.Link:
     measured = kind != "loopback"
     round_trip = facts.round_trips.get(host.name) if measured else None
     mbit = facts.link_mbit.get(host.name) if measured else None
+    assumed = speed.LINKS[kind]
     return speed.Link(
         kind,
-        round_trip or speed.ROUND_TRIP_MS[kind],
-        mbit / 1000 if mbit else speed.GBIT[kind],
+        round_trip or assumed.round_trip_ms,
+        mbit / 1000 if mbit else assumed.gbit,
         bool(round_trip),
         speed.is_board(host.facts),
         host.facts.system == "Darwin",

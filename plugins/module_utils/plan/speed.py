@@ -207,28 +207,21 @@ class Link(NamedTuple):
     mac: bool = False
 
 
-ROUND_TRIP_MS = {
-    "loopback": 0.04,
-    "infiniband": 0.06,
-    "thunderbolt": 0.2,
-    "usb4": 0.24,
-    "ethernet": 0.3,
-    "wireless": 4.0,
-    "tunnel": 0.3,
+LINKS = {
+    kind: Link(kind, round_trip_ms, gbit, measured=False)
+    for kind, round_trip_ms, gbit in (
+        ("loopback", 0.04, 100.0),
+        ("infiniband", 0.06, 40.0),
+        ("thunderbolt", 0.2, 9.4),
+        ("usb4", 0.24, 9.0),
+        ("ethernet", 0.3, 2.5),
+        ("wireless", 4.0, 0.3),
+        ("tunnel", 0.3, 2.5),
+    )
 }
-"""Kind of a link → round trip through both systems' TCP, where nothing was measured. USB4 as between two Strix Halo, whose
-controller holds interrupts back for 0.128 ms (anthony-chaudhary/fak#11910). A tunnel takes what is beneath it, Ethernet as far as
-anybody knows."""
-GBIT = {
-    "loopback": 100.0,
-    "infiniband": 40.0,
-    "thunderbolt": 9.4,
-    "usb4": 9.0,
-    "ethernet": 2.5,
-    "wireless": 0.3,
-    "tunnel": 2.5,
-}
-"""Kind of a link → Gbit/s that it is assumed to carry: over USB4 the ceiling between two Strix Halo (kyuz0/amd-strix-halo-vllm-toolboxes#70)."""
+"""Kind of a link → what is assumed of it where nothing was measured. The round trip is through both systems' TCP. USB4 as between two Strix
+Halo, whose controller holds interrupts back for 0.128 ms (anthony-chaudhary/fak#11910), and the most that it carries there
+(kyuz0/amd-strix-halo-vllm-toolboxes#70). A tunnel takes what is beneath it, Ethernet as far as anybody knows."""
 
 
 def worker_ms(release: Release, nodes: float, link: Link, visits: int = 1) -> float:
