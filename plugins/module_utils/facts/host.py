@@ -298,7 +298,7 @@ def facts(wanted_scope: str, catalogue: dict | None = None, measure: bool = Fals
         "addresses": interfaces.addresses(),
         "measured": measured_links(place["prefix"]),
         "option_files": option_files(wanted_scope, place["prefix"], environment),
-        "reached_at": reached.address(),
+        "reached_at": reached.address(os.environ),
         "kept": kept_facts(place["prefix"]),
         "defined": defined_services(manager, place["units"]),
         **place,

@@ -173,8 +173,9 @@ def solve(places: Sequence[Place], first: int) -> list[int] | None:
     units = len(places[0].cost) - 1
     for last in (units - 1, units):  # a device has a layer, not the output alone, unless nothing else fits
         limits = _beside_compute(places, first, last)
-        if limits:
-            return _even(places, limits, first, last)
+        placing = cheapest(places, limits, _anywhere(places, first), last) if limits else None
+        if limits and placing:
+            return _even(places, limits, first, last, placing)
     return None
 
 
@@ -227,12 +228,13 @@ def _mirrored(place: Place) -> Place:
     return place._replace(sizes=Sizes(sums(before), sums(copied_before), copies), cost=sums(place.cost))
 
 
-def _even(places: Sequence[Place], limits: list[Limits], first: int, last: int) -> list[int]:
+def _even(places: Sequence[Place], limits: list[Limits], first: int, last: int, placing: Placing) -> list[int]:
     """Units for each device: of all placements of the least cost, in each group that where the fullest device is least full, and of these
-    that where the emptiest one with units is fullest."""
-    cheapest_one = cheapest(places, limits, _anywhere(places, first), last)
-    assert cheapest_one
-    cost, units = cheapest_one
+    that where the emptiest one with units is fullest.
+
+    :param placing: one of the least cost.
+    """
+    cost, units = placing
     reach = _on_a_cheapest_way(places, limits, first, last, cost)
 
     def alike(tried: list[Limits]) -> list[int] | None:
