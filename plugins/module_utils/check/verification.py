@@ -535,7 +535,7 @@ def _links(evidence: dict) -> list[dict]:
 
 
 def _transport(plan: dict, evidence: dict) -> str:
-    """How llama-server reaches the workers that it uses, as far as its log tells."""
+    """How llama-server reaches the workers that it uses, as far as its log says."""
     used = sum(worker["used"] for planned in plan["hosts"].values() for worker in planned["workers"])
     if not evidence["log_complete"]:
         return "over TCP or RDMA: start.log on the head is incomplete"

@@ -55,7 +55,7 @@ def _kind(folder: Path, root: Path) -> str:
 
 def _generation(folder: Path, root: Path) -> int:
     """Of the host's own router to which the cable of an interface goes (``0-0`` for the service ``0-1.0``), or of the newest one where the
-    name of that device tells nothing."""
+    name of that device says nothing."""
     service = os.path.basename(os.path.realpath(folder / "device"))
     own = re.sub(r"-.*", "-0", service)
     devices = root / "sys/bus/thunderbolt/devices"
