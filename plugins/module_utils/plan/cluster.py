@@ -164,8 +164,12 @@ class Lending(NamedTuple):
     """The head's own device → what the operator lets it hold."""
 
 
-def _lending(cluster: Cluster, built: Mapping[str, tuple[str, ...]], serves: str, selects: bool) -> Lending:
-    """:param selects: whether llama-server can be told which devices to use."""
+def _lending(
+    cluster: Cluster, built: Mapping[str, tuple[str, ...]], serves: str, selects: bool, bounded: bool
+) -> Lending:
+    """:param selects: whether llama-server can be told which devices to use.
+    :param bounded: whether devices hold no more than their drivers show as their own.
+    """
     head = cluster.hosts[cluster.head]
     declared = {
         name: workers.declare(host, built[name], serves if host.is_head else None) if host.is_worker else []
@@ -180,7 +184,6 @@ def _lending(cluster: Cluster, built: Mapping[str, tuple[str, ...]], serves: str
         own = names_of_driven if host.is_head else []
         endpoints = {entry.device.device: entry.endpoint.environment for entry in declared[name]}
         environments = devices.environments(host.facts, endpoints, own, cluster.server.environment)
-        bounded = conditions.VULKAN_MEMORY not in cluster.accepted
         shown = devices.shown_by_drivers(host.facts, environments) if bounded else {}
         shares[name] = workers.shares_of_memory(host, declared[name], own, shown, limits if host.is_head else {})
     return Lending(declared, driven, shares, limits)
@@ -194,7 +197,8 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     serves = heads.backend_of(cluster.server, built[head.name], {name for names in built.values() for name in names})
     release = wanted[serves]
     secured = serves if cluster.server.tls else None
-    lending = _lending(cluster, built, serves, release.capabilities["device_name"] is not None)
+    bounded = conditions.VULKAN_MEMORY not in cluster.accepted
+    lending = _lending(cluster, built, serves, release.capabilities["device_name"] is not None, bounded)
     equipped = {
         name: _equip(
             host,
@@ -209,7 +213,6 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     for backend, needed in wanted.items():
         builders = [host for name, host in cluster.hosts.items() if backend in built[name]]
         releases.check(backend, needed, {host.name: host.facts.architecture for host in builders})
-    bounded = conditions.VULKAN_MEMORY not in cluster.accepted
     own = devices.of_head(
         head, lending.driven, lending.shares[head.name], lending.limits, cluster.server.environment, bounded
     )
