@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import physical, workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, physical, workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.placement import Placed
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Device, Equipped, Host
 
@@ -74,7 +74,7 @@ def _processor(equipped: Equipped, offered: Sequence[Device], placed: Placed) ->
 
 
 def _is_shared(host: Host, device: Device) -> bool:
-    accelerator = dict(physical.named(host.facts)).get(device.name)
+    accelerator = devices.accelerator_of(host.facts, device.name)
     return bool(accelerator and accelerator.unified)
 
 
