@@ -501,7 +501,7 @@ CASES = [
         lambda: with_model(cluster_of(3, build=10751, llama_placement="all")),
         {
             SET_RELEASE: released(**TREE, build=10619),
-            "set llama_placement to fewest": setting("head", llama_placement="fewest"),
+            "set llama_placement to fastest": setting("head", llama_placement="fastest"),
         },
         ["3 workers", "10620 to 10819", "llama_release to a build before 10620 or one from build 10820 on"],
     ),

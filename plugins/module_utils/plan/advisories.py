@@ -219,7 +219,7 @@ ADVISORIES = (
         "The plan uses {count} workers with build {build}. Builds {first} to {last} were seen to hang with three or more.",
         (
             Remedy("set {variables} to {release}", offers.outside(*conditions.THREE_ENDPOINTS_HANG)),
-            offers.always("set llama_placement to fewest", lambda _seen, _hosts: remedies.placing("fewest")),
+            offers.always("set llama_placement to fastest", lambda _seen, _hosts: remedies.placing("fastest")),
         ),
         THREAD.format(28487),
         (("release", "a build before *first* or one from build 10820 on"),),
