@@ -697,7 +697,10 @@ CASES = [
             ),
             "accept this advisory if {each} tokens are enough": accepts("context-shared"),
         },
-        ["llama_server_parallel is 4, so each request gets 1024 of the 4096 tokens", "With 16384 each gets 4096"],
+        [
+            "llama_server_parallel is 4, so each request gets 1024 of the 4096 tokens",
+            "on paper was trained for no more.",
+        ],
     ),
     (
         "variable-unknown",
@@ -1028,6 +1031,20 @@ def test_a_patch_of_the_operator_ends_garbage_on_rdna35(file, met):
 def test_auto_maps_the_model_for_shared_memory_in_older_builds(build, met):
     cluster = strix_halos(2, 138, "hip", build, llama_server_load_mode="auto")
     assert ("hip-mmap-hang" in ids(cluster.plan())) is met
+
+
+@pytest.mark.parametrize(
+    "trained, said",
+    [
+        (16384, "With 16384 each gets 4096."),
+        (8192, "With 8192 each gets 2048."),
+        (4096, "on paper was trained for no more."),
+    ],
+)
+def test_a_longer_context_for_several_requests_is_one_that_the_model_has(trained, said):
+    cluster = with_model(cluster_of(llama_server_context=4096, llama_server_parallel=4), context=trained)
+    (found,) = [entry for entry in cluster.plan()["advisories"] if entry["id"] == "context-shared"]
+    assert found["message"].endswith(f"gets 1024 of the 4096 tokens of llama_server_context. {said}")
 
 
 def test_rdma_of_a_service_manager_that_closes_no_devices():

@@ -92,7 +92,15 @@ def test_several_on_one_host(mixed):
     [
         *[
             ({"endpoint": endpoint}, f"has the endpoint {endpoint!r}: use the numeric IPv4 address")
-            for endpoint in ("pc.local:50052", "192.0.2.77", "192.0.2.77:0", "0.0.0.0:50052", "192.0.2.77:99999")
+            for endpoint in (
+                "pc.local:50052",
+                "192.0.2.77",
+                "192.0.2.77:0",
+                "0.0.0.0:50052",
+                "224.0.0.1:50052",
+                "255.255.255.255:50052",
+                "192.0.2.77:99999",
+            )
         ],
         ({"memory_mib": 0}, "has the memory_mib 0: use 1 or more"),
         ({"protocol": "seven"}, "has the protocol 'seven': use the version that its rpc-server prints"),

@@ -199,7 +199,7 @@ def _cut_context(seen: Seen) -> Cases:
 
 
 def _shared_context(seen: Seen) -> Cases:
-    return memory.shared_context(seen.plan, seen.server)
+    return memory.shared_context(seen.plan, seen.server, seen.summary)
 
 
 def _unknown_variables(seen: Seen) -> Cases:
@@ -901,13 +901,14 @@ ADVISORIES = (
         "context-shared",
         "warning",
         _shared_context,
-        "llama_server_parallel is {parallel}, so each request gets {each} of the {context} tokens of llama_server_context. With {whole} each gets {context}.",
+        "llama_server_parallel is {parallel}, so each request gets {each} of the {context} tokens of llama_server_context. {more}",
         (
             offers.always("set llama_server_parallel to 1", offers.server_becomes(parallel=1)),
             Remedy("add --kv-unified to llama_server_extra_args, so that requests share the tokens", offers.one_cache),
             offers.always("accept this advisory if {each} tokens are enough", offers.accepts("context-shared")),
         ),
         "docs/plan.md",
+        (("more", "With *whole* each gets *context*."),),
     ),
     Advisory(
         "variable-unknown",

@@ -112,15 +112,19 @@ def cut_context(plan: Mapping[str, Any], server: Server, summary: Mapping[str, A
     return [(head["host"], {"wanted": server.context, "context": head["context"], "model": summary["name"]})]
 
 
-def shared_context(plan: Mapping[str, Any], server: Server) -> Cases:
-    """A context that requests at the same time divide among them."""
+def shared_context(plan: Mapping[str, Any], server: Server, summary: Mapping[str, Any]) -> Cases:
+    """A context that requests at the same time divide among them. A longer one than the model's is cut, so it gives them no more."""
     head = plan["head"]
     if head["context_per_request"] == head["context"]:
         return []
+    longest = heads.context_of(server._replace(context=head["context"] * server.parallel), summary)
+    longer = server._replace(context=longest)
     values = {
         "parallel": server.parallel,
         "context": head["context"],
         "each": head["context_per_request"],
-        "whole": head["context"] * server.parallel,
+        "more": f"With {longest} each gets {heads.context_per_request(longer, summary)}."
+        if longest > head["context"]
+        else f"{summary['name']} was trained for no more.",
     }
     return [(head["host"], values)]
