@@ -352,6 +352,12 @@ def test_an_address_that_only_the_host_itself_reaches(pair, name):
     assert f"ansible_host of {name} is '127.0.0.1', which only {name} itself can reach" in pair.reason()
 
 
+@pytest.mark.parametrize("address", ["224.0.0.1", "255.255.255.255"])
+def test_an_address_of_many_hosts_is_nobodys(pair, address):
+    pair.hosts["worker1"]["ansible_host"] = address
+    assert f"ansible_host of worker1 is '{address}', an address of many hosts: use that of worker1" in pair.reason()
+
+
 def test_a_worker_without_a_link_is_reached_where_ansible_reaches_it(pair):
     pair.hosts["head"]["variables"]["llama_links"] = [{"interface": "t0", "address": "198.51.100.1", "peer": "worker1"}]
     pair.hosts["worker1"]["variables"]["llama_links"] = [{"interface": "t0", "address": "198.51.100.2", "peer": "head"}]
