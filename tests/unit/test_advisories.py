@@ -247,6 +247,18 @@ OPTION_FILES = ("/etc/llama.cpp/config.ini", "/opt/llamacpp/.config/llama.cpp/co
 CARD = {"accelerators": [NVIDIA], "toolchain": TOOLS, "memory_mib": 65536}
 
 
+def others_by_vulkan(memory):
+    """Three workers of others, of which two hold the model if they have more than the driver of one Strix Halo shows."""
+    workers = [
+        {"endpoint": f"192.0.2.{number}:50052", "backend": "vulkan", "memory_mib": memory} for number in (77, 78, 79)
+    ]
+    return with_model(
+        cluster_of(0, llama_external_workers=workers),
+        ("slower-than-one-host", "external-worker"),
+        **model(200),
+    )
+
+
 def crowded(**more):
     """Weights that a card holds, of a model with 128 heads and 16384 tokens of context, and scores that it does not."""
     variables = {"llama_server_context": 16384, "llama_server_flash_attention": "off", **more}
@@ -615,12 +627,12 @@ CASES = [
         "external-worker",
         lambda: cluster_of(1, llama_external_workers=[{"endpoint": "192.0.2.77:50052", "memory_mib": 8192}]),
         {
-            "have a firewall on {host} let only {head} reach the port, and accept this advisory": accepts(
+            "have a firewall on {hosts} let only {head} reach them, and accept this advisory": accepts(
                 "external-worker"
             ),
             TUNNEL: setting("head", llama_external_workers=[{"endpoint": "127.0.0.1:60077", "memory_mib": 8192}]),
         },
-        ["192.0.2.77 runs 192.0.2.77:50052 by itself", "let only head reach the port", "127.0.0.1 of head"],
+        ["others run 192.0.2.77:50052 of 192.0.2.77", "let only head reach them", "127.0.0.1 of head"],
     ),
     (
         "backend-unmaintained",
@@ -753,11 +765,21 @@ CASES = [
         "vulkan-large-share",
         lambda: strix_halos(4, 300, "vulkan", llama_worker_endpoints=[unified_heap()]),
         {
-            "set memory_mib of the endpoints of {hosts} in llama_worker_endpoints to {mib} or less": given(
+            "set memory_mib of the endpoints of {hosts} in {variable} to {mib} or less": given(
                 {"llama_worker_endpoints": [unified_heap(memory_mib=87856)]}
             )
         },
         ["MiB on Vulkan0 of strix", "to 87856 or less"],
+    ),
+    (
+        "vulkan-large-share",
+        lambda: others_by_vulkan(120000),
+        {
+            "set memory_mib of the endpoints of {hosts} in {variable} to {mib} or less": lambda cluster: cluster.hosts[
+                "head"
+            ]["variables"].update(others_by_vulkan(87856).hosts["head"]["variables"])
+        },
+        ["MiB on Vulkan0 of 192.0.2.7", "in llama_external_workers to 87856 or less"],
     ),
     (
         "rocm-slow-prompts",

@@ -116,7 +116,10 @@ def _external_workers(seen: Seen) -> Cases:
     for worker in seen.plan["external_workers"]:
         if not worker["endpoint"].startswith(LOOPBACK):
             ports.setdefault(worker["host"], []).append(worker["endpoint"])
-    return [(name, {"endpoints": ", ".join(endpoints), "head": seen.cluster.head}) for name, endpoints in ports.items()]
+    return [
+        (name, {"where": f"{remedies.listed(endpoints)} of {name}", "head": seen.cluster.head})
+        for name, endpoints in ports.items()
+    ]
 
 
 def _why_no_unit_closes(seen: Seen, name: str) -> str:
@@ -413,7 +416,11 @@ def _large_vulkan_shares(seen: Seen) -> Cases:
     return [
         (
             device.host,
-            {"where": f"{round(device.held_mib)} MiB on {device.name} of {device.host}", "crashed": VULKAN_SHARE_MIB},
+            {
+                "where": f"{round(device.held_mib)} MiB on {device.name} of {device.host}",
+                "crashed": VULKAN_SHARE_MIB,
+                "variable": "llama_worker_endpoints" if device.host in seen.cluster.hosts else "llama_external_workers",
+            },
         )
         for device in seen.used
         if device.endpoint and device.backend == "vulkan" and VULKAN_SHARE_MIB <= device.held_mib <= device.visible_mib
@@ -565,10 +572,10 @@ ADVISORIES = (
         "external-worker",
         "error",
         _external_workers,
-        "RPC has no authentication, and {host} runs {endpoints} by itself: nobody here can verify that the port is closed to others.",
+        "RPC has no authentication, and others run {where}: nobody here can verify that only {head} reaches them.",
         (
             offers.always(
-                "have a firewall on {host} let only {head} reach the port, and accept this advisory",
+                "have a firewall on {hosts} let only {head} reach them, and accept this advisory",
                 offers.accepts("external-worker"),
             ),
             offers.always(
@@ -577,6 +584,7 @@ ADVISORIES = (
             ),
         ),
         "https://github.com/ggml-org/llama.cpp/blob/master/tools/rpc/README.md",
+        (("where", "*endpoints* of *host*"),),
     ),
     Advisory(
         "open-server",
@@ -956,12 +964,12 @@ ADVISORIES = (
         "and ran by HIP.",
         (
             Remedy(
-                "set memory_mib of the endpoints of {hosts} in llama_worker_endpoints to {mib} or less",
+                "set memory_mib of the endpoints of {hosts} in {variable} to {mib} or less",
                 offers.smaller_shares,
             ),
         ),
         "https://github.com/geerlingguy/beowulf-ai-cluster/issues/2",
-        (("where", "*mib* MiB on *device* of *host*"),),
+        (("where", "*mib* MiB on *device* of *host*"), ("variable", "llama_worker_endpoints")),
     ),
     Advisory(
         "rocm-slow-prompts",
