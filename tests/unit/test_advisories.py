@@ -1055,6 +1055,18 @@ def test_auto_maps_the_model_for_shared_memory_in_older_builds(build, met):
     assert ("hip-mmap-hang" in ids(cluster.plan())) is met
 
 
+def test_a_model_that_does_not_fit_has_no_shares_that_are_too_large():
+    plan = strix_halos(2, 232, "vulkan", llama_worker_endpoints=[unified_heap()]).plan()
+    assert not plan["fits"]
+    assert "vulkan-large-share" not in ids(plan)
+
+
+def test_what_drivers_show_is_said_once_of_each_device():
+    plan = strix_halos(2, 300, "vulkan").plan()
+    (found,) = [entry for entry in plan["advisories"] if entry["id"] == "vulkan-shared-memory"]
+    assert "MiB are shown, Vulkan0 of strix1 has" in found["message"]
+
+
 @pytest.mark.parametrize(
     "trained, said",
     [

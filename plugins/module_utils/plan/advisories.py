@@ -303,7 +303,7 @@ def _vulkan_memory(seen: Seen) -> Cases:
         accelerator = devices.accelerator_of(seen.cluster.places[device.host].facts, device.name)
         if accelerator and device.visible_mib < accelerator.memory_mib:
             where = f"{device.name} of {device.host} has {accelerator.memory_mib} MiB, and {device.visible_mib} MiB are shown"
-            cases.append((device.host, {"where": f"{where}, and the model does not fit"}))
+            cases.append((device.host, {"where": where}))
     return cases
 
 
@@ -412,7 +412,7 @@ def _narrow_thunderbolt(seen: Seen) -> Cases:
 
 
 def _large_vulkan_shares(seen: Seen) -> Cases:
-    """Shares within what the driver shows: others are the case of VULKAN_MEMORY."""
+    """Shares within what the driver shows: others are the case of VULKAN_MEMORY. Of a model that does not fit there are none yet."""
     return [
         (
             device.host,
@@ -423,7 +423,10 @@ def _large_vulkan_shares(seen: Seen) -> Cases:
             },
         )
         for device in seen.used
-        if device.endpoint and device.backend == "vulkan" and VULKAN_SHARE_MIB <= device.held_mib <= device.visible_mib
+        if seen.plan["fits"]
+        and device.endpoint
+        and device.backend == "vulkan"
+        and VULKAN_SHARE_MIB <= device.held_mib <= device.visible_mib
     ]
 
 
