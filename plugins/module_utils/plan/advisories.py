@@ -77,10 +77,10 @@ ADVISORIES = (
         "external-worker",
         "error",
         conditions.external_workers,
-        "RPC has no authentication, and {host} runs {endpoints} by itself: nobody here can verify that the port is closed to others.",
+        "RPC has no authentication, and others run {where}: nobody here can verify that only {head} reaches them.",
         (
             offers.always(
-                "have a firewall on {host} let only {head} reach the port, and accept this advisory",
+                "have a firewall on {hosts} let only {head} reach them, and accept this advisory",
                 offers.accepts("external-worker"),
             ),
             offers.always(
@@ -89,6 +89,7 @@ ADVISORIES = (
             ),
         ),
         "https://github.com/ggml-org/llama.cpp/blob/master/tools/rpc/README.md",
+        (("where", "*endpoints* of *host*"),),
     ),
     Advisory(
         "open-server",
@@ -416,13 +417,14 @@ ADVISORIES = (
         "context-shared",
         "warning",
         memory.shared_context,
-        "llama_server_parallel is {parallel}, so each request gets {each} of the {context} tokens of llama_server_context. With {whole} each gets {context}.",
+        "llama_server_parallel is {parallel}, so each request gets {each} of the {context} tokens of llama_server_context. {more}",
         (
             offers.always("set llama_server_parallel to 1", offers.server_becomes(parallel=1)),
             Remedy("add --kv-unified to llama_server_extra_args, so that requests share the tokens", offers.one_cache),
             offers.always("accept this advisory if {each} tokens are enough", offers.accepts("context-shared")),
         ),
         "docs/plan.md",
+        (("more", "With *whole* each gets *context*."),),
     ),
     Advisory(
         "variable-unknown",
@@ -470,12 +472,12 @@ ADVISORIES = (
         "and ran by HIP.",
         (
             Remedy(
-                "set memory_mib of the endpoints of {hosts} in llama_worker_endpoints to {mib} or less",
+                "set memory_mib of the endpoints of {hosts} in {variable} to {mib} or less",
                 offers.smaller_shares,
             ),
         ),
         "https://github.com/geerlingguy/beowulf-ai-cluster/issues/2",
-        (("where", "*mib* MiB on *device* of *host*"),),
+        (("where", "*mib* MiB on *device* of *host*"), ("variable", "llama_worker_endpoints")),
     ),
     Advisory(
         "rocm-slow-prompts",

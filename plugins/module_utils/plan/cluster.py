@@ -235,10 +235,7 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     heads.check(head.name, cluster.server, equipped[head.name].workers, release)
     heads.check_types(model.path, model.summary, release, releases.variable_of(serves, cluster.releases))
     if running and not serving:
-        raise Refusal(
-            f"the head serves with {serves}, and no worker has a build of the same release: set "
-            "llama_server_backend to their backend, or llama_release to the same release for both"
-        )
+        raise Refusal(_no_worker_of_its_release(cluster, serves, equipped[head.name].backends, running))
     lent = devices.of_workers([*serving, *others], cluster.places, release, bounded)
     placed = layout.lay_out(cluster.server, cluster.placement, model, release, [*lent, *own], head.name, cluster.places)
     if placed.reasons:
@@ -412,6 +409,18 @@ def _serving(
         )
     ]
     return [workers.on_its_staging_port(worker) for worker in serving] if staged else serving
+
+
+def _no_worker_of_its_release(cluster: Cluster, serves: str, built: Sequence[str], running: Sequence[Worker]) -> str:
+    """Why the head can use no worker, and what to set.
+
+    :param built: the head's backends.
+    """
+    theirs = list(dict.fromkeys(worker.build for worker in running))
+    variables = dict.fromkeys(releases.variable_of(backend, cluster.releases) for backend in (serves, *theirs))
+    common = [backend for backend in theirs if backend in built]
+    other = f"llama_server_backend to {' or '.join(common)}, or " if common else ""
+    return f"the head serves with {serves}, and no worker has a build of the same release: set {other}{remedies.listed(variables)} to the same release"
 
 
 def _check_endpoints(declared: Sequence[Worker]) -> None:

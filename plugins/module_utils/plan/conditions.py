@@ -103,7 +103,10 @@ def external_workers(seen: Seen) -> Cases:
     for worker in seen.plan["external_workers"]:
         if not names.is_loopback(worker["endpoint"]):
             ports.setdefault(worker["host"], []).append(worker["endpoint"])
-    return [(name, {"endpoints": ", ".join(endpoints), "head": seen.cluster.head}) for name, endpoints in ports.items()]
+    return [
+        (name, {"where": f"{remedies.listed(endpoints)} of {name}", "head": seen.cluster.head})
+        for name, endpoints in ports.items()
+    ]
 
 
 def _why_no_unit_closes(seen: Seen, name: str) -> str:
@@ -275,7 +278,7 @@ def vulkan_memory(seen: Seen) -> Cases:
         accelerator = devices.accelerator_of(seen.cluster.places[device.host].facts, device.name)
         if accelerator and device.visible_mib < accelerator.memory_mib:
             where = f"{device.name} of {device.host} has {accelerator.memory_mib} MiB, and {device.visible_mib} MiB are shown"
-            cases.append((device.host, {"where": f"{where}, and the model does not fit"}))
+            cases.append((device.host, {"where": where}))
     return cases
 
 
@@ -384,14 +387,21 @@ def narrow_thunderbolt(seen: Seen) -> Cases:
 
 
 def large_vulkan_shares(seen: Seen) -> Cases:
-    """Shares within what the driver shows: others are the case of VULKAN_MEMORY."""
+    """Shares within what the driver shows: others are the case of VULKAN_MEMORY. Of a model that does not fit there are none yet."""
     return [
         (
             device.host,
-            {"where": f"{round(device.held_mib)} MiB on {device.name} of {device.host}", "crashed": VULKAN_SHARE_MIB},
+            {
+                "where": f"{round(device.held_mib)} MiB on {device.name} of {device.host}",
+                "crashed": VULKAN_SHARE_MIB,
+                "variable": "llama_worker_endpoints" if device.host in seen.cluster.hosts else "llama_external_workers",
+            },
         )
         for device in seen.used
-        if device.endpoint and device.backend == "vulkan" and VULKAN_SHARE_MIB <= device.held_mib <= device.visible_mib
+        if seen.plan["fits"]
+        and device.endpoint
+        and device.backend == "vulkan"
+        and VULKAN_SHARE_MIB <= device.held_mib <= device.visible_mib
     ]
 
 

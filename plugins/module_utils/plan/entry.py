@@ -406,7 +406,8 @@ def _place(where: str, given: Any) -> tuple[str, int]:
     except ValueError:
         parsed = ipaddress.IPv4Address("0.0.0.0")
     number = int(port) if re.fullmatch(r"[0-9]{1,5}", port) else 0
-    if parsed.is_unspecified or not 0 < number < 65536:
+    many = parsed.is_multicast or parsed.is_reserved  # 255.255.255.255 is reserved
+    if parsed.is_unspecified or many or not 0 < number < 65536:
         raise Refusal(
             f"{where} has the endpoint {given!r}: use the numeric IPv4 address and the port at which the head reaches the worker, like 192.0.2.7:50052"
         )

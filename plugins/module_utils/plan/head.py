@@ -485,7 +485,14 @@ def check_types(path: str, summary: Mapping[str, Any], release: Release, variabl
 def context_per_request(server: Server, summary: Mapping[str, Any]) -> int:
     """Tokens that each of the requests at the same time may have: they divide the context, unless they share one cache."""
     settings = settings_of(server, summary)
-    return settings.context if settings.unified else max(1, settings.context // settings.parallel)
+    if settings.unified:
+        return settings.context
+    if settings.context < settings.parallel:
+        raise Refusal(
+            f"llama_server_parallel is {settings.parallel}, more than the {settings.context} tokens of context that requests divide: use a longer "
+            "llama_server_context, or fewer requests"
+        )
+    return settings.context // settings.parallel
 
 
 def _check_whole(variable: str, path: str) -> None:

@@ -110,14 +110,18 @@ def cut_context(seen: Seen) -> Cases:
 
 
 def shared_context(seen: Seen) -> Cases:
-    """A context that requests at the same time divide among them."""
-    head, server = seen.plan["head"], seen.server
+    """A context that requests at the same time divide among them. A longer one than the model's is cut, so it gives them no more."""
+    head, server, summary = seen.plan["head"], seen.server, seen.summary
     if head["context_per_request"] == head["context"]:
         return []
+    longest = heads.context_of(server._replace(context=head["context"] * server.parallel), summary)
+    longer = server._replace(context=longest)
     values = {
         "parallel": server.parallel,
         "context": head["context"],
         "each": head["context_per_request"],
-        "whole": head["context"] * server.parallel,
+        "more": f"With {longest} each gets {heads.context_per_request(longer, summary)}."
+        if longest > head["context"]
+        else f"{summary['name']} was trained for no more.",
     }
     return [(head["host"], values)]

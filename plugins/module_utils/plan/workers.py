@@ -76,6 +76,10 @@ def address_of(host: Host, peer: str) -> str:
             f"{variable} of {host.name} is {address!r}, which only {host.name} itself can reach: use its address in the network that joins it "
             f"with {peer}, in ansible_host or llama_links"
         )
+    if parsed.is_multicast or parsed.is_reserved:
+        raise Refusal(
+            f"{variable} of {host.name} is {address!r}, an address of many hosts: use that of {host.name} itself"
+        )
     if parsed.is_unspecified:
         raise Refusal(
             f"{variable} of {host.name} is {address!r}, which opens the worker to every network: use the address of one interface"
