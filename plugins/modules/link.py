@@ -59,7 +59,6 @@ options:
       kind:
         description: What the link is. Planning needs it, and this module ignores it.
         type: str
-        choices: [ethernet, thunderbolt, usb4, infiniband, wireless]
       thunderbolt:
         description: UUID or route of the Thunderbolt device through which the link goes, which is authorised if it waits for that.
         type: str
@@ -90,7 +89,7 @@ msg:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import links
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures
 
 
 def main():
@@ -107,7 +106,7 @@ def main():
                     "peer": {"type": "str"},
                     "manage": {"type": "bool", "default": False},
                     "thunderbolt": {"type": "str"},
-                    "kind": {"type": "str", "choices": list(names.LINK_KINDS)},
+                    "kind": {"type": "str"},
                 },
             }
         },

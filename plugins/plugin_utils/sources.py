@@ -202,7 +202,7 @@ def _look_up(request: dict, find: Callable[[str], str]) -> dict:
 
 
 def _tree_of(request: dict) -> releases.SourceTree | None:
-    """What the tree of a release tells of itself, where its name or its build does not tell enough; None where nothing has to be asked, or where
+    """What the tree of a release says of itself, where its name or its build does not say enough; None where nothing has to be asked, or where
     an archive or repository cannot be read now.
 
     :raises Refusal: it is a release of llama-cpp-python of which nothing is known, and its archive cannot be read.
@@ -227,7 +227,7 @@ def _tree_of_pypi(request: dict) -> releases.SourceTree:
     version = request["version"]
     wanted = {"source": "pypi", "ref": f"pypi-{version}", "commit": "unknown", **request}
     try:
-        told = trees.recorded(fetch(wanted).path)
+        tree = trees.recorded(fetch(wanted).path)
     except AnsibleError as error:
         raise Refusal(str(error)) from None
     except (OSError, EOFError, tarfile.TarError) as error:
@@ -235,8 +235,8 @@ def _tree_of_pypi(request: dict) -> releases.SourceTree:
             f"llama_release has the version {version!r}, whose source archive cannot be read ({error}): add build, the llama.cpp build number "
             "of its vendor/llama.cpp"
         ) from None
-    generation = capabilities.build_of_day(told.day, told.protocol) if told.day else None
-    return releases.SourceTree(told.commit, generation, told.protocol)
+    generation = capabilities.build_of_day(tree.day, tree.protocol) if tree.day else None
+    return releases.SourceTree(tree.commit, generation, tree.protocol)
 
 
 def _read(patch: Any, find: Callable[[str], str]) -> dict:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What an archive of llama.cpp's source tells of itself: protocol, and of llama-cpp-python's also commit and day."""
+"""What an archive of llama.cpp's source says of itself: protocol, and of llama-cpp-python's also commit and day."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEPTH = 6
 """Folders above it at most: other files of that name belong to something else."""
 
 
-class Told(NamedTuple):
+class Source(NamedTuple):
     """None for what the archive does not say.
 
     :param day: UTC, as 2026-06-01: when llama-cpp-python's release checked the commit out, hours after it was made.
@@ -33,7 +33,7 @@ class Told(NamedTuple):
     protocol: str | None
 
 
-def read(archive: Path) -> Told:
+def read(archive: Path) -> Source:
     """:raises OSError, EOFError, tarfile.TarError: it is not a whole archive."""
     parts: dict[str, str] = {}
     with tarfile.open(archive) as members:
@@ -45,7 +45,7 @@ def read(archive: Path) -> Told:
     commit = re.match(r"[0-9a-f]{40}\s*$", parts.get(CLONE + "HEAD", ""))
     seconds = re.findall(r"> ([0-9]{9,11}) [+-][0-9]{4}\t", parts.get(CLONE + "logs/HEAD", ""))
     day = datetime.fromtimestamp(int(seconds[-1]), timezone.utc).strftime("%Y-%m-%d") if seconds else None
-    return Told(commit[0].strip() if commit else None, day, protocol(parts.get(HEADER, "")))
+    return Source(commit[0].strip() if commit else None, day, protocol(parts.get(HEADER, "")))
 
 
 def _ends(name: str, end: str) -> bool:
@@ -58,14 +58,14 @@ def protocol(header: str) -> str | None:
     return ".".join(numbers[part] for part in ("MAJOR", "MINOR", "PATCH")) if len(numbers) == 3 else None
 
 
-def recorded(archive: Path, read: Callable[[Path], Told] = read) -> Told:
+def recorded(archive: Path, read: Callable[[Path], Source] = read) -> Source:
     """The same, read once: the record lies beside the archive, which is named by its content."""
-    record = archive.with_name(archive.name.split(".", maxsplit=1)[0] + ".told")
+    record = archive.with_name(archive.name.split(".", maxsplit=1)[0] + ".tree")
     with suppress(OSError, ValueError, TypeError):
-        told = Told(**json.loads(record.read_text()))
-        if all(value is None or isinstance(value, str) for value in told):
-            return told
-    told = read(archive)
+        known = Source(**json.loads(record.read_text()))
+        if all(value is None or isinstance(value, str) for value in known):
+            return known
+    known = read(archive)
     with suppress(OSError):
-        record.write_text(json.dumps(told._asdict()) + "\n")
-    return told
+        record.write_text(json.dumps(known._asdict()) + "\n")
+    return known

@@ -68,7 +68,7 @@ def works_of(figure: dict[str, Any], summary: dict[str, Any]) -> list[speed.Work
     works, start = [], 0
     for index, (machine, layers, *link) in enumerate(figure["devices"]):
         end = load.units if index == len(figure["devices"]) - 1 else start + layers
-        via = speed.Link(link[0], speed.ROUND_TRIP_MS[link[0]], speed.GBIT[link[0]], False) if link else None
+        via = speed.LINKS[link[0]] if link else None
         rate = _rate(DATA["machines"][machine])
         size = sum(load.weights[start:end])
         works.append(speed.Work(machine, machine, rate, layers, sum(read[start:end]), size, 0, layers * nodes, via))
@@ -132,7 +132,7 @@ def table() -> str:
             if row.why
         ),
         "",
-        "Not predicted, since something that they follow from is not in the notes:",
+        "Not predicted, since the notes lack something that they follow from:",
         "",
     ]
     for entry in DATA["unpredicted"]:

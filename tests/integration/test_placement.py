@@ -13,7 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import c
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import placement, releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.entry import DECLARED, facts_of, server_of
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Device, Model, Worker
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Device, Host, Model, Worker
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from buffers import compared
 from conftest import until
@@ -76,14 +76,15 @@ def planned(path, endpoints, split, gpu_layers=None, **variables):
     placed = placement.Placed(devices, split, load, load.units if gpu_layers is None else gpu_layers)
     release = releases.release_of(inventory.specification()["llama_release"]["default"], {})
     serving = heads.Serving(
-        server,
-        facts_of({**DECLARED, "cpu": hardware.cpu()}),
-        release,
-        Model(str(path), None, summary),
-        placed,
-        "",
-        None,
-        "",
+        server=server,
+        host=Host(**{**dict.fromkeys(Host._fields), "facts": facts_of({**DECLARED, "cpu": hardware.cpu()})}),
+        release=release,
+        model=Model(str(path), None, summary),
+        placed=placed,
+        build="",
+        runtime=None,
+        state="",
+        service="",
     )
     return placed, heads.argv_of(serving)[1:]
 

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import advisories
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import advisories, conditions
 from conftest import RELEASE, Cluster, known_answer_of
 
 GIB = 1 << 30
@@ -247,6 +247,18 @@ OPTION_FILES = ("/etc/llama.cpp/config.ini", "/opt/llamacpp/.config/llama.cpp/co
 CARD = {"accelerators": [NVIDIA], "toolchain": TOOLS, "memory_mib": 65536}
 
 
+def others_by_vulkan(memory):
+    """Three workers of others, of which two hold the model if they have more than the driver of one Strix Halo shows."""
+    workers = [
+        {"endpoint": f"192.0.2.{number}:50052", "backend": "vulkan", "memory_mib": memory} for number in (77, 78, 79)
+    ]
+    return with_model(
+        cluster_of(0, llama_external_workers=workers),
+        ("slower-than-one-host", "external-worker"),
+        **model(200),
+    )
+
+
 def crowded(**more):
     """Weights that a card holds, of a model with 128 heads and 16384 tokens of context, and scores that it does not."""
     variables = {"llama_server_context": 16384, "llama_server_flash_attention": "off", **more}
@@ -302,7 +314,7 @@ def given(values):
 
 
 SET_RELEASE = "set {variables} to {release}"
-SENDS = {"path": "/srv/send.patch", "sha256": "c" * 64, "files": [advisories.SENDING]}
+SENDS = {"path": "/srv/send.patch", "sha256": "c" * 64, "files": [conditions.SENDING]}
 ADD_PATCH = "add pull request 15188 to patches of {variables}"
 BACKEND = "set llama_backend of {hosts} to {backend}"
 SERVER_BACKEND = "set llama_server_backend to {backend}"
@@ -501,7 +513,7 @@ CASES = [
         lambda: with_model(cluster_of(3, build=10751, llama_placement="all")),
         {
             SET_RELEASE: released(**TREE, build=10619),
-            "set llama_placement to fewest": setting("head", llama_placement="fewest"),
+            "set llama_placement to fastest": setting("head", llama_placement="fastest"),
         },
         ["3 workers", "10620 to 10819", "llama_release to a build before 10620 or one from build 10820 on"],
     ),
@@ -615,12 +627,12 @@ CASES = [
         "external-worker",
         lambda: cluster_of(1, llama_external_workers=[{"endpoint": "192.0.2.77:50052", "memory_mib": 8192}]),
         {
-            "have a firewall on {host} let only {head} reach the port, and accept this advisory": accepts(
+            "have a firewall on {hosts} let only {head} reach them, and accept this advisory": accepts(
                 "external-worker"
             ),
             TUNNEL: setting("head", llama_external_workers=[{"endpoint": "127.0.0.1:60077", "memory_mib": 8192}]),
         },
-        ["192.0.2.77 runs 192.0.2.77:50052 by itself", "let only head reach the port", "127.0.0.1 of head"],
+        ["others run 192.0.2.77:50052 of 192.0.2.77", "let only head reach them", "127.0.0.1 of head"],
     ),
     (
         "backend-unmaintained",
@@ -697,7 +709,10 @@ CASES = [
             ),
             "accept this advisory if {each} tokens are enough": accepts("context-shared"),
         },
-        ["llama_server_parallel is 4, so each request gets 1024 of the 4096 tokens", "With 16384 each gets 4096"],
+        [
+            "llama_server_parallel is 4, so each request gets 1024 of the 4096 tokens",
+            "on paper was trained for no more.",
+        ],
     ),
     (
         "variable-unknown",
@@ -750,11 +765,21 @@ CASES = [
         "vulkan-large-share",
         lambda: strix_halos(4, 300, "vulkan", llama_worker_endpoints=[unified_heap()]),
         {
-            "set memory_mib of the endpoints of {hosts} in llama_worker_endpoints to {mib} or less": given(
+            "set memory_mib of the endpoints of {hosts} in {variable} to {mib} or less": given(
                 {"llama_worker_endpoints": [unified_heap(memory_mib=87856)]}
             )
         },
         ["MiB on Vulkan0 of strix", "to 87856 or less"],
+    ),
+    (
+        "vulkan-large-share",
+        lambda: others_by_vulkan(120000),
+        {
+            "set memory_mib of the endpoints of {hosts} in {variable} to {mib} or less": lambda cluster: cluster.hosts[
+                "head"
+            ]["variables"].update(others_by_vulkan(87856).hosts["head"]["variables"])
+        },
+        ["MiB on Vulkan0 of 192.0.2.7", "in llama_external_workers to 87856 or less"],
     ),
     (
         "rocm-slow-prompts",
@@ -1016,7 +1041,7 @@ def test_builds_that_compute_garbage_on_rdna35(build, met):
     assert ("hip-garbage" in ids(strix_halos(1, 20, build=build).plan())) is met
 
 
-@pytest.mark.parametrize("file, met", [(advisories.READING, False), (advisories.SENDING, True)])
+@pytest.mark.parametrize("file, met", [(conditions.READING, False), (conditions.SENDING, True)])
 def test_a_patch_of_the_operator_ends_garbage_on_rdna35(file, met):
     patch = {"path": "/srv/apu.patch", "sha256": "c" * 64, "files": [file]}
     cluster = strix_halos(1, 20)
@@ -1028,6 +1053,32 @@ def test_a_patch_of_the_operator_ends_garbage_on_rdna35(file, met):
 def test_auto_maps_the_model_for_shared_memory_in_older_builds(build, met):
     cluster = strix_halos(2, 138, "hip", build, llama_server_load_mode="auto")
     assert ("hip-mmap-hang" in ids(cluster.plan())) is met
+
+
+def test_a_model_that_does_not_fit_has_no_shares_that_are_too_large():
+    plan = strix_halos(2, 232, "vulkan", llama_worker_endpoints=[unified_heap()]).plan()
+    assert not plan["fits"]
+    assert "vulkan-large-share" not in ids(plan)
+
+
+def test_what_drivers_show_is_said_once_of_each_device():
+    plan = strix_halos(2, 300, "vulkan").plan()
+    (found,) = [entry for entry in plan["advisories"] if entry["id"] == "vulkan-shared-memory"]
+    assert "MiB are shown, Vulkan0 of strix1 has" in found["message"]
+
+
+@pytest.mark.parametrize(
+    "trained, said",
+    [
+        (16384, "With 16384 each gets 4096."),
+        (8192, "With 8192 each gets 2048."),
+        (4096, "on paper was trained for no more."),
+    ],
+)
+def test_a_longer_context_for_several_requests_is_one_that_the_model_has(trained, said):
+    cluster = with_model(cluster_of(llama_server_context=4096, llama_server_parallel=4), context=trained)
+    (found,) = [entry for entry in cluster.plan()["advisories"] if entry["id"] == "context-shared"]
+    assert found["message"].endswith(f"gets 1024 of the 4096 tokens of llama_server_context. {said}")
 
 
 def test_rdma_of_a_service_manager_that_closes_no_devices():

@@ -21,6 +21,7 @@ BESIDE = [record for record in RECORDS if record is not backends.CPU]
 MAY_NAME = {
     "module_utils/llamacpp/backends.py",
     "module_utils/plan/advisories.py",
+    "module_utils/plan/conditions.py",
     "module_utils/plan/devices.py",
 }
 """The records, and the traps of one backend."""

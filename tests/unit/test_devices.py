@@ -30,10 +30,10 @@ BOTH = {
 }
 
 
-def box(*groups, facts=BOTH, **variables):
+def box(*groups, facts=None, **variables):
     """One host with a 4070 and an MI50."""
     return Cluster().add(
-        "box", *groups, facts=copy.deepcopy(facts), llama_model_known_answer=known_answer_of(), **variables
+        "box", *groups, facts=copy.deepcopy(facts or BOTH), llama_model_known_answer=known_answer_of(), **variables
     )
 
 

@@ -32,7 +32,7 @@ def test_without_a_worker_the_network_adds_nothing(pair):
 
 def test_where_nothing_was_measured_the_assumption_stands(pair):
     given = estimate_of(pair)
-    round_trip = speed.ROUND_TRIP_MS["ethernet"]
+    round_trip = speed.LINKS["ethernet"].round_trip_ms
     cost = given["links"][1].pop("ms_per_token")
     assert given["network_ms_per_token"] == pytest.approx(2 * cost, rel=0.01)
     assert cost > 2 * round_trip
@@ -42,7 +42,7 @@ def test_where_nothing_was_measured_the_assumption_stands(pair):
         "endpoint": "192.0.2.12:50052",
         "kind": "ethernet",
         "one_way_ms": round_trip / 2,
-        "gbit_per_s": speed.GBIT["ethernet"],
+        "gbit_per_s": speed.LINKS["ethernet"].gbit,
         "measured": False,
     }
 
@@ -98,9 +98,9 @@ def test_a_worker_without_llama_links_has_the_kind_of_the_interface_with_its_add
 
 
 def test_each_kind_that_can_be_declared_has_a_time_and_a_rate_of_its_own():
-    for assumed in (speed.ROUND_TRIP_MS, speed.GBIT):
-        assert set(assumed) == {*names.LINK_KINDS, "loopback", "tunnel"}
-        assert len({assumed[kind] for kind in ("ethernet", "thunderbolt", "usb4")}) == 3
+    assert set(speed.LINKS) == {*names.LINK_KINDS, "loopback", "tunnel"}
+    cables = [speed.LINKS[kind] for kind in ("ethernet", "thunderbolt", "usb4")]
+    assert len({link.round_trip_ms for link in cables}) == len({link.gbit for link in cables}) == 3
 
 
 def test_loopback_is_never_measured(local):

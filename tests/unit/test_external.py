@@ -84,7 +84,16 @@ def test_several_on_one_host(mixed):
     plan = mixed.plan()
     assert {"external0", "external1"} < {entry["worker"] for entry in plan["placement"]}
     (advisory,) = [advisory for advisory in plan["advisories"] if advisory["id"] == "external-worker"]
-    assert "gaming-pc runs 192.0.2.77:50052, 192.0.2.77:50053 by itself" in advisory["message"]
+    assert "others run 192.0.2.77:50052 and 192.0.2.77:50053 of gaming-pc" in advisory["message"]
+
+
+def test_one_advisory_names_all_hosts_of_others(mixed):
+    mixed.hosts["head"]["variables"]["llama_external_workers"].append(
+        {**WINDOWS, "endpoint": "192.0.2.78:50052", "host": "office-pc"}
+    )
+    (advisory,) = [advisory for advisory in mixed.plan()["advisories"] if advisory["id"] == "external-worker"]
+    assert advisory["hosts"] == ["gaming-pc", "office-pc"]
+    assert "192.0.2.77:50052 of gaming-pc, 192.0.2.78:50052 of office-pc" in advisory["message"]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +101,15 @@ def test_several_on_one_host(mixed):
     [
         *[
             ({"endpoint": endpoint}, f"has the endpoint {endpoint!r}: use the numeric IPv4 address")
-            for endpoint in ("pc.local:50052", "192.0.2.77", "192.0.2.77:0", "0.0.0.0:50052", "192.0.2.77:99999")
+            for endpoint in (
+                "pc.local:50052",
+                "192.0.2.77",
+                "192.0.2.77:0",
+                "0.0.0.0:50052",
+                "224.0.0.1:50052",
+                "255.255.255.255:50052",
+                "192.0.2.77:99999",
+            )
         ],
         ({"memory_mib": 0}, "has the memory_mib 0: use 1 or more"),
         ({"protocol": "seven"}, "has the protocol 'seven': use the version that its rpc-server prints"),

@@ -181,7 +181,7 @@ def test_a_device_that_cannot_be_left_out_has_a_share_of_nothing():
     cluster.hosts["head"]["variables"]["llama_placement"] = "fastest"
     planned = cluster.plan()
     assert [(entry["device"], entry["layers"]) for entry in planned["placement"]] == [("CUDA0", 16), ("CUDA1", 0)]
-    assert planned["placement"][1]["reason"].endswith(": nothing")
+    assert planned["placement"][1]["reason"].endswith(", nothing")
     assert "--tensor-split 17,0" in " ".join(planned["head"]["argv"])
     cluster = gpu_head(RELEASE)
     cluster.hosts["head"]["variables"]["llama_placement"] = "fastest"

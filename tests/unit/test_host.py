@@ -267,25 +267,6 @@ def test_the_version_of_the_firmware(accelerators, family, prints, version):
     assert host.firmware(accelerators, family, lambda argv: prints.get(argv[-1], "")) == version
 
 
-IP = """1: lo    inet 127.0.0.1/8 scope host lo\\       valid_lft forever preferred_lft forever
-2: eth0    inet 192.0.2.10/24 brd 192.0.2.255 scope global eth0\\       valid_lft forever preferred_lft forever
-3: docker0    inet 172.17.0.1/16 brd 172.17.255.255 scope global docker0\\       valid_lft forever preferred_lft forever
-"""
-IFCONFIG = """lo0: flags=8049<UP,LOOPBACK,RUNNING,MULTICAST> mtu 16384
-\tinet 127.0.0.1 netmask 0xff000000
-\tinet6 ::1 prefixlen 128
-en0: flags=8863<UP,BROADCAST,SMART,RUNNING,SIMPLEX,MULTICAST> mtu 1500
-\tinet 192.0.2.11 netmask 0xffffff00 broadcast 192.0.2.255
-"""
-
-
-@pytest.mark.parametrize(
-    "printed, known", [({"ip": IP}, ["172.17.0.1", "192.0.2.10"]), ({"ifconfig": IFCONFIG}, ["192.0.2.11"]), ({}, [])]
-)
-def test_addresses_of_a_host(printed, known):
-    assert host.addresses(lambda argv: printed.get(argv[0], "")) == known
-
-
 def test_what_was_measured_of_links(tmp_path):
     assert host.measured_links(str(tmp_path)) == {}
     folder = tmp_path / "links"

@@ -98,3 +98,15 @@ def test_interfaces_of_macos(monkeypatch):
 def test_a_host_without_the_programs_tells_nothing(tmp_path, monkeypatch, system):
     monkeypatch.setattr("platform.system", lambda: system)
     assert interfaces.interfaces(tmp_path, lambda argv: "") == []
+
+
+@pytest.mark.parametrize(
+    "printed, known",
+    [
+        ({"ip": IP}, ["169.254.205.206", "172.17.0.1", "192.0.2.11", "192.0.2.50", "192.0.2.99", "198.51.100.9"]),
+        ({"ifconfig": IFCONFIG}, ["10.99.0.1", "192.0.2.20"]),
+        ({}, []),
+    ],
+)
+def test_addresses_of_a_host(printed, known):
+    assert interfaces.addresses(lambda argv: printed.get(argv[0], "")) == known

@@ -4,7 +4,7 @@ import contextlib
 import socket
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import knocks, links
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import knocks
 
 ARP_HEADER = "IP address       HW type     Flags       HW address            Mask     Device\n"
 
@@ -106,11 +106,3 @@ def test_a_host_whose_own_addresses_are_not_known_tries_nothing(arp):
 
 def test_an_address_without_a_route_says_nothing(tmp_path):
     assert tried("255.255.255.255:9", tmp_path / "none") == []
-
-
-def test_own_addresses_are_those_of_ipv4_without_loopback():
-    shown = (
-        '[{"ifname": "lo", "addr_info": [{"local": "127.0.0.1", "prefixlen": 8}]}, {"ifname": "eth0", "addr_info": ['
-    )
-    shown += '{"local": "192.0.2.7", "prefixlen": 24}, {"local": "2001:db8::7", "prefixlen": 64}]}]'
-    assert links.own_addresses(lambda argv: shown) == ["192.0.2.7"]

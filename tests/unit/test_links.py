@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ansible.module_utils.testing import patch_module_args
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import links
+from ansible_collections.llamacpp.cluster.plugins.modules import link as link_module
+from conftest import Cluster, known_answer_of
 
 DATA = Path(__file__).parent / "data" / "links"
 PATHS = {
@@ -896,3 +899,14 @@ def test_root_runs_a_command_as_another_account():
     assert links.run(["id", "-G"], account="nobody").split() == [str(pwd.getpwnam("nobody").pw_gid)]
     with pytest.raises(links.LinkError, match="the account llamacpp-none is missing on this host"):
         links.run(["id"], account="llamacpp-none")
+
+
+def test_the_module_takes_the_links_of_a_plan(monkeypatch, capsys):
+    """With nothing where the operator says nothing."""
+    given = {"interface": "eth1", "address": "198.51.100.2/30", "manage": True}
+    cluster = Cluster().add("head", "head", llama_model_known_answer=known_answer_of())
+    planned = cluster.add("worker", "worker", llama_links=[given]).plan()["hosts"]["worker"]["links"]
+    monkeypatch.setattr(links, "apply", lambda wanted, _check: ("", repr(wanted)))
+    with patch_module_args({"links": planned}), pytest.raises(SystemExit):
+        link_module.main()
+    assert json.loads(capsys.readouterr().out)["changed"]

@@ -274,7 +274,7 @@ def layers_of(plan):
 
 
 def reasons_of(plan):
-    return [entry["reason"].split(": ", 1)[1] for entry in plan["placement"]]
+    return [entry["reason"].split("), ", 1)[1] for entry in plan["placement"]]
 
 
 ONE, TWO = "RPC0[192.0.2.11:50052]", "RPC0[192.0.2.12:50052]"
@@ -288,7 +288,7 @@ def test_the_fastest_memory_is_last_and_full(pair):
         "as much as it has room for, since the rest is slower",
         "what has no room in faster memory",
     ]
-    assert plan["placement"][1]["reason"].startswith("856.8 GB/s (table): ")
+    assert plan["placement"][1]["reason"].startswith("856.8 GB/s (table), ")
     assert plan["placement"][-1]["output"]
     for entry in plan["placement"][1:]:
         assert entry["total_mib"] <= entry["capacity_mib"] < entry["total_mib"] + 1024 + entry["kv_mib"]
@@ -297,7 +297,7 @@ def test_the_fastest_memory_is_last_and_full(pair):
 def test_alike_devices_share_by_bytes_wherever_they_are(pair):
     plan = serve(with_cards(pair, head=[GPU], worker1=[GPU]), 40)
     assert layers_of(plan) == {ONE: 20, "CUDA0": 20}
-    assert reasons_of(plan) == ["the fastest memory, evenly with 1 alike"] * 2
+    assert reasons_of(plan) == ["the fastest memory, shared evenly"] * 2
 
 
 def test_a_device_of_the_head_comes_before_a_worker_that_is_not_faster(pair):

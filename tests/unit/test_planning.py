@@ -352,6 +352,12 @@ def test_an_address_that_only_the_host_itself_reaches(pair, name):
     assert f"ansible_host of {name} is '127.0.0.1', which only {name} itself can reach" in pair.reason()
 
 
+@pytest.mark.parametrize("address", ["224.0.0.1", "255.255.255.255"])
+def test_an_address_of_many_hosts_is_nobodys(pair, address):
+    pair.hosts["worker1"]["ansible_host"] = address
+    assert f"ansible_host of worker1 is '{address}', an address of many hosts: use that of worker1" in pair.reason()
+
+
 def test_a_worker_without_a_link_is_reached_where_ansible_reaches_it(pair):
     pair.hosts["head"]["variables"]["llama_links"] = [{"interface": "t0", "address": "198.51.100.1", "peer": "worker1"}]
     pair.hosts["worker1"]["variables"]["llama_links"] = [{"interface": "t0", "address": "198.51.100.2", "peer": "head"}]
@@ -1663,7 +1669,38 @@ def test_a_backend_to_serve_with_that_no_host_has(both):
 
 def test_a_head_and_workers_of_different_releases(both):
     both.hosts["worker1"]["variables"].update(llama_backend="hip", llama_worker_endpoints=None)
-    assert "the head serves with vulkan, and no worker has a build of the same release" in both.reason()
+    said = both.reason()
+    assert (
+        "the head serves with vulkan, and no worker has a build of the same release: set llama_server_backend to hip, or "
+        in said
+    )
+    both.hosts["head"]["variables"]["llama_server_backend"] = "hip"
+    assert not both.plan()["refused"]
+
+
+def test_a_backend_that_the_head_does_not_have_is_no_remedy_for_different_releases(pair):
+    card = {"name": "GPU", "memory_mib": 16384, "unified": False}
+    for name, backend, architecture in (
+        ("head", "cuda", "8.9"),
+        ("worker1", "hip", "gfx1100"),
+        ("worker2", "hip", "gfx1100"),
+    ):
+        pair.hosts[name]["facts"]["accelerators"] = [{**card, "backend": backend, "architecture": architecture}]
+        pair.hosts[name]["facts"]["toolchain"].update(nvcc="12.9", hipconfig="7.2")
+        pair.hosts[name]["variables"].update(llama_backend=backend, llama_release="b8600", llama_release_hip="b8602")
+    assert pair.reason().endswith("of the same release: set llama_release and llama_release_hip to the same release")
+
+
+@pytest.mark.parametrize("arguments, refused", [([], True), (["--kv-unified"], False)])
+def test_more_requests_than_tokens_of_context(pair, arguments, refused):
+    """Requests divide the context in whole tokens, so each would have none."""
+    pair.hosts["head"]["variables"].update(
+        llama_server_context=200, llama_server_parallel=300, llama_server_extra_args=arguments
+    )
+    plan = pair.plan()
+    assert plan["refused"] is refused, plan["reasons"]
+    if refused:
+        assert "llama_server_parallel is 300, more than the 200 tokens of context" in plan["reasons"][0]
 
 
 def test_a_release_of_one_backend_that_cannot_be(both):

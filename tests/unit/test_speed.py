@@ -115,8 +115,11 @@ def release(build, protocol=None):
     return made._replace(protocol=protocol or made.protocol)
 
 
+ETHERNET = speed.LINKS["ethernet"]
+
+
 def test_a_worker_that_keeps_the_graph_costs_less():
-    new, old = (speed.worker_ms(release(build), 1000, "ethernet") for build in (11063, 6097))
+    new, old = (speed.worker_ms(release(build), 1000, ETHERNET) for build in (11063, 6097))
     assert new < old - 4
     fork = release(8000)._replace(fork="ik_llama.cpp", protocol="3.5.1")
     assert speed.keeps_graph(fork._replace(generation=4033))
@@ -127,21 +130,28 @@ def test_a_worker_that_keeps_the_graph_costs_less():
 
 
 def test_what_a_worker_costs_depends_on_its_host_and_mildly_on_its_link():
-    here, there = (speed.worker_ms(release(11063), 500, kind) for kind in ("loopback", "ethernet"))
+    here, there = (speed.worker_ms(release(11063), 500, speed.LINKS[kind]) for kind in ("loopback", "ethernet"))
     assert here < 1 < 2 < there < 8
-    assert speed.worker_ms(release(11063), 500, "ethernet", 0.6) == pytest.approx(there + 0.6)
-    link = speed.Link("ethernet", 0.3, 2.5, False)
-    assert speed.worker_ms(release(11063), 500, "", link=link) == pytest.approx(there)
-    slower = speed.worker_ms(release(11063), 500, "", link=link._replace(gbit=0.1)) - there
+    assert speed.worker_ms(release(11063), 500, ETHERNET._replace(round_trip_ms=0.6)) == pytest.approx(there + 0.6)
+    slower = speed.worker_ms(release(11063), 500, ETHERNET._replace(gbit=0.1)) - there
     assert slower == pytest.approx(8 * speed.TOKEN_BYTES * (10 - 0.4) / 1e6)
-    assert 8 < speed.worker_ms(release(6319), 90, "", link=link._replace(board=True)) < 20
-    assert speed.worker_ms(release(7315), 500, "", link=link._replace(mac=True)) == pytest.approx(there + speed.MAC_MS)
+    assert 8 < speed.worker_ms(release(6319), 90, ETHERNET._replace(board=True)) < 20
+    assert speed.worker_ms(release(7315), 500, ETHERNET._replace(mac=True)) == pytest.approx(there + speed.MAC_MS)
 
 
 def test_the_page_has_the_table_of_the_script():
     page = (Path(__file__).resolve().parents[2] / "docs" / "performance.md").read_text()
     mark = "<!-- predicted: written by tests/benchmarks/predicted_speed.py -->\n"
     assert page.split(mark)[1] == predicted_speed.table()
+
+
+def test_the_page_has_what_is_assumed_of_links():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "plan.md").read_text()
+    rows = page.split("| kind | round trip, ms | Gbit/s |\n")[1].split("\n\n")[0].splitlines()[1:]
+    shown = [[float(figure) for figure in row.strip("|").split("|")[1:]] for row in rows]
+    assumed = [[link.round_trip_ms, link.gbit] for kind, link in speed.LINKS.items() if kind != "tunnel"]
+    assert shown == assumed
+    assert speed.LINKS["tunnel"][1:] == speed.LINKS["ethernet"][1:]
 
 
 def test_weights_of_a_tensor_follow_from_its_size_and_shape():

@@ -449,7 +449,7 @@ def test_a_link_that_must_not_be_touched_stops_before_anything_is_changed(planne
 
 
 def test_ports_that_the_plan_names_are_tried(planned, monkeypatch):
-    monkeypatch.setattr(links, "own_addresses", lambda: ["127.0.0.1", "127.0.0.9"])
+    monkeypatch.setattr(state.interfaces, "addresses", lambda: ["127.0.0.1", "127.0.0.9"])
     with socket.create_server(("127.0.0.1", 0)) as listener:
         endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
         planned["knocks"] = [endpoint]

@@ -15,7 +15,7 @@ from ansible.vars.manager import VariableManager
 from ansible_collections.llamacpp.cluster.plugins.action import plan as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import tensor_types
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import advisories, entry
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import conditions, entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import make, refused
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from conftest import CATALOGUE
@@ -357,7 +357,7 @@ def test_the_traps_of_the_notes(model, backend, told):
 
 def test_wide_models_are_served_with_the_patch_or_a_newer_build(monkeypatch):
     monkeypatch.setattr(
-        action.sources, "_read", lambda patch, _find: {"path": patch, "sha256": "0" * 64, "files": [advisories.SENDING]}
+        action.sources, "_read", lambda patch, _find: {"path": patch, "sha256": "0" * 64, "files": [conditions.SENDING]}
     )
     wide = of_file("models/qwen3_coder_480b.yml")
     git = {"source": "git", "ref": "b6110"}
@@ -925,6 +925,32 @@ def test_the_remedies_of_a_refusal_work(name, model, extra):
     assert tried, refusing["reasons"]
     for remedy in tried:
         check_placement(plan(CLUSTERS / f"{name}.yml", **{**model, **extra, **remedy}))
+
+
+@pytest.mark.parametrize(
+    "gib, variables, remedy",
+    [
+        (30, {}, r"set (llama_server_gpu_layers) to (\d+)"),
+        (12, {"llama_server_memory_mib": {"CUDA0": 2000}}, "remove (llama_server_memory_mib)"),
+        (12, {"llama_server_reserve_mib": 20000}, "remove (llama_server_reserve_mib)"),
+    ],
+)
+def test_a_head_alone_is_told_how_the_model_fits(written, gib, variables, remedy):
+    found = {"head": {"ansible_host": "192.0.2.1", "llama_hardware": {**CPU_HOST, "accelerators": [GPU]}}}
+    data = cluster_of(False, found, llama_server_context=2048, **big(gib), **variables)
+    said = re.search(f"it fits this way: .*{remedy}", reason(written(data)))
+    data["llama_cluster"]["vars"].pop(said[1], None)
+    check_placement(written(data, **({said[1]: int(said[2])} if said.lastindex == 2 else {})))
+
+
+def test_a_cluster_is_not_told_how_its_head_alone_fits(written):
+    """It would use the workers too, and more of their memory."""
+    found = {
+        name: {"ansible_host": address, "llama_hardware": {**CPU_HOST, "accelerators": [GPU]}}
+        for name, address in (("head", "192.0.2.1"), ("one", "192.0.2.2"))
+    }
+    said = reason(written(cluster_of(False, found, llama_server_context=2048, **big(55))))
+    assert "llama_server_gpu_layers" not in said
 
 
 def test_a_model_that_no_context_saves_is_refused_without_that_remedy():

@@ -128,7 +128,7 @@ def test_an_archive_that_ends_early_refuses_the_plan(tmp_path, downloads, monkey
 @pytest.mark.parametrize("record", ["", "[]", '{"commit": 1, "day": null, "protocol": null}', '{"commit": "x"}'])
 def test_a_record_of_another_form_is_written_again(tmp_path, record):
     archive = pack(tmp_path / "0123.tar.gz", SDIST)
-    (tmp_path / "0123.told").write_text(record)
+    (tmp_path / "0123.tree").write_text(record)
     assert trees.recorded(archive).protocol == "4.0.0"
     assert trees.recorded(archive, read=None).commit == COMMIT
 

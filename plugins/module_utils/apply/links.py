@@ -119,12 +119,6 @@ def _addresses(runner: Run) -> dict[str, list[str]]:
     }
 
 
-def own_addresses(runner: Run = run) -> list[str]:
-    """IPv4 addresses of this host, without loopback."""
-    held = [address.split("/")[0] for entries in _addresses(runner).values() for address in entries]
-    return sorted(address for address in held if ":" not in address and not address.startswith("127."))
-
-
 def interfaces(addresses: dict[str, list[str]], root: Path = ROOT) -> dict[str, dict]:
     """Interfaces that could be a link. Ports of containers come and go and are left out, as is loopback."""
     result = {}

@@ -25,7 +25,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import ser
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.differences import Difference, Kind
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, interfaces
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 
 CLOCK_SECONDS = 3
@@ -487,7 +487,7 @@ def drift(planned: dict) -> dict:
         ``knocks`` (of knocks.results),
         ``differences`` (all that an apply would change, each ``{"kind", "subject", "text"}``, as common.differences defines it).
     """
-    knocking = knocks.begin(planned["knocks"], links.own_addresses() if planned["knocks"] else [])
+    knocking = knocks.begin(planned["knocks"], interfaces.addresses() if planned["knocks"] else [])
     running = processes(planned["prefix"], planned["account"])
     services = {service["name"]: service_state(service, running) for service in planned["services"]}
     defined = host.defined_services(planned["service_manager"], planned["units"])

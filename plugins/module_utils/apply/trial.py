@@ -25,6 +25,7 @@ from typing import IO, Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import SEARCH
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options, rpc, small_model
 
 SECONDS = 60
@@ -35,7 +36,6 @@ PAUSE_SECONDS = 0.05
 DYING_SECONDS = 10
 """How long a program that no longer answers may take to end: its memory may be written to disk first."""
 LINES_SHOWN, BYTES_SHOWN = 8, 4096
-ADDRESS = "127.0.0.1"
 HIDDEN = {
     record.visible.variable: record.visible.none
     for record in backends.RECORDS.values()
@@ -139,7 +139,7 @@ def _check_server(program: Path, words: Collection[str], place: Place, tls: bool
     model = place.folder / "small.gguf"
     small_model.write(model)
     port = _free_port()
-    settings = {"model": str(model), "host": ADDRESS, "port": str(port), "gpu-layers": "0", "context": "128"}
+    settings = {"model": str(model), "host": LOOPBACK, "port": str(port), "gpu-layers": "0", "context": "128"}
     settings.update(parallel="1", threads="2", **(_tls_files(place.folder) if tls else {}))
     certificate = base64.b64decode(TLS_CERTIFICATE) if tls else None
     arguments = [word for item in settings.items() for word in options.render_listed(*item, words)]
@@ -163,12 +163,12 @@ def _check_server(program: Path, words: Collection[str], place: Place, tls: bool
 
 def _check_worker(program: Path, words: Collection[str], place: Place) -> None:
     port = _free_port()
-    settings = {"address": ADDRESS, "worker-port": str(port), "worker-device": "CPU"}
+    settings = {"address": LOOPBACK, "worker-port": str(port), "worker-device": "CPU"}
     arguments = [word for item in settings.items() for word in options.render_listed(*item, words)]
     processor = options.render_listed("processor", "", words)[:1] if words else []
     with _start([str(program), *arguments, *processor], place) as worker:
         while True:
-            answer = rpc.probe(ADDRESS, port, worker.left())
+            answer = rpc.probe(LOOPBACK, port, worker.left())
             if answer["state"] == "ok":
                 return
             worker.expect()
@@ -210,13 +210,13 @@ def _wait_for_end(running: _Running) -> None:
 
 def _free_port() -> int:
     with socket.socket() as listening:
-        listening.bind((ADDRESS, 0))
+        listening.bind((LOOPBACK, 0))
         return listening.getsockname()[1]
 
 
 def _ask(port: int, path: str, body: dict | None, seconds: float, certificate: bytes | None) -> dict | None:
     """What llama-server answers, or None where it does not, or not yet."""
-    reply = reading.ask(f"{ADDRESS}:{port}", path, seconds, body, certificate=certificate)
+    reply = reading.ask(f"{LOOPBACK}:{port}", path, seconds, body, certificate=certificate)
     with suppress(ValueError):
         return reading.parse(reply.text) if reply.status == 200 else None
     return None

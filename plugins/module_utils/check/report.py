@@ -167,7 +167,7 @@ def reasons(plan: dict) -> list[str]:
     alike: dict[str, list[str]] = {}
     for entry in plan["placement"]:
         alike.setdefault(entry["reason"], []).append(entry["device"])
-    return [line for reason, names in alike.items() for line in _wrapped("  ", f"{reason}: {', '.join(names)}")]
+    return [line for reason, names in alike.items() for line in _wrapped("  ", f"{', '.join(names)}: {reason}")]
 
 
 def command_lines(argv: list[str], environment: dict[str, str], start: str = "      ") -> list[str]:
@@ -266,7 +266,7 @@ def _network(plan: dict) -> list[str]:
     ways = ", ".join(f"{time:g} ms by {kind} ({'measured' if known else 'assumed'})" for kind, time, known in kinds)
     return _wrapped(
         "  ",
-        f"{estimate['bound']} {estimate['network_ms_per_token']:g} ms for each token, with what workers need beside computing: it crosses the "
+        f"{estimate['bound']} {estimate['network_ms_per_token']:.1f} ms for each token, with what workers need beside computing: it crosses the "
         f"network {estimate['crossings']} times, one way {ways}.",
     )
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import is_loopback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import (
     Each,
@@ -483,7 +484,7 @@ def _closed(plan: dict, drifts: dict, knocks: dict[str, str | None], changed: Co
             listening = service.get("addresses", [])
             if any(other != address for other in listening):
                 judged: tuple[bool | None, str] = False, f"it listens on {', '.join(listening)}"
-            elif address.startswith("127.") and listening:
+            elif is_loopback(address) and listening:
                 judged = True, "listens on loopback only"
             else:
                 judged = _judge_tries(planned, tries.get(worker["endpoint"], []), name in accepted)
@@ -534,7 +535,7 @@ def _links(evidence: dict) -> list[dict]:
 
 
 def _transport(plan: dict, evidence: dict) -> str:
-    """How llama-server reaches the workers that it uses, as far as its log tells."""
+    """How llama-server reaches the workers that it uses, as far as its log says."""
     used = sum(worker["used"] for planned in plan["hosts"].values() for worker in planned["workers"])
     if not evidence["log_complete"]:
         return "over TCP or RDMA: start.log on the head is incomplete"

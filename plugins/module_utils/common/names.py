@@ -31,6 +31,7 @@ LINK_KINDS = ("ethernet", "thunderbolt", "usb4", "infiniband", "wireless")
 """Kinds of links between hosts."""
 MTU = range(1280, 65536)
 """What a link may have, in bytes."""
+LOOPBACK = "127.0.0.1"
 EVERY_ADDRESS, EVERYBODY = "0.0.0.0", "0.0.0.0/0"
 """Where a program listens on all addresses of its host, and the network of all hosts."""
 INSTALLED = ("releases", "runtime", "state", "supervisor", "venv", "links", "lingering", KEPT_FACTS)
@@ -49,6 +50,11 @@ FAMILIES = {
 
 ROLLING = ("opensuse-tumbleweed",)
 """Distributions whose version is a date: builds would be others after every upgrade."""
+
+
+def is_loopback(place: str) -> bool:
+    """Whether an IPv4 address, or an endpoint with one, is its own host's alone."""
+    return place.startswith("127.")
 
 
 def distribution(os_release: str) -> dict[str, Any]:

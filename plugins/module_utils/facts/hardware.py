@@ -18,10 +18,10 @@ from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import tiles
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 
-MIB = 1024 * 1024
 NVIDIA_QUERY = ["nvidia-smi", "--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader,nounits"]
 UNKNOWN = {"N/A", "Not Supported"}
 """What nvidia-smi prints, in brackets or without, for what a device does not have: memory of its own, for instance."""

@@ -207,14 +207,6 @@ def option_files(scope: str, prefix: str, environment: Mapping[str, str], system
     return [path for path in (system, folder + "/llama.cpp/config.ini") if os.path.exists(path)]
 
 
-def addresses(ask: Ask = output) -> list[str]:
-    """IPv4 addresses of this host, without loopback."""
-    printed = ask(["ip", "-4", "-oneline", "address"]) or ask(["ifconfig"])
-    return sorted(
-        address for address in set(re.findall(r"\binet (\d+(?:\.\d+){3})", printed)) if not address.startswith("127.")
-    )
-
-
 def defined_services(manager: str, units: str) -> list[str]:
     """Names of services whose definition this collection has written."""
     services = []
@@ -303,10 +295,10 @@ def facts(wanted_scope: str, catalogue: dict | None = None, measure: bool = Fals
         "thunderbolt": hardware.thunderbolt(),
         "interfaces": interfaces.interfaces(),
         "unified_heap": mesa.unified_heap(),
-        "addresses": addresses(),
+        "addresses": interfaces.addresses(),
         "measured": measured_links(place["prefix"]),
         "option_files": option_files(wanted_scope, place["prefix"], environment),
-        "reached_at": reached.address(),
+        "reached_at": reached.address(os.environ),
         "kept": kept_facts(place["prefix"]),
         "defined": defined_services(manager, place["units"]),
         **place,

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Network interfaces of a host that have hardware, and what kind of link each one is."""
+"""Network interfaces of a host: addresses, and what kind of link each one with hardware is."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import is_loopback
 
 USB4_GENERATION = 4
 """What the kernel's thunderbolt driver writes into ``generation`` of a USB4 router; 1 to 3 are Thunderbolt's own."""
@@ -24,14 +25,18 @@ PORTS = {"thunderbolt": "thunderbolt", "wi-fi": "wireless"}
 def interfaces(root: Path = ROOT, ask: Ask = output) -> list[dict]:
     """``name``, ``kind`` (ethernet, thunderbolt, usb4, infiniband or wireless) and IPv4 ``addresses`` of each interface with hardware that
     has an address."""
-    kinds, addresses = (
-        (_of_macos(ask), _ifconfig(ask)) if platform.system() == "Darwin" else (_of_linux(root), _ip(ask))
-    )
+    kinds, held = _of_macos(ask) if platform.system() == "Darwin" else _of_linux(root), _addresses(ask)
     return [
-        {"name": name, "kind": kind, "addresses": sorted(addresses[name])}
+        {"name": name, "kind": kind, "addresses": sorted(held[name])}
         for name, kind in sorted(kinds.items())
-        if addresses.get(name)
+        if held.get(name)
     ]
+
+
+def addresses(ask: Ask = output) -> list[str]:
+    """IPv4 addresses of all interfaces, those of bridges and containers too, without loopback."""
+    held = {address for own in _addresses(ask).values() for address in own}
+    return sorted(address for address in held if not is_loopback(address))
 
 
 def _of_linux(root: Path) -> dict[str, str]:
@@ -50,7 +55,7 @@ def _kind(folder: Path, root: Path) -> str:
 
 def _generation(folder: Path, root: Path) -> int:
     """Of the host's own router to which the cable of an interface goes (``0-0`` for the service ``0-1.0``), or of the newest one where the
-    name of that device tells nothing."""
+    name of that device says nothing."""
     service = os.path.basename(os.path.realpath(folder / "device"))
     own = re.sub(r"-.*", "-0", service)
     devices = root / "sys/bus/thunderbolt/devices"
@@ -65,6 +70,11 @@ def _of_macos(ask: Ask) -> dict[str, str]:
         device: next((kind for start, kind in PORTS.items() if port.lower().startswith(start)), "ethernet")
         for port, device in ports
     }
+
+
+def _addresses(ask: Ask) -> dict[str, list[str]]:
+    """Interface → its IPv4 addresses."""
+    return _ip(ask) or _ifconfig(ask)
 
 
 def _ip(ask: Ask) -> dict[str, list[str]]:

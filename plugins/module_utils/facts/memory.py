@@ -9,9 +9,8 @@ import re
 from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import output
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
-
-MIB = 1024 * 1024
 
 
 def available(meminfo: str) -> int | None:

@@ -20,7 +20,7 @@ GENERATIONS = 16
 """Of processes between this one and sshd's shell: Ansible's, and sudo, which does not pass the variable on."""
 
 
-def address(environment: Mapping[str, str] = os.environ, root: Path = ROOT, ask: Ask = output) -> str | None:
+def address(environment: Mapping[str, str], root: Path = ROOT, ask: Ask = output) -> str | None:
     """The IPv4 address of this host at which the connection of the controller came in. Where it came by IPv6, the IPv4 address of the same
     interface. None where it did not come by SSH."""
     fields = (environment.get(VARIABLE) or _of_ancestors(root, os.getppid())).split()

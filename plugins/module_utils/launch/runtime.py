@@ -57,7 +57,6 @@ READER_SECONDS = 5.0
 HEALTH_SECONDS = 2.0
 LOST_AFTER_POLLS = 2
 PRUNE_SECONDS = 300
-MIB = 1024 * 1024
 PR_SET_PDEATHSIG = 1
 ESTABLISHED = 1
 
@@ -390,14 +389,14 @@ def prune(folder: Path, limit: int) -> list[str]:
         held -= size
         removed.append(path.name)
     if reason:
-        say(f"{folder} could not be brought below {limit // MIB} MiB: {reason}")
+        say(f"{folder} could not be brought below {limit // rpc.MIB} MiB: {reason}")
     return removed
 
 
 def _bound(cache: Path, limit: int) -> None:
     removed = prune(cache, limit)
     if removed:
-        say(f"removed {len(removed)} files from {cache} to keep it below {limit // MIB} MiB")
+        say(f"removed {len(removed)} files from {cache} to keep it below {limit // rpc.MIB} MiB")
 
 
 def run_worker(argv: list[str], cache: Path, limit: int, pause: float = PRUNE_SECONDS) -> int:
@@ -439,7 +438,7 @@ def main() -> int:
         part.add_argument("argv", nargs="+", help="the program and its arguments, after --")
     options = parser.parse_args()
     if options.part == "worker":
-        return run_worker(options.argv, options.cache, options.limit_mib * MIB)
+        return run_worker(options.argv, options.cache, options.limit_mib * rpc.MIB)
     return run(options.argv, options.worker, options.url, options.state, options.protocol, options.timeout)
 
 

@@ -4,7 +4,7 @@
 """What is known of each backend of llama.cpp, one record each: how it is built, and how its devices are named, seen and filled.
 
 Nothing else names a backend, but for what reads the devices of a vendor (facts/hardware.py, memory.py, host.py) and the traps of one
-backend (plan/advisories.py, plan/devices.py). No field has a default: a new record says everything.
+backend (plan/conditions.py, plan/advisories.py, plan/devices.py). No field has a default: a new record says everything.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Toolkit:
     places: tuple[str, ...]
     """Patterns of the command, below the root, where several are installed side by side, each with a prefix of its own. None of a plain tool."""
     version_file: str
-    """File below the prefix that tells the version better than the command does; may be empty."""
+    """File below the prefix that says the version better than the command does; may be empty."""
     compilers: tuple[str, ...]
     """Where its compiler is below the prefix, the usual place first."""
     compiler_query: str
@@ -603,7 +603,7 @@ def hiding(backend: str) -> Visible | None:
 
 
 def toolkit(backend: str) -> str:
-    """The command whose version tells the toolkit's: the compiler's where there is no toolkit."""
+    """The command whose version is the toolkit's: the compiler's where there is no toolkit."""
     own = RECORDS[backend].toolkit
     return own.command if own else "c++"
 
@@ -668,7 +668,7 @@ def cmake_options(
     """Options for a build.
 
     :param architectures: of the host's devices for this backend: ``gfx1151``, or a compute capability like ``9.0``.
-    :param generation: build number that tells which options the tree knows.
+    :param generation: build number that says which options the tree knows.
     :param all_quants: whether flash attention is compiled for every pair of types of the KV cache.
     :param fork: whose tree it is; generation does not count for ik_llama.cpp.
     :param tls: whether llama-server speaks TLS.

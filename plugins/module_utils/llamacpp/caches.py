@@ -104,13 +104,13 @@ NO_HEADS = frozenset(
 )
 """Architectures whose recurrent layers are those without KV heads."""
 INTERVAL = frozenset(("qwen3next", "qwen35", "qwen35moe"))
-"""Architectures of which one layer of so many attends, four unless the file tells it, and the others are recurrent."""
+"""Architectures of which one layer of so many attends, four unless the file says it, and the others are recurrent."""
 BOTH = frozenset(("falcon-h1",))
 """Architectures of which every layer has both."""
 HYBRID = NO_HEADS | INTERVAL | BOTH
 
 LATENT = frozenset(("deepseek2", "kimi-linear", "mistral4"))
-"""Architectures that cache one compressed vector a token (MLA) where the file tells the size of the heads made of it."""
+"""Architectures that cache one compressed vector a token (MLA) where the file says the size of the heads made of it."""
 NO_LATENT_VALUES = 7991
 """First build of which it is known that it caches no values for them: #19067, of January 2026, is in this build of February 2026."""
 IK_LLAMA_READ = 3770
@@ -279,7 +279,7 @@ def _cached_layers(summary: Mapping[str, Any], build: int) -> list[bool]:
 
 
 def is_latent(summary: Mapping[str, Any]) -> bool:
-    """Whether the file is one of MLA in llama.cpp's form: its keys are compressed, and it tells the size of the heads made of them."""
+    """Whether the file is one of MLA in llama.cpp's form: its keys are compressed, and it says the size of the heads made of them."""
     return summary["architecture"] in LATENT and bool(summary.get("keys", {}).get("attention.key_length_mla"))
 
 

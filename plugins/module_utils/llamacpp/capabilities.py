@@ -27,7 +27,7 @@ PYPI_TREES: dict[str, dict[str, Any]] = {
     "0.3.36": {"build": None, "commit": "0c1e570", "generation": 11063, "protocol": "7.0.0"},
 }
 """llama-cpp-python release → the llama.cpp tree it carries, of those that were read. Where the build number is not known, ``generation`` is that
-of an older build which understands the same, or the number of its day. Of other releases the source archive tells commit, day and protocol."""
+of an older build which understands the same, or the number of its day. Of other releases the source archive says commit, day and protocol."""
 
 BUILDS_OF_DAYS = [
     ("2024-08-29", 3642),
@@ -72,7 +72,7 @@ PROTOCOLS = [
     (11670, None),
 ]
 """First build → RPC protocol. None is older than the handshake, or not known by number: 6.0.0 (#18626) and 7.0.0 came between b10496 and b11450
-(#26610), and 11669 is the newest build that was seen. There the tree itself tells it, when it is fetched."""
+(#26610), and 11669 is the newest build that was seen. There the tree itself says it, when it is fetched."""
 
 RPC_SINCE = 2901
 """Oldest build whose worker's options are known; RPC came with #6829 in May 2024."""
@@ -156,7 +156,7 @@ def _server_flags(known: Mapping[str, bool]) -> list[str]:
 
 
 def tells_protocol(build: int) -> bool:
-    """Whether the number of a build of llama.cpp tells its protocol, or that it has none."""
+    """Whether the number of a build of llama.cpp says its protocol, or that it has none."""
     return build < PROTOCOLS[1][0] or _protocol_of(PROTOCOLS, build) is not None
 
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.options import IK_LLAMA
 
-MIB = 1024 * 1024
 FLOAT = 4
 
 MASKS = 12

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import printable
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, tensor_types
 
-MIB = 1024 * 1024
 MAX_HEADER_BYTES = 128 * MIB
 MAX_KEPT_BYTES = 8 * MIB
 """Of the headers of all parts together, as are the other limits."""
@@ -562,7 +562,7 @@ def summarize(model: Model) -> dict[str, Any]:
     """What planning needs of a model.
 
     :returns: ``architecture``, ``name``, ``parameters``, ``quantisation``, ``layers``, ``width``, ``heads``, ``kv_heads``,
-        ``key_dimension``, ``value_dimension``, ``context``, ``vocabulary``, ``keys`` (what else tells the size of the cache) and, in
+        ``key_dimension``, ``value_dimension``, ``context``, ``vocabulary``, ``keys`` (what else says the size of the cache) and, in
         bytes, ``layer_bytes`` (a list), ``input_bytes`` (the token embedding, which stays on the head), ``output_bytes`` (on the
         device of the last layer) and ``largest_tensor_bytes``; ``tensors`` (see group), ``files`` (``name`` and ``bytes`` of each)
         and ``bytes`` of all of them.

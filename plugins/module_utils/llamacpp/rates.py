@@ -235,7 +235,7 @@ BOARD_MIB = 17 * 1024
 
 
 def of_accelerator(architecture: str, name: str) -> Known | None:
-    """The row of a device, by its name first, since that tells more of the memory than the architecture does."""
+    """The row of a device, by its name first, since that says more of the memory than the architecture does."""
     for text in (name, architecture):
         for row in ACCELERATORS:
             if re.search(rf"\b(?:{row.pattern})\b", text, re.IGNORECASE):

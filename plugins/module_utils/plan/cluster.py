@@ -16,6 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import (
     advisories,
+    conditions,
     devices,
     equipment,
     estimate,
@@ -163,8 +164,12 @@ class Lending(NamedTuple):
     """The head's own device → what the operator lets it hold."""
 
 
-def _lending(cluster: Cluster, built: Mapping[str, tuple[str, ...]], serves: str, selects: bool) -> Lending:
-    """:param selects: whether llama-server can be told which devices to use."""
+def _lending(
+    cluster: Cluster, built: Mapping[str, tuple[str, ...]], serves: str, selects: bool, bounded: bool
+) -> Lending:
+    """:param selects: whether llama-server can be told which devices to use.
+    :param bounded: whether devices hold no more than their drivers show as their own.
+    """
     head = cluster.hosts[cluster.head]
     declared = {
         name: workers.declare(host, built[name], serves if host.is_head else None) if host.is_worker else []
@@ -179,7 +184,6 @@ def _lending(cluster: Cluster, built: Mapping[str, tuple[str, ...]], serves: str
         own = names_of_driven if host.is_head else []
         endpoints = {entry.device.device: entry.endpoint.environment for entry in declared[name]}
         environments = devices.environments(host.facts, endpoints, own, cluster.server.environment)
-        bounded = advisories.VULKAN_MEMORY not in cluster.accepted
         shown = devices.shown_by_drivers(host.facts, environments) if bounded else {}
         shares[name] = workers.shares_of_memory(host, declared[name], own, shown, limits if host.is_head else {})
     return Lending(declared, driven, shares, limits)
@@ -193,7 +197,8 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     serves = heads.backend_of(cluster.server, built[head.name], {name for names in built.values() for name in names})
     release = wanted[serves]
     secured = serves if cluster.server.tls else None
-    lending = _lending(cluster, built, serves, release.capabilities["device_name"] is not None)
+    bounded = conditions.VULKAN_MEMORY not in cluster.accepted
+    lending = _lending(cluster, built, serves, release.capabilities["device_name"] is not None, bounded)
     equipped = {
         name: _equip(
             host,
@@ -208,7 +213,6 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     for backend, needed in wanted.items():
         builders = [host for name, host in cluster.hosts.items() if backend in built[name]]
         releases.check(backend, needed, {host.name: host.facts.architecture for host in builders})
-    bounded = advisories.VULKAN_MEMORY not in cluster.accepted
     own = devices.of_head(
         head, lending.driven, lending.shares[head.name], lending.limits, cluster.server.environment, bounded
     )
@@ -231,10 +235,7 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     heads.check(head.name, cluster.server, equipped[head.name].workers, release)
     heads.check_types(model.path, model.summary, release, releases.variable_of(serves, cluster.releases))
     if running and not serving:
-        raise Refusal(
-            f"the head serves with {serves}, and no worker has a build of the same release: set "
-            "llama_server_backend to their backend, or llama_release to the same release for both"
-        )
+        raise Refusal(_no_worker_of_its_release(cluster, serves, equipped[head.name].backends, running))
     lent = devices.of_workers([*serving, *others], cluster.places, release, bounded)
     placed = layout.lay_out(cluster.server, cluster.placement, model, release, [*lent, *own], head.name, cluster.places)
     if placed.reasons:
@@ -410,6 +411,18 @@ def _serving(
     return [workers.on_its_staging_port(worker) for worker in serving] if staged else serving
 
 
+def _no_worker_of_its_release(cluster: Cluster, serves: str, built: Sequence[str], running: Sequence[Worker]) -> str:
+    """Why the head can use no worker, and what to set.
+
+    :param built: the head's backends.
+    """
+    theirs = list(dict.fromkeys(worker.build for worker in running))
+    variables = dict.fromkeys(releases.variable_of(backend, cluster.releases) for backend in (serves, *theirs))
+    common = [backend for backend in theirs if backend in built]
+    other = f"llama_server_backend to {' or '.join(common)}, or " if common else ""
+    return f"the head serves with {serves}, and no worker has a build of the same release: set {other}{remedies.listed(variables)} to the same release"
+
+
 def _check_endpoints(declared: Sequence[Worker]) -> None:
     owners: dict[str, str] = {}
     for worker in declared:
@@ -425,11 +438,11 @@ def _check_tunnels(declared: Sequence[Worker], server: Server) -> None:
     """Refuses a tunnel that ends on a port of the head which something else has."""
     taken = {server.port: "llama_server_port", server.staging_port: "llama_server_staging_port"}
     for worker in declared:
-        if worker.address == workers.LOOPBACK and not worker.tunnel and not worker.external:
+        if worker.address == names.LOOPBACK and not worker.tunnel and not worker.external:
             taken.update(dict.fromkeys((worker.port, worker.staging_port), f"the worker {worker.name} of the head"))
     for worker in declared:
         ends = [worker.tunnel.port, worker.tunnel.staging_port] if worker.tunnel else []
-        if worker.external and worker.address.startswith("127."):
+        if worker.external and names.is_loopback(worker.address):
             ends = [worker.port]
         for port in ends:
             if port in taken:

@@ -213,11 +213,18 @@ def check(host: str, given: Mapping[str, Any]) -> None:
 
 
 def _check_name(what: str, name: str) -> None:
-    if not untrusted.is_plain(name) or not re.fullmatch(HOST_NAME, name) or len(name) > untrusted.LONGEST_NAME:
+    problem = _problem_of_name(name)
+    if problem:
         raise Refusal(
-            f"{what} has the name {untrusted.show(name)} in the inventory: use letters, digits, and . : @ + - _ between them, "
-            f"at most {untrusted.LONGEST_NAME}; an address like ::1 goes into ansible_host"
+            f"{what} has the name {untrusted.show(name)} in the inventory: {problem}; an address like ::1 goes into ansible_host"
         )
+
+
+def _problem_of_name(name: str) -> str | None:
+    """What to write in place of a name that is none for a host; None of one that is."""
+    if untrusted.is_plain(name) and re.fullmatch(HOST_NAME, name) and len(name) <= untrusted.LONGEST_NAME:
+        return None
+    return f"use letters, digits, and . : @ + - _ between them, at most {untrusted.LONGEST_NAME}"
 
 
 def catalogue(packages: Mapping[str, Any]) -> Catalogue:
@@ -399,7 +406,8 @@ def _place(where: str, given: Any) -> tuple[str, int]:
     except ValueError:
         parsed = ipaddress.IPv4Address("0.0.0.0")
     number = int(port) if re.fullmatch(r"[0-9]{1,5}", port) else 0
-    if parsed.is_unspecified or not 0 < number < 65536:
+    many = parsed.is_multicast or parsed.is_reserved  # 255.255.255.255 is reserved
+    if parsed.is_unspecified or many or not 0 < number < 65536:
         raise Refusal(
             f"{where} has the endpoint {given!r}: use the numeric IPv4 address and the port at which the head reaches the worker, like 192.0.2.7:50052"
         )
@@ -416,10 +424,9 @@ def _check_external(where: str, worker: External, hosts: Collection[str], before
         )
     if worker.backend not in backends.BACKENDS:
         raise Refusal(f"{where} has the backend {worker.backend!r}: use one of {', '.join(backends.BACKENDS)}")
-    if not untrusted.is_plain(worker.host) or not re.fullmatch(HOST_NAME, worker.host):
-        raise Refusal(
-            f"{where} has the host {untrusted.show(worker.host)}: use letters, digits, - and ., and no spaces"
-        )
+    problem = _problem_of_name(worker.host)
+    if problem:
+        raise Refusal(f"{where} has the host {untrusted.show(worker.host)}: {problem}")
     if worker.host in hosts:
         raise Refusal(
             f"{where} has the host {worker.host}, which this cluster has itself: declare the worker in llama_worker_endpoints of {worker.host}, or "

@@ -10,9 +10,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import is_loopback
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, placement, speed, workers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.placement import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
     Device,
     Host,
@@ -27,13 +28,13 @@ IN_A_LAYER = re.compile(r"blk\.(\d+)\.")
 
 
 def kind_of(endpoint: str, links: Sequence[Link], interfaces: Sequence[Interface] = ()) -> str:
-    """Kind of the link over which the head reaches a worker, a key of speed.GBIT.
+    """Kind of the link over which the head reaches a worker, a key of speed.LINKS.
 
     :param links: ``llama_links`` of the worker's host.
     :param interfaces: those that its facts name.
     """
     address = endpoint.rsplit(":", 1)[0]
-    if address.startswith("127."):
+    if is_loopback(address):
         return "loopback"
     own = [link for link in links if link.address.split("/", maxsplit=1)[0] == address]
     names = {link.interface for link in own}
@@ -52,10 +53,11 @@ def link_of(endpoint: str, host: Host, hosts: Mapping[str, Host]) -> speed.Link:
     measured = kind != "loopback"
     round_trip = facts.round_trips.get(host.name) if measured else None
     mbit = facts.link_mbit.get(host.name) if measured else None
+    assumed = speed.LINKS[kind]
     return speed.Link(
         kind,
-        round_trip or speed.ROUND_TRIP_MS[kind],
-        mbit / 1000 if mbit else speed.GBIT[kind],
+        round_trip or assumed.round_trip_ms,
+        mbit / 1000 if mbit else assumed.gbit,
         bool(round_trip),
         speed.is_board(host.facts),
         host.facts.system == "Darwin",

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
     caches,
     gguf,
@@ -279,7 +280,7 @@ def _address_for_clients(server: Server, host: Host) -> str:
     if server.host != names.EVERY_ADDRESS:
         return server.host
     own = [host.address, *(link.address.partition("/")[0] for link in host.links), *host.facts.addresses]
-    reachable = [address for address in own if address != "localhost" and not address.startswith("127.")]
+    reachable = [address for address in own if address != "localhost" and not names.is_loopback(address)]
     networks = [ipaddress.IPv4Network(network) for network in server.allowed]
     return next((address for address in reachable if _is_in(address, networks)), [*reachable, host.name][0])
 
@@ -354,8 +355,8 @@ def plan_of(serving: Serving, environment: Mapping[str, str]) -> dict[str, Any]:
         "load_mode": server.load_mode,
         "cpu": {
             "layers": kept.layers,
-            "weights_mib": round(kept.weights / placement.MIB, 2),
-            "kv_mib": round(kept.kv / placement.MIB, 2),
+            "weights_mib": round(kept.weights / MIB, 2),
+            "kv_mib": round(kept.kv / MIB, 2),
         },
     }
 
@@ -484,7 +485,14 @@ def check_types(path: str, summary: Mapping[str, Any], release: Release, variabl
 def context_per_request(server: Server, summary: Mapping[str, Any]) -> int:
     """Tokens that each of the requests at the same time may have: they divide the context, unless they share one cache."""
     settings = settings_of(server, summary)
-    return settings.context if settings.unified else max(1, settings.context // settings.parallel)
+    if settings.unified:
+        return settings.context
+    if settings.context < settings.parallel:
+        raise Refusal(
+            f"llama_server_parallel is {settings.parallel}, more than the {settings.context} tokens of context that requests divide: use a longer "
+            "llama_server_context, or fewer requests"
+        )
+    return settings.context // settings.parallel
 
 
 def _check_whole(variable: str, path: str) -> None:

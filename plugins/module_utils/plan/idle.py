@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import physical, workers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.placement import MIB, Placed
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, physical, remedies, workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.placement import Placed
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Device, Equipped, Host
 
 
@@ -73,7 +74,7 @@ def _processor(equipped: Equipped, offered: Sequence[Device], placed: Placed) ->
 
 
 def _is_shared(host: Host, device: Device) -> bool:
-    accelerator = dict(physical.named(host.facts)).get(device.name)
+    accelerator = devices.accelerator_of(host.facts, device.name)
     return bool(accelerator and accelerator.unified)
 
 
@@ -84,7 +85,7 @@ def _remedy(equipped: Equipped, backend: str, device: str) -> str:
         steps.append(f"add {host.name} to llama_workers")
     builds = backend in equipped.backends or (host.endpoints and backend == backends.CPU.name)
     if not builds:
-        steps.append(f"set its llama_backend to [{', '.join([*equipped.backends, backend])}]")
+        steps.append(f"set its llama_backend to {remedies.as_list([*equipped.backends, backend])}")
     if host.endpoints:
         steps.append(f"add {{device: {device}}} to its llama_worker_endpoints")
     return " and ".join(steps) or f"give llama_release_{backend} the release of the head"

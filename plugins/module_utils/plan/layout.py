@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import estimate, placement, solver, speed, workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.placement import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
     Device,
     Facts,
@@ -48,9 +48,9 @@ def paces_of(
         pace = Pace(speed.rate_of(device, hosts[device.host].facts))
         if device.endpoint:
             link = estimate.link_of(device.endpoint, hosts[device.host], hosts)
-            once = speed.worker_ms(release, 0, link.kind, link=link)
-            twice = speed.worker_ms(release, 0, link.kind, link=link, visits=2)
-            layer = speed.worker_ms(release, nodes, link.kind, link=link) - once
+            once = speed.worker_ms(release, 0, link)
+            twice = speed.worker_ms(release, 0, link, visits=2)
+            layer = speed.worker_ms(release, nodes, link) - once
             pace = pace._replace(worker=once, visit=twice - once, layer=layer)
         paces[device.buffer] = pace
     return paces
@@ -83,24 +83,24 @@ def lay_out(
     if not devices or not gpu_layers:
         return placement.Placed((), (), load, 0, _over_without_devices(name, facts, load))
     first = load.units - gpu_layers
-    told = release.capabilities["device_name"] is not None
+    selects = release.capabilities["device_name"] is not None
     every = mode == ALL or (mode is None and model.known_answer is not None)
     if server.tensor_split:
-        placed, fits = _as_asked(server.tensor_split, devices, load, gpu_layers, told), True
+        placed, fits = _as_asked(server.tensor_split, devices, load, gpu_layers, selects), True
     else:
         runners = _runners(load, devices, paces_of(devices, hosts, release, model.summary), model.summary)
-        placed, fits = _fastest(_ordered(runners, load, told), load, first, every, told)
+        placed, fits = _fastest(_ordered(runners, load, selects), load, first, every, selects)
     _check_number(placed.devices, bool(server.tensor_split), every)
     on_head = _over_on_head(name, facts, load, first) if first or overrides else ()
     return placed._replace(reasons=(*on_head, *_over_on_devices(placed, fits)))
 
 
 def _as_asked(
-    split: Sequence[float], devices: Sequence[Device], load: placement.Load, gpu_layers: int, told: bool
+    split: Sequence[float], devices: Sequence[Device], load: placement.Load, gpu_layers: int, selects: bool
 ) -> placement.Placed:
     """The operator's own split between the devices that have a share or tensors of overrides.
 
-    :param told: whether llama-server can be told which devices to use.
+    :param selects: whether llama-server can be told which devices to use.
     """
     if len(split) != len(devices) or min(split) < 0 or not any(split):
         raise Refusal(
@@ -108,7 +108,7 @@ def _as_asked(
             + ", ".join(device.label for device in devices)
         )
     used = [pair for pair in zip(devices, split) if pair[1] or load.fixed(pair[0].buffer, pair[0].backend)]
-    if not told:
+    if not selects:
         own = [pair for pair in zip(devices, split) if not pair[0].worker]
         used = [*own, *(pair for pair in used if pair[0].worker)]
     return placement.Placed(
@@ -180,13 +180,13 @@ def _place(
     )
 
 
-def _ordered(runners: Sequence[Runner], load: placement.Load, told: bool) -> list[Runner]:
+def _ordered(runners: Sequence[Runner], load: placement.Load, selects: bool) -> list[Runner]:
     """The devices in the order in which llama-server takes layers: workers and then the head's own, each with the fastest last, which so gets
     the output, whose result then need not cross the network. With overrides devices have the order of the layers that are there.
 
-    :param told: whether llama-server can be told; else it takes all of the head's own, then the workers.
+    :param selects: whether llama-server can be told which devices to use; else it takes all of the head's own, then the workers.
     """
-    if not told:
+    if not selects:
         return sorted(runners, key=lambda runner: runner.device.worker is not None)
     by_speed = sorted(runners, key=lambda runner: (runner.device.worker is None, -runner.place.group))
     layers: dict[str, list[int]] = {}
@@ -198,12 +198,12 @@ def _ordered(runners: Sequence[Runner], load: placement.Load, told: bool) -> lis
 
 
 def _fastest(
-    runners: Sequence[Runner], load: placement.Load, first: int, every: bool, told: bool
+    runners: Sequence[Runner], load: placement.Load, first: int, every: bool, selects: bool
 ) -> tuple[placement.Placed, bool]:
     """The placement of the fewest seconds, and whether the model fits; where not, the shares are those of the capacities.
 
     :param every: whether every device gets layers, as far as there are enough.
-    :param told: whether llama-server can be told which devices to use; else each of the head's own has a share, 0 at least.
+    :param selects: whether llama-server can be told which devices to use; else each of the head's own has a share, 0 at least.
     """
     places = [runner.place for runner in runners]
     must = [place._replace(base=place.base - solver.MUST) for place in places] if every else places
@@ -217,7 +217,7 @@ def _fastest(
     kept = [
         index
         for index, runner in enumerate(runners)
-        if units[index] or runner.place.fixed or not (told or runner.device.worker)
+        if units[index] or runner.place.fixed or not (selects or runner.device.worker)
     ]
     placed = placement.Placed(
         tuple(runners[index].device for index in kept),
@@ -235,10 +235,10 @@ def _why(runners: Sequence[Runner], units: Sequence[int], every: bool) -> list[s
     used = [group for group, count in zip(groups, units) if count]
     sentences = []
     for runner, count in zip(runners, units):
-        rate, others = runner.pace.rate, used.count(runner.place.group) - 1
-        even = f", evenly with {others} alike" if count and others else ""
+        rate, several = runner.pace.rate, used.count(runner.place.group) > 1
+        even = ", shared evenly" if count and several else ""
         words = _words(runner, count, used, groups, every)
-        sentences.append(f"{rate.gb_per_s:g} GB/s ({rate.source}): {words}{even}")
+        sentences.append(f"{rate.gb_per_s:g} GB/s ({rate.source}), {words}{even}")
     return sentences
 
 

@@ -8,21 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, compute
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.options import IK_LLAMA
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Release, Server
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.seen import Cases, Seen
 
-MIB = 1024 * 1024
 MICRO_BATCHES = (256, 128, 64)
 ATTENTION_BATCH = 256
 """MiB; the default of newer commits of ik_llama.cpp."""
 LEAST_CONTEXT = 512
 DEFAULT_CONTEXT = 8192
 """Of llama_server_context: who leaves it out asks for no more than the model has."""
-
-Cases = list[tuple[Any, dict[str, Any]]]
-"""As in advisories.py."""
 
 
 def _smaller(settings: caches.Settings, flashes: bool) -> Iterator[tuple[str, caches.Settings]]:
@@ -82,16 +79,16 @@ def _remedy(
     return "use a smaller model, or devices with more memory", {}
 
 
-def over_capacity(plan: Mapping[str, Any], server: Server, summary: Mapping[str, Any], release: Release) -> Cases:
+def over_capacity(seen: Seen) -> Cases:
     """Devices whose weights, cache and bound of the compute buffer are more together than they hold."""
-    entries: Sequence[Mapping[str, Any]] = plan["placement"] if plan["fits"] else ()
+    entries: Sequence[Mapping[str, Any]] = seen.plan["placement"] if seen.plan["fits"] else ()
     over = [entry for entry in entries if entry["total_mib"] > entry["capacity_mib"]]
     if not over:
         return []
     crowded = [Crowded(entry["capacity_mib"] - entry["weights_mib"], entry["kv_mib"]) for entry in over]
     hosts = {entry["host"] for entry in over}
-    settings = heads.settings_of(server, summary, release.fork)
-    words, given = _remedy(settings, summary, release.generation, crowded)
+    settings = heads.settings_of(seen.server, seen.summary, seen.release.fork)
+    words, given = _remedy(settings, seen.summary, seen.generation, crowded)
     values = {
         "devices": ", ".join(
             f"{entry['device']} of {entry['host']} (≤ {entry['total_mib']:.0f} of {entry['capacity_mib']:.0f} MiB)"
@@ -104,23 +101,27 @@ def over_capacity(plan: Mapping[str, Any], server: Server, summary: Mapping[str,
     return [(hosts.pop() if len(hosts) == 1 else None, values)]
 
 
-def cut_context(plan: Mapping[str, Any], server: Server, summary: Mapping[str, Any]) -> Cases:
+def cut_context(seen: Seen) -> Cases:
     """A context that was asked for and is longer than the one for which the model was trained."""
-    head = plan["head"]
+    head, server = seen.plan["head"], seen.server
     if server.context <= head["context"] or server.context == DEFAULT_CONTEXT:
         return []
-    return [(head["host"], {"wanted": server.context, "context": head["context"], "model": summary["name"]})]
+    return [(head["host"], {"wanted": server.context, "context": head["context"], "model": seen.summary["name"]})]
 
 
-def shared_context(plan: Mapping[str, Any], server: Server) -> Cases:
-    """A context that requests at the same time divide among them."""
-    head = plan["head"]
+def shared_context(seen: Seen) -> Cases:
+    """A context that requests at the same time divide among them. A longer one than the model's is cut, so it gives them no more."""
+    head, server, summary = seen.plan["head"], seen.server, seen.summary
     if head["context_per_request"] == head["context"]:
         return []
+    longest = heads.context_of(server._replace(context=head["context"] * server.parallel), summary)
+    longer = server._replace(context=longest)
     values = {
         "parallel": server.parallel,
         "context": head["context"],
         "each": head["context_per_request"],
-        "whole": head["context"] * server.parallel,
+        "more": f"With {longest} each gets {heads.context_per_request(longer, summary)}."
+        if longest > head["context"]
+        else f"{summary['name']} was trained for no more.",
     }
     return [(head["host"], values)]

@@ -301,7 +301,13 @@ def smaller_shares(_seen: Seen, hosts: Sequence[str], values: Mapping[str, Any])
             endpoints=tuple(entry._replace(memory_mib=min(entry.memory_mib or most, most)) for entry in endpoints)
         )
 
-    return [Way({"mib": most}, (remedies.on_hosts(hosts, change),))]
+    def of_others(cluster: Cluster) -> Cluster:
+        external = tuple(
+            own._replace(memory_mib=min(own.memory_mib, most)) if own.host in hosts else own for own in cluster.external
+        )
+        return cluster._replace(external=external)
+
+    return [Way({"mib": most}, (lambda cluster: of_others(remedies.on_hosts(hosts, change)(cluster)),))]
 
 
 def other_toolkit(_seen: Seen, hosts: Sequence[str], values: Mapping[str, Any]) -> list[Way]:

@@ -16,11 +16,10 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, caches, compute
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import solver
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Device, Worker
-
-MIB = 1024 * 1024
 
 ROWS = frozenset(("token_embd", "position_embd", "token_types"))
 STAYS = {caches.OLD: ROWS | {"token_embd_norm"}, caches.MIDDLE: ROWS, caches.NEW: ROWS | {"per_layer_token_embd"}}

@@ -51,7 +51,7 @@ LEMONADE = r"lemonade-sdk/llamacpp-rocm\b|\bllama-b\d+-ubuntu-rocm-gfx\w+-x64"
 
 
 class SourceTree(NamedTuple):
-    """What a tree tells of itself; None where it does not.
+    """What a tree says of itself; None where it does not.
 
     :param generation: about its build number, by its day.
     """
@@ -133,7 +133,7 @@ def _check_place(value: Mapping[str, Any]) -> None:
 
 
 def _git_request(value: Mapping[str, Any]) -> dict[str, Any]:
-    """With the repository, what its name tells (the fork), and what the form of the ref does: a whole commit is one, and b8600 is the tag
+    """With the repository, what its name says (the fork), and what the form of the ref does: a whole commit is one, and b8600 is the tag
     of build 8600."""
     request = {"repository": capabilities.FORKS[value.get("fork", capabilities.MAINLINE)], **value}
     repository, ref, commit = (request.get(key) for key in ("repository", "ref", "commit"))
@@ -161,7 +161,7 @@ def _git_request(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def release_of(value: Any, packaged: Mapping[str, str | None]) -> Release:
-    """The release that ``llama_release`` asks for: source, what identifies it, and the build number that tells what it understands.
+    """The release that ``llama_release`` asks for: source, what identifies it, and the build number that says what it understands.
 
     :param value: what the operator gave, with what the controller has looked up.
     :param packaged: host → version of llama.cpp that its distribution packages, or None.

@@ -136,7 +136,20 @@ def for_more_room(trial: Trial) -> list[str]:
     bounded = [name for name, host in cluster.hosts.items() if any(entry.memory_mib for entry in host.endpoints)]
     if bounded and trial.fits(on_hosts(bounded, _without_bounds)):
         clauses.append(f"remove memory_mib from llama_worker_endpoints of {listed(bounded)}")
+    limits = [f"llama_server_{name}" for name in ("memory_mib", "reserve_mib") if getattr(cluster.server, name)]
+    if limits and trial.fits(serving(memory_mib={}, reserve_mib=None)):
+        clauses.append(f"remove {listed(limits)}")
+    layers = _layers_beside_the_processor(trial)
+    if layers is not None and trial.fits(serving(gpu_layers=layers)):
+        clauses.append(f"set llama_server_gpu_layers to {layers}")
     return clauses
+
+
+def _layers_beside_the_processor(trial: Trial) -> int | None:
+    """``llama_server_gpu_layers`` with which a head without workers holds the model; None where there are workers, or it does not."""
+    best = trial.plan["estimate"]["best_single_host"]
+    lent = any(entry["endpoint"] for entry in trial.plan["placement"])
+    return None if lent or best["host"] != trial.cluster.head else best["gpu_layers"]
 
 
 def _without_bounds(host: Host) -> Host:

@@ -11,6 +11,10 @@ from typing import Any, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Cluster, Release, Server
 
+Cases = list[tuple[Any, dict[str, Any]]]
+"""For each case of a condition: host (or None), and the values for message and remedies. ``where`` says the place, if it is more than the
+host; cases that differ in nothing else become one advisory."""
+
 
 class Seen(NamedTuple):
     """``release`` and ``summary`` are those that serve, ``used`` the devices that get layers."""

@@ -173,8 +173,9 @@ def solve(places: Sequence[Place], first: int) -> list[int] | None:
     units = len(places[0].cost) - 1
     for last in (units - 1, units):  # a device has a layer, not the output alone, unless nothing else fits
         limits = _beside_compute(places, first, last)
-        if limits:
-            return _even(places, limits, first, last)
+        placing = cheapest(places, limits, _anywhere(places, first), last) if limits else None
+        if limits and placing:
+            return _even(places, limits, first, last, placing)
     return None
 
 
@@ -227,12 +228,84 @@ def _mirrored(place: Place) -> Place:
     return place._replace(sizes=Sizes(sums(before), sums(copied_before), copies), cost=sums(place.cost))
 
 
-def _even(places: Sequence[Place], limits: list[Limits], first: int, last: int) -> list[int]:
+class _Group(NamedTuple):
+    """Devices that are alike, among all that there are."""
+
+    places: Sequence[Place]
+    members: Sequence[int]
+    first: int
+    """The first unit that is on a device."""
+    alike: Callable[[list[Limits]], list[int] | None]
+    """Units within limits that cost as little, if there are such."""
+
+    def shares_full(self, units: Sequence[int]) -> list[int]:
+        """How full the members are that have units, in parts of their capacity."""
+        starts = [self.first + start for start in prefix_sums(units)]
+        held = {
+            index: self.places[index].sizes.of(starts[index], starts[index + 1]) + self.places[index].fixed
+            for index in self.members
+            if units[index]
+        }
+        return [-(-PARTS * size // self.places[index].capacity) for index, size in held.items()]
+
+    def limited(self, limits: Sequence[Limits], change: Callable[[Place, Limits], Limits]) -> list[Limits]:
+        """The limits with those of the members changed."""
+        return [
+            change(place, limit) if index in self.members else limit
+            for index, (place, limit) in enumerate(zip(self.places, limits))
+        ]
+
+    def less_full(self, limits: list[Limits], units: list[int]) -> tuple[list[Limits], list[int]]:
+        """Limits and units with which the fullest member is least full."""
+
+        def below(part: int) -> list[Limits]:
+            return self.limited(
+                limits,
+                lambda place, limit: limit._replace(
+                    most=max(0, min(limit.most, part * place.capacity // PARTS - place.fixed))
+                ),
+            )
+
+        low, high = 0, max(self.shares_full(units), default=0)
+        while high - low > high >> NEARLY:
+            part = (low + high) // 2
+            tried = self.alike(below(part))
+            if tried is None:
+                low = part + 1
+            else:
+                units, high = tried, min(part, max(self.shares_full(tried), default=0))
+        return below(high), units
+
+    def fuller(self, limits: list[Limits], units: list[int]) -> tuple[list[Limits], list[int]]:
+        """Limits and units with which the emptiest member that has units is fullest."""
+
+        def above(part: int) -> list[Limits]:
+            return self.limited(
+                limits,
+                lambda place, limit: limit._replace(
+                    least=max(0, (part - 1) * place.capacity // PARTS + 1 - place.fixed)
+                ),
+            )
+
+        full = self.shares_full(units)
+        low, high = min(full, default=0), max(full, default=0)
+        while high - low > high >> NEARLY:
+            part = (low + high + 1) // 2
+            tried = self.alike(above(part))
+            if tried is None:
+                high = part - 1
+            else:
+                units, low = tried, max(part, min(self.shares_full(tried)))
+        return above(low), units
+
+
+def _even(places: Sequence[Place], limits: list[Limits], first: int, last: int, placing: Placing) -> list[int]:
     """Units for each device: of all placements of the least cost, in each group that where the fullest device is least full, and of these
-    that where the emptiest one with units is fullest."""
-    cheapest_one = cheapest(places, limits, _anywhere(places, first), last)
-    assert cheapest_one
-    cost, units = cheapest_one
+    that where the emptiest one with units is fullest.
+
+    :param placing: one of the least cost.
+    """
+    cost, units = placing
     reach = _on_a_cheapest_way(places, limits, first, last, cost)
 
     def alike(tried: list[Limits]) -> list[int] | None:
@@ -242,79 +315,6 @@ def _even(places: Sequence[Place], limits: list[Limits], first: int, last: int) 
     for group in sorted({place.group for place in places}):
         members = [index for index, place in enumerate(places) if place.group == group and place.capacity]
         if len(members) > 1:
-            limits, units = _less_full(places, limits, members, units, first, alike)
-            limits, units = _fuller(places, limits, members, units, first, alike)
+            own = _Group(places, members, first, alike)
+            limits, units = own.fuller(*own.less_full(limits, units))
     return units
-
-
-def _shares_full(places: Sequence[Place], members: Sequence[int], units: Sequence[int], first: int) -> list[int]:
-    """How full the devices of a group are that have units, in parts of their capacity."""
-    starts = [first + start for start in prefix_sums(units)]
-    held = {
-        index: places[index].sizes.of(starts[index], starts[index + 1]) + places[index].fixed
-        for index in members
-        if units[index]
-    }
-    return [-(-PARTS * size // places[index].capacity) for index, size in held.items()]
-
-
-def _less_full(
-    places: Sequence[Place],
-    limits: list[Limits],
-    members: Sequence[int],
-    units: list[int],
-    first: int,
-    alike: Callable[[list[Limits]], list[int] | None],
-) -> tuple[list[Limits], list[int]]:
-    """Limits and units with which the fullest of the members is least full.
-
-    :param alike: units within limits that cost as little, if there are such.
-    """
-
-    def below(part: int) -> list[Limits]:
-        return [
-            limit._replace(most=max(0, min(limit.most, part * place.capacity // PARTS - place.fixed)))
-            if index in members
-            else limit
-            for index, (place, limit) in enumerate(zip(places, limits))
-        ]
-
-    low, high = 0, max(_shares_full(places, members, units, first), default=0)
-    while high - low > high >> NEARLY:
-        part = (low + high) // 2
-        tried = alike(below(part))
-        if tried is None:
-            low = part + 1
-        else:
-            units, high = tried, min(part, max(_shares_full(places, members, tried, first), default=0))
-    return below(high), units
-
-
-def _fuller(
-    places: Sequence[Place],
-    limits: list[Limits],
-    members: Sequence[int],
-    units: list[int],
-    first: int,
-    alike: Callable[[list[Limits]], list[int] | None],
-) -> tuple[list[Limits], list[int]]:
-    """Limits and units with which the emptiest of the members that have units is fullest; parameters as of _less_full."""
-
-    def above(part: int) -> list[Limits]:
-        return [
-            limit._replace(least=max(0, (part - 1) * place.capacity // PARTS + 1 - place.fixed))
-            if index in members
-            else limit
-            for index, (place, limit) in enumerate(zip(places, limits))
-        ]
-
-    full = _shares_full(places, members, units, first)
-    low, high = min(full, default=0), max(full, default=0)
-    while high - low > high >> NEARLY:
-        part = (low + high + 1) // 2
-        tried = alike(above(part))
-        if tried is None:
-            high = part - 1
-        else:
-            units, low = tried, max(part, min(_shares_full(places, members, tried, first)))
-    return above(low), units

@@ -207,54 +207,36 @@ class Link(NamedTuple):
     mac: bool = False
 
 
-ROUND_TRIP_MS = {
-    "loopback": 0.04,
-    "infiniband": 0.06,
-    "thunderbolt": 0.2,
-    "usb4": 0.24,
-    "ethernet": 0.3,
-    "wireless": 4.0,
-    "tunnel": 0.3,
+LINKS = {
+    kind: Link(kind, round_trip_ms, gbit, measured=False)
+    for kind, round_trip_ms, gbit in (
+        ("loopback", 0.04, 11.0),
+        ("infiniband", 0.06, 40.0),
+        ("thunderbolt", 0.2, 9.4),
+        ("usb4", 0.24, 9.0),
+        ("ethernet", 0.3, 2.5),
+        ("wireless", 4.0, 0.3),
+        ("tunnel", 0.3, 2.5),
+    )
 }
-"""Kind of a link → round trip through both systems' TCP, where nothing was measured. USB4 as between two Strix Halo, whose
-controller holds interrupts back for 0.128 ms (anthony-chaudhary/fak#11910). A tunnel takes what is beneath it, Ethernet as far as
-anybody knows."""
-GBIT = {
-    "loopback": 11.0,
-    "infiniband": 40.0,
-    "thunderbolt": 9.4,
-    "usb4": 9.0,
-    "ethernet": 2.5,
-    "wireless": 0.3,
-    "tunnel": 2.5,
-}
-"""Kind of a link → Gbit/s that it is assumed to carry: on loopback what prompts reach between two H200 (docs/hardware.md), over USB4 the
-ceiling between two Strix Halo (kyuz0/amd-strix-halo-vllm-toolboxes#70)."""
+"""Kind of a link → what is assumed of it where nothing was measured. The round trip is through both systems' TCP. USB4 as between two Strix
+Halo, whose controller holds interrupts back for 0.128 ms (anthony-chaudhary/fak#11910), and the most that it carries there
+(kyuz0/amd-strix-halo-vllm-toolboxes#70). Loopback carries what prompts reach between two H200 (docs/hardware.md). A tunnel takes what is
+beneath it, Ethernet as far as anybody knows."""
 
 
-def worker_ms(
-    release: Release,
-    nodes: float,
-    kind: str,
-    round_trip_ms: float | None = None,
-    link: Link | None = None,
-    visits: int = 1,
-) -> float:
+def worker_ms(release: Release, nodes: float, link: Link, visits: int = 1) -> float:
     """Milliseconds that a token costs for a worker, besides what its device computes.
 
     :param nodes: of the graph that it computes.
-    :param kind: of the link, as estimate.kind_of returns it.
-    :param round_trip_ms: of the link; what is assumed for its kind where it was not measured.
-    :param link: all that is known of the link, in place of the two before.
     :param visits: how often a token comes to it: once, but where tensors are on other devices than their layers.
     """
-    known = link or Link(kind, ROUND_TRIP_MS[kind] if round_trip_ms is None else round_trip_ms, GBIT[kind], False)
     keeps = keeps_graph(release)
     work = visits * VISIT_MS + nodes * NODE_US[keeps] / 1e3
-    if known.kind != "loopback":
-        work += WAKE_MS + visits * WAITS[keeps] * known.round_trip_ms
-    wire = 8 * (visits * TOKEN_BYTES + nodes * NODE_BYTES[keeps]) / known.gbit / 1e6
-    return work * (BOARD if known.board else 1) + wire + (MAC_MS if known.mac and known.kind != "loopback" else 0)
+    if link.kind != "loopback":
+        work += WAKE_MS + visits * WAITS[keeps] * link.round_trip_ms
+    wire = 8 * (visits * TOKEN_BYTES + nodes * NODE_BYTES[keeps]) / link.gbit / 1e6
+    return work * (BOARD if link.board else 1) + wire + (MAC_MS if link.mac and link.kind != "loopback" else 0)
 
 
 class Work(NamedTuple):
@@ -288,7 +270,7 @@ def link_ms(release: Release, work: Work) -> float:
     """Milliseconds of a token for this worker; 0 where the device is llama-server's own."""
     if not work.link or not work.visits:
         return 0.0
-    return worker_ms(release, work.nodes, work.link.kind, link=work.link, visits=work.visits)
+    return worker_ms(release, work.nodes, work.link, work.visits)
 
 
 def token_ms(release: Release, works: Sequence[Work]) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Cluster, KnownAnswer, ModelRequest
 
@@ -25,7 +26,7 @@ def cluster_of(cluster: Cluster) -> Cluster:
         placement="all",
         external=(),
         server=server._replace(
-            host="127.0.0.1",
+            host=LOOPBACK,
             allowed=(),
             port=server.staging_port,
             staging_port=server.port,

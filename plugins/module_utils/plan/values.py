@@ -304,7 +304,7 @@ class Release(NamedTuple):
     build: int | None
     commit: str
     generation: int
-    """Build number that tells what the release understands; where ``build`` is not known, that of one that understands the same."""
+    """Build number that says what the release understands; where ``build`` is not known, that of one that understands the same."""
     fork: str
     protocol: str | None
     origin: Mapping[str, str]

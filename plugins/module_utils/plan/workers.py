@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import physical
@@ -29,7 +30,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
 )
 
 FIRST_PORT = 50052
-LOOPBACK = "127.0.0.1"
 LEAST_MIB = 2048
 """What a worker on the processor may hold at least, beside accelerators in the same memory; assumed."""
 WORKER_NAME = r"[a-z0-9][a-z0-9_-]{0,31}"
@@ -75,6 +75,10 @@ def address_of(host: Host, peer: str) -> str:
         raise Refusal(
             f"{variable} of {host.name} is {address!r}, which only {host.name} itself can reach: use its address in the network that joins it "
             f"with {peer}, in ansible_host or llama_links"
+        )
+    if parsed.is_multicast or parsed.is_reserved:
+        raise Refusal(
+            f"{variable} of {host.name} is {address!r}, an address of many hosts: use that of {host.name} itself"
         )
     if parsed.is_unspecified:
         raise Refusal(
