@@ -191,13 +191,13 @@ def examine_certificate(url: str, path: str) -> dict:
 
 
 def wait_for_health(url: str, seconds: float, certificate: bytes | None = None) -> dict:
-    """``{"healthy", "said"}`` after at most so many seconds."""
+    """``{"healthy", "said"}`` after at most so many seconds. A server with another certificate is not waited for: it keeps that until it ends."""
     deadline = time.monotonic() + seconds
     while True:
         reply = reading.ask(_address(url), "/health", HEALTH_SECONDS, certificate=certificate)
         if reply.status == 200:
             return {"healthy": True, "said": "ok"}
-        if time.monotonic() >= deadline:
+        if reply == (0, reading.OTHER_CERTIFICATE) or time.monotonic() >= deadline:
             said = "the model is loading" if reply.status == 503 else _said(reply)
             return {"healthy": False, "said": said}
         time.sleep(0.5)

@@ -24,6 +24,7 @@ from typing import IO, Any, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import printable
 
 REPLY_BYTES = 1024 * 1024
+OTHER_CERTIFICATE = "it shows another certificate than the one that is configured: run site.yml, which restarts it"
 DEPTH = 32
 DIGITS = 20
 
@@ -201,7 +202,7 @@ def _secure(connection: http.client.HTTPConnection, held: list[socket.socket], c
     secured.do_handshake()
     if secured.getpeercert(binary_form=True) == certificate:
         return None
-    return "it shows another certificate than the one that is configured: run site.yml, which restarts it"
+    return OTHER_CERTIFICATE
 
 
 def _hang_up(held: list[socket.socket]) -> None:
