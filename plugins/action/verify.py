@@ -14,6 +14,7 @@ from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report, verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import built, output
@@ -98,7 +99,8 @@ class ActionModule(ActionBase):
             if plan["staging"] and not answer["evidence"]["launched"]:
                 return answer
             limit = min(patience, SECONDS_FOR_WORKERS) if waits_for else patience
-            if verification.ends_at_each_start(answer["evidence"], before) or elapsed >= limit:
+            hopeless = answer["evidence"]["health"]["said"] == reading.OTHER_CERTIFICATE
+            if hopeless or verification.ends_at_each_start(answer["evidence"], before) or elapsed >= limit:
                 return answer
             state = "; ".join(waits_for or [answer["evidence"]["health"]["said"]])
             display.display(f"  [{plan['head']['host']}] llama-server: {state}, {elapsed:.0f} s")

@@ -474,6 +474,15 @@ def test_a_log_may_name_any_number_of_devices():
     assert len(verification.buffers(log)) == verification.DEVICES
 
 
+def test_the_controller_does_not_wait_for_another_certificate(local, monkeypatch):
+    evidence = {"health": {"healthy": False, "said": reading.OTHER_CERTIFICATE}, "launched": True, "log": []}
+    evidence.update(log_complete=True, handshakes={"workers": {}}, links={}, ends={"number": 0, "how": "", "log": []})
+    answers = iter([{"evidence": evidence}])
+    action = verify_action.ActionModule.__new__(verify_action.ActionModule)
+    monkeypatch.setattr(action, "_execute_module", lambda module_args, task_vars: next(answers))
+    assert action._collect({}, {**local.plan(), "staging": False}, 600, {}) == {"evidence": evidence}
+
+
 def test_a_server_that_ends_at_each_start_is_not_waited_for(local, monkeypatch):
     """It is never seen to run, and its launcher was started often before."""
     plan = {**local.plan(), "staging": False}
