@@ -14,19 +14,17 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import re
 import shutil
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import speed
-from first_run import PORTS, ROOT, machine
-from gpu_workers import MODEL, begin_anew, names_of_devices, play
+from first_run import PORTS, machine
+from gpu_workers import MODEL, begin, begin_anew, names_of_devices, play
 
 ROUNDS = 2
 RUNS = 12
@@ -117,20 +115,8 @@ def of_cluster(work: Path, environment: dict[str, str], variables: dict) -> dict
 
 
 def main() -> None:
-    work = Path(tempfile.mkdtemp(prefix="llamacpp-benchmark-"))
-    environment = {
-        "XDG_CACHE_HOME": str(work / "cache"),
-        **os.environ,
-        "XDG_DATA_HOME": str(work / "data"),
-        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-    }
-    play("playbooks/plan.yml", work, environment, {"llama_worker_endpoints": []})
-    host = json.loads((work / "plan.json").read_text())["hosts"]["localhost"]
-    if len(host["workers"]) != 2:
-        sys.exit("This machine does not have two accelerators that llama.cpp can be built for.")
-    if any(Path(host["units"]).glob("llamacpp-*")):
-        sys.exit(f"There is a cluster of this user already, see {host['units']}.")
-    cases = clusters(host["workers"][1]["device"], host["workers"][1]["backend"])
+    work, environment, worker = begin()
+    cases = clusters(worker["device"], worker["backend"])
     described, found = {}, {}
     try:
         for name, variables in cases.items():

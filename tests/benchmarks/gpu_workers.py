@@ -219,7 +219,9 @@ def names_of_devices(plan: dict) -> str:
     return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
 
 
-def main() -> None:
+def begin() -> tuple[Path, dict[str, str], dict]:
+    """A folder for the installation, the environment of the playbooks, and the planned worker of the second accelerator. Ends where there are
+    not two, or where this user has a cluster already."""
     work = Path(tempfile.mkdtemp(prefix="llamacpp-benchmark-"))
     environment = {
         "XDG_CACHE_HOME": str(work / "cache"),
@@ -231,10 +233,15 @@ def main() -> None:
     host = json.loads((work / "plan.json").read_text())["hosts"]["localhost"]
     if len(host["workers"]) != 2:
         sys.exit("This machine does not have two accelerators that llama.cpp can be built for.")
-    second = {"device": host["workers"][1]["device"], "port": PORTS["llama_worker_endpoints"][1]["port"]}
-    variables = {"llama_worker_endpoints": [second]}
     if any(Path(host["units"]).glob("llamacpp-*")):
         sys.exit(f"There is a cluster of this user already, see {host['units']}.")
+    return work, environment, host["workers"][1]
+
+
+def main() -> None:
+    work, environment, worker = begin()
+    second = {"device": worker["device"], "port": PORTS["llama_worker_endpoints"][1]["port"]}
+    variables = {"llama_worker_endpoints": [second]}
     try:
         said = play("site.yml", work, environment, variables)
         assert "36 of 36 words right" in said, said
