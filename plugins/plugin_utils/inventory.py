@@ -67,6 +67,11 @@ def packages() -> dict[str, dict]:
     return {"tools": lists["llama_host_packages"], "llama": lists["llama_host_packaged"]}
 
 
+@functools.cache
+def _validator() -> ArgumentSpecValidator:
+    return ArgumentSpecValidator(specification())
+
+
 def truths(given: Any, spec: dict[str, dict]) -> Iterator[str]:
     """Names of whole numbers that are given as true or false, which Ansible takes for 1 and 0."""
     for variable, option in spec.items():
@@ -89,7 +94,7 @@ def _variables(name: str, hostvars: Any, spec: dict[str, dict]) -> dict:
         raise AnsibleActionFail(
             f"Variables of host {name} are not valid: {variable} is true or false, but must be a number."
         )
-    checked = ArgumentSpecValidator(spec).validate(given)
+    checked = _validator().validate(given)
     if checked.error_messages:
         problems = "; ".join(
             re.sub(
