@@ -68,9 +68,9 @@ def keep_facts(plan: dict, cluster: Cluster) -> None:
     head["files"].append(_file(f"{head['prefix']}/{names.KEPT_FACTS}", text.encode()))
 
 
-def _empty(answers: dict) -> dict:
+def _empty(answers: dict, cluster: str) -> dict:
     try:
-        return empty.plan(answers)
+        return empty.plan(answers, cluster)
     except Refusal as refusal:
         raise AnsibleActionFail(str(refusal)) from None
 
@@ -93,7 +93,7 @@ class ActionModule(ActionBase):
             }
         )
         if arguments["empty"]:
-            return {"changed": False, "plan": _empty(arguments["facts"])}
+            return {"changed": False, "plan": _empty(arguments["facts"], inventory.cluster_of(task_vars))}
         of_play = inventory.of_play(task_vars)
         digest = hashlib.sha256(b"".join(path.read_bytes() for path in RUNTIME_FILES)).hexdigest()[:12]
         staging = arguments["staging"]

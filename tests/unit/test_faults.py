@@ -499,7 +499,9 @@ def test_a_removal_of_releases_after_a_fault(tmp_path, monkeypatch, capsys, kind
 
     def run(root):
         planned = {"prefix": str(root / "prefix"), "cache": str(root / "cache"), "units": str(root), "keep_releases": 1}
-        planned.update(service_manager="supervisor", account=None, builds=[{"id": "new"}])
+        planned.update(
+            service_manager="supervisor", names={"cluster": "llama_cluster"}, account=None, builds=[{"id": "new"}]
+        )
         with patch_module_args({"state": "pruned", "host": planned}), pytest.raises(SystemExit):
             release.main()
         result = json.loads(capsys.readouterr().out)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall, knocks, links, stored, tuning
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services as managers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.differences import Difference, Kind
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
@@ -403,7 +403,7 @@ def _named_releases(planned: dict, identities: set[str], applied: bool) -> set[s
     """
     folders = {planned["prefix"], os.path.realpath(planned["prefix"])}
     record = service_managers.MANAGERS[planned["service_manager"]]
-    defined = host.defined_services(planned["service_manager"], planned["units"])
+    defined = host.defined_services(planned["service_manager"], planned["units"], names.of(planned["names"]["cluster"]))
     ours = {record.definition(planned["units"], name) for name in defined} if applied else set()
     replaced: list[str] = []
     texts: list[str] = []
@@ -490,7 +490,7 @@ def drift(planned: dict) -> dict:
     knocking = knocks.begin(planned["knocks"], interfaces.addresses() if planned["knocks"] else [])
     running = processes(planned["prefix"], planned["account"])
     services = {service["name"]: service_state(service, running) for service in planned["services"]}
-    defined = host.defined_services(planned["service_manager"], planned["units"])
+    defined = host.defined_services(planned["service_manager"], planned["units"], names.of(planned["names"]["cluster"]))
     manager = managers.manager_of(planned)
     manifests = {
         build["id"]: stored.installed(Path(planned["prefix"]) / "releases" / build["id"], build["targets"])

@@ -8,19 +8,29 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers, untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 
-ACCOUNT = "llamacpp"
+DEFAULT_CLUSTER = "llama_cluster"
+"""The cluster whose names have no name of a cluster in them."""
+ROOT = "llamacpp"
 BUILD_ACCOUNT = "llamacpp-build"
-SERVICES = "llamacpp-"
-STAGING_SERVICES = "llamacpp-staging-"
-"""How the names of services begin: of those that serve, and of those that prove a release on the staging ports meanwhile."""
+"""Compiles for every cluster of a host: they share sources and ccache."""
+BUILD_HOME = f"/opt/{ROOT}"
+"""Home of that account."""
+CLUSTER = "[a-z_][a-z0-9_]*"
+"""Of a cluster: without a hyphen, so that no name of one cluster begins like those of another."""
+RESERVED = ("build", "server", "staging", "worker")
+"""Parts of names, which no cluster may have as its name."""
+LONGEST_ACCOUNT = 32
+"""Of useradd (shadow) and of what login records hold."""
+SERVICE = re.compile(
+    rf"{ROOT}-(?:(?!(?:{'|'.join(RESERVED)})-)(?P<cluster>{CLUSTER})-)?(?P<staging>staging-)?(?:(?P<head>server)|worker-.+)"
+)
 SYSTEM = "/usr"
 """Prefix of what the distribution brings."""
-HEADS = (SERVICES + "server", STAGING_SERVICES + "server")
-"""Services of the head; all others are workers."""
 DEFINITION_MARK = "Written by llamacpp.cluster"
 """Stands in the first lines of every definition of a service."""
 KEPT_FACTS = "facts.json"
@@ -48,6 +58,77 @@ FAMILIES = {
 }
 
 
+class Names(NamedTuple):
+    """Every name that belongs to one cluster, so that clusters on the same host share none. Made by ``of``."""
+
+    cluster: str
+
+    @property
+    def root(self) -> str:
+        """How its names begin; also that of its folder and of its account."""
+        return ROOT if self.cluster == DEFAULT_CLUSTER else f"{ROOT}-{self.cluster}"
+
+    @property
+    def account(self) -> str:
+        """As which its services run."""
+        return self.root
+
+    @property
+    def server(self) -> str:
+        """Service of the head."""
+        return self.service("server")
+
+    @property
+    def workers(self) -> str:
+        """How the names of workers that serve begin."""
+        return self.service("worker-")
+
+    def service(self, part: str, staged: bool = False) -> str:
+        """Name of a service: of one that serves, or of one that proves a release on the staging ports meanwhile.
+
+        :param part: ``server``, or ``worker-`` and the worker's name.
+        """
+        return f"{self.root}-{'staging-' if staged else ''}{part}"
+
+    def owns(self, service: str) -> bool:
+        """Whether a name is that of one of its services."""
+        found = SERVICE.fullmatch(service)
+        return found is not None and (found["cluster"] or DEFAULT_CLUSTER) == self.cluster
+
+    def as_dict(self) -> dict[str, str]:
+        """What playbooks and roles need of it."""
+        return {"cluster": self.cluster, "account": self.account, "server": self.server, "workers": self.workers}
+
+
+def of(cluster: str) -> Names:
+    """The names of a cluster.
+
+    :param cluster: name of the group with its hosts.
+    :raises Refusal: names of services, folders and accounts cannot be made from it.
+    """
+    longest = LONGEST_ACCOUNT - len(ROOT) - 1
+    if cluster == DEFAULT_CLUSTER or (
+        re.fullmatch(CLUSTER, cluster, re.ASCII) and len(cluster) <= longest and cluster not in RESERVED
+    ):
+        return Names(cluster)
+    raise Refusal(
+        f"llama_cluster_group is {untrusted.show(cluster)}, and its services, folders and accounts are named after it: give the group a name of "
+        f"lower-case letters, digits and _ that does not begin with a digit, of at most {longest} characters, and none of {', '.join(RESERVED)}"
+    )
+
+
+def is_head(service: str) -> bool:
+    """Whether a name is that of a head's service, of any cluster; all others are workers."""
+    found = SERVICE.fullmatch(service)
+    return bool(found and found["head"])
+
+
+def is_staged(service: str) -> bool:
+    """Whether a name is that of a service that proves a release on the staging ports, of any cluster."""
+    found = SERVICE.fullmatch(service)
+    return bool(found and found["staging"])
+
+
 ROLLING = ("opensuse-tumbleweed",)
 """Distributions whose version is a date: builds would be others after every upgrade."""
 
@@ -66,17 +147,17 @@ def distribution(os_release: str) -> dict[str, Any]:
     return {"id": names[0], "version": "" if names[0] in ROLLING else version, "family": family}
 
 
-def places(scope: str, manager: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Where things are installed: the installation, the cache that outlives it, and the service definitions.
+def places(scope: str, manager: str, environment: Mapping[str, str], cluster: str = DEFAULT_CLUSTER) -> dict[str, Any]:
+    """Where things are installed: the installation, the cache that outlives it and that all clusters share, and the service definitions.
 
     :param environment: of the connecting user, with ``HOME``.
     """
-    home = environment["HOME"]
+    home, root = environment["HOME"], of(cluster).root
     if scope == "system":
-        prefix, cache = "/opt/llamacpp", "/var/cache/llamacpp"
+        prefix, cache = f"/opt/{root}", f"/var/cache/{ROOT}"
     else:
-        prefix = os.path.join(environment.get("XDG_DATA_HOME") or home + "/.local/share", "llamacpp")
-        cache = os.path.join(environment.get("XDG_CACHE_HOME") or home + "/.cache", "llamacpp")
+        prefix = os.path.join(environment.get("XDG_DATA_HOME") or home + "/.local/share", root)
+        cache = os.path.join(environment.get("XDG_CACHE_HOME") or home + "/.cache", ROOT)
     return {
         "prefix": prefix,
         "cache": cache,

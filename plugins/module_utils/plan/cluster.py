@@ -201,6 +201,7 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     lending = _lending(cluster, built, serves, release.capabilities["device_name"] is not None, bounded)
     equipped = {
         name: _equip(
+            names.of(cluster.name),
             host,
             built[name],
             catalogue,
@@ -231,7 +232,7 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     _check_endpoints([*running, *others])
     _check_names_of_the_head(head, equipped)
     builds = releases.builds(equipped, wanted, cluster.server, catalogue, secured)
-    model = heads.model_of(cluster.model, model_found, head.facts)
+    model = heads.model_of(cluster.model, model_found, head.facts, names.of(cluster.name).account)
     heads.check(head.name, cluster.server, equipped[head.name].workers, release)
     heads.check_types(model.path, model.summary, release, releases.variable_of(serves, cluster.releases))
     if running and not serving:
@@ -354,6 +355,7 @@ def _check_same_release(cluster: Cluster) -> None:
 
 
 def _equip(
+    own: names.Names,
     host: Host,
     built: tuple[str, ...],
     catalogue: Catalogue,
@@ -366,8 +368,9 @@ def _equip(
     :param secured: backend of the llama-server that speaks TLS.
     """
     facts = host.facts
+    homes = {own.account: facts.prefix, names.BUILD_ACCOUNT: names.BUILD_HOME}
     for account, home in facts.accounts.items():
-        if facts.scope == "system" and account in (names.ACCOUNT, names.BUILD_ACCOUNT) and home != facts.prefix:
+        if facts.scope == "system" and home != homes.get(account, home):
             raise Refusal(
                 f"{host.name} already has an account {account}, with the home {home}: services run as {account}, so rename that account"
             )
@@ -483,7 +486,7 @@ def _head(prepared: Prepared, holders: Sequence[devices.Holder], runtime_id: str
         build=build.id,
         runtime=_runtime(facts, runtime_id),
         state=_state_folder(facts, staged),
-        service=heads.STAGED_SERVICE if staged else heads.SERVICE,
+        service=names.of(prepared.cluster.name).service("server", staged),
     )
     own = devices.environment_of_head(
         facts,
@@ -513,14 +516,16 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) ->
     needs_runtime = is_head or any(worker.cache for worker in entry.workers)
     built = prepared.builds[host.name]
     manager = service_managers.MANAGERS[facts.service_manager]
-    accounts = _accounts(facts, sources) if system else []
+    own = names.of(prepared.cluster.name)
+    accounts = _accounts(own, facts, sources) if system else []
     return {
         **{key: getattr(facts, key) for key in ("scope", "prefix", "cache", "python", "service_manager", "units")},
-        "account": names.ACCOUNT if system else None,
+        "names": own.as_dict(),
+        "account": own.account if system else None,
         "accounts": accounts,
         "build_account": accounts[-1]["name"] if accounts else None,
         "host_settings": manager.host_settings,
-        "folders": _folders(facts, names.ACCOUNT if system else None, sources),
+        "folders": _folders(facts, own.account if system else None, sources),
         "tuning": _tuning(host),
         "runtime": _runtime(facts, runtime_id) if needs_runtime else None,
         "tools": entry.tools,
@@ -609,10 +614,11 @@ def _knocks(prepared: Prepared, entry: Equipped) -> list[str]:
     return [worker.endpoint for other in [*own, *closed] for worker in other.workers if not worker.tunnel]
 
 
-def _accounts(facts: Facts, sources: set[str]) -> list[dict[str, Any]]:
+def _accounts(own: names.Names, facts: Facts, sources: set[str]) -> list[dict[str, Any]]:
     """The account of services, and the one that builds where something is compiled."""
-    serves = {"name": names.ACCOUNT, "groups": list(facts.device_groups)}
-    return [serves, *([{"name": names.BUILD_ACCOUNT, "groups": []}] if sources & set(releases.COMPILED) else [])]
+    serves = {"name": own.account, "groups": list(facts.device_groups), "home": facts.prefix}
+    builds = {"name": names.BUILD_ACCOUNT, "groups": [], "home": names.BUILD_HOME}
+    return [serves, *([builds] if sources & set(releases.COMPILED) else [])]
 
 
 def _tuning(host: Host) -> dict[str, Any]:

@@ -29,13 +29,16 @@ READ: dict[str, Any] = {
 """Facts of which the empty plan is made, as facts/host.py returns them."""
 
 
-def plan(answers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def plan(answers: Mapping[str, Mapping[str, Any]], cluster: str = names.DEFAULT_CLUSTER) -> dict[str, Any]:
     """The empty plan for the hosts that answered; the roles take of it what they take of any other plan.
 
     :param answers: host → what host_info returned there, empty where it did not answer.
     :raises Refusal: a host reports facts of another form.
     """
-    return {"hosts": {name: _host(name, answer["facts"]) for name, answer in answers.items() if "facts" in answer}}
+    owner = names.of(cluster)
+    return {
+        "hosts": {name: _host(owner, name, answer["facts"]) for name, answer in answers.items() if "facts" in answer}
+    }
 
 
 def _check(name: str, facts: Any) -> None:
@@ -49,14 +52,15 @@ def _check(name: str, facts: Any) -> None:
         )
 
 
-def _host(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+def _host(owner: names.Names, name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     _check(name, facts)
     prefix = facts["prefix"]
     own = [name for name, home in facts["accounts"].items() if home == prefix]
     return {
         **facts,
         **NOTHING,
-        "account": names.ACCOUNT if facts["scope"] == "system" else None,
+        "names": owner.as_dict(),
+        "account": owner.account if facts["scope"] == "system" else None,
         "stale": facts["defined"],
         "folders": [f"{prefix}/{name}" for name in names.INSTALLED],
         "accounts": own if facts["scope"] == "system" else [],

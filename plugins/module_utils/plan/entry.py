@@ -187,10 +187,11 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]]) -> Cluster:
         )
     variables = hosts[heads[0]]["variables"]
     _check_name("the cluster", name)
+    names.of(name)
     return Cluster(
         name=name,
         head=heads[0],
-        hosts={host: _host(host, given, hosts) for host, given in hosts.items()},
+        hosts={host: _host(name, host, given, hosts) for host, given in hosts.items()},
         server=server_of(variables),
         model=_model(variables),
         placement=variables["llama_placement"],
@@ -232,12 +233,12 @@ def catalogue(packages: Mapping[str, Any]) -> Catalogue:
     return Catalogue(packages["tools"], packages["llama"])
 
 
-def _host(name: str, given: Mapping[str, Any], hosts: Collection[str]) -> Host:
+def _host(cluster: str, name: str, given: Mapping[str, Any], hosts: Collection[str]) -> Host:
     """:param hosts: names of all hosts of the cluster."""
     variables = given["variables"]
     if given["facts"]:
         _check_facts(name, given["facts"])
-    facts = merge_hardware(name, given["facts"], variables["llama_hardware"], variables["llama_host_scope"])
+    facts = merge_hardware(name, given["facts"], variables["llama_hardware"], variables["llama_host_scope"], cluster)
     if facts is None:
         raise Refusal(
             f"{name} could not be reached or --limit leaves it out, and llama_hardware does not declare it: bring the host up, or declare it"
@@ -570,7 +571,11 @@ def facts_for_plan(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merge_hardware(
-    name: str, facts: Mapping[str, Any] | None, hardware: Mapping[str, Any] | None, scope: str = "auto"
+    name: str,
+    facts: Mapping[str, Any] | None,
+    hardware: Mapping[str, Any] | None,
+    scope: str = "auto",
+    cluster: str = names.DEFAULT_CLUSTER,
 ) -> dict[str, Any] | None:
     """Facts of a host, overridden by ``llama_hardware``. A declared toolchain replaces the whole toolchain.
 
@@ -591,13 +596,13 @@ def merge_hardware(
                 f"llama_hardware of {name} has a device of the backend {accelerator['backend']!r}: use {', '.join(backends.BACKENDS[1:])}"
             )
     if not facts:
-        facts = _declared_facts(name, declared, "user" if scope == "user" else "system")
+        facts = _declared_facts(name, declared, "user" if scope == "user" else "system", cluster)
     elif "toolchain" in declared:
         facts = {**facts, "toolchains": None}
     return {**facts, **{key: value for key, value in declared.items() if key not in STANDS_IN}}
 
 
-def _declared_facts(name: str, hardware: Mapping[str, Any], scope: str) -> dict[str, Any]:
+def _declared_facts(name: str, hardware: Mapping[str, Any], scope: str, cluster: str) -> dict[str, Any]:
     """Facts of a host of which nothing but ``llama_hardware`` is known."""
     system = hardware.get("system", "Linux")
     possible = service_managers.possible(system, scope)
@@ -614,7 +619,7 @@ def _declared_facts(name: str, hardware: Mapping[str, Any], scope: str) -> dict[
         "cpu": {**DECLARED["cpu"], "cores": hardware.get("cores", DECLARED["cpu"]["cores"])},
         "scope": scope,
         "service_manager": manager,
-        **names.places(scope, manager, {"HOME": hardware.get("home", "~")}),
+        **names.places(scope, manager, {"HOME": hardware.get("home", "~")}, cluster),
     }
     if system == "Darwin":
         facts.update(distribution={"id": "darwin", "version": "", "family": "darwin"}, packaged=None)
