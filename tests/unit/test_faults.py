@@ -208,10 +208,10 @@ def nftables(root):
         if argv == ["nft", "-f", "-"]:
             held["rules"] = re.findall(r"^\t\t.* comment (\S+)$", text, re.MULTILINE)
         if argv[:2] == ["systemctl", "enable"]:
-            host.on = ("nftables", firewall.UNIT)
+            host.on = ("nftables", "firewall-llamacpp.service")
             link = host.path(firewall.Nftables.link)
             link.unlink(missing_ok=True)
-            link.symlink_to("../" + firewall.UNIT)
+            link.symlink_to("../" + "firewall-llamacpp.service")
         return test_firewall.Host.run(host, argv, text, may_fail)
 
     host.run, host.held = run, held

@@ -381,17 +381,18 @@ def started_at(pid: int | None) -> float | None:
 def _system(planned: dict) -> Iterator[Difference]:
     if not service_managers.MANAGERS[planned["service_manager"]].host_settings:
         return
+    own = names.of(planned["names"]["cluster"])
     manager = planned["firewall_manager"] or "a firewall that is not active"
-    if firewall.differs(planned["firewall_manager"], planned["firewall"]):
+    if firewall.differs(planned["firewall_manager"], planned["firewall"], firewall.System(own=own)):
         yield Difference("firewall", manager, f"rules of {manager} are not as planned")
-    if links.managed(planned["links"]) or links.ours():
+    if links.managed(planned["links"]) or links.ours(owner=own):
         known = links.facts()
-        problems = links.problems(planned["links"], known)
+        problems = links.problems(planned["links"], known, owner=own)
         if problems:
             raise links.LinkError(" ".join(problems))
-        if links.differs(planned["links"], known):
+        if links.differs(planned["links"], known, owner=own):
             yield Difference("link", "links", "links are not as planned")
-    tuned = tuning.apply(planned["tuning"]["parameters"], planned["tuning"]["profile"], check=True)
+    tuned = tuning.apply(planned["tuning"]["parameters"], planned["tuning"]["profile"], True, tuning.System(own=own))
     if tuned["before"] != tuned["after"]:
         yield Difference("tuning", "tuning", "kernel parameters or the tuned profile are not as planned")
 

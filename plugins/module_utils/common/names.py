@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -24,6 +25,10 @@ CLUSTER = "[a-z_][a-z0-9_]*"
 """Of a cluster: without a hyphen, so that no name of one cluster begins like those of another."""
 RESERVED = ("build", "server", "staging", "worker")
 """Parts of names, which no cluster may have as its name."""
+LONGEST_POLICY = 17
+"""Of firewalld, which makes names of chains from it (max_policy_name_len in its functions.py)."""
+PRIORITIES = range(-20050, -10050, 2)
+"""Of a cluster's rich rules in firewalld: one to accept, and the next one to drop."""
 LONGEST_ACCOUNT = 32
 """Of useradd (shadow) and of what login records hold."""
 SERVICE = re.compile(
@@ -66,7 +71,7 @@ class Names(NamedTuple):
     @property
     def root(self) -> str:
         """How its names begin; also that of its folder and of its account."""
-        return ROOT if self.cluster == DEFAULT_CLUSTER else f"{ROOT}-{self.cluster}"
+        return ROOT + self._suffix("-")
 
     @property
     def account(self) -> str:
@@ -95,9 +100,42 @@ class Names(NamedTuple):
         found = SERVICE.fullmatch(service)
         return found is not None and (found["cluster"] or DEFAULT_CLUSTER) == self.cluster
 
+    @property
+    def mark(self) -> str:
+        """What says in a firewall that a rule is its own."""
+        return f"llamacpp.cluster{self._suffix('-')}"
+
+    @property
+    def files(self) -> str:
+        """How its files in folders of others begin, where a name of an interface may follow after a hyphen."""
+        return ROOT + self._suffix(".")
+
+    @property
+    def policy(self) -> str:
+        """Of firewalld."""
+        return self.root if len(self.root) <= LONGEST_POLICY else f"{ROOT}-{zlib.crc32(self.cluster.encode()):08x}"
+
+    @property
+    def priorities(self) -> tuple[int, int]:
+        """Of its rich rules in firewalld that accept, and that drop: the only thing by which such rules are known."""
+        if self.cluster == DEFAULT_CLUSTER:
+            return -20052, -20051
+        first = PRIORITIES[zlib.crc32(self.cluster.encode()) % len(PRIORITIES)]
+        return first, first + 1
+
+    def collides(self, other: Names) -> bool:
+        """Whether rules of the two would be taken for each other; all other names differ."""
+        return self.policy == other.policy or self.priorities == other.priorities
+
+    def _suffix(self, separator: str) -> str:
+        return "" if self.cluster == DEFAULT_CLUSTER else separator + self.cluster
+
     def as_dict(self) -> dict[str, str]:
         """What playbooks and roles need of it."""
         return {"cluster": self.cluster, "account": self.account, "server": self.server, "workers": self.workers}
+
+
+DEFAULT = Names(DEFAULT_CLUSTER)
 
 
 def of(cluster: str) -> Names:
