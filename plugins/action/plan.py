@@ -19,7 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer, rpc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import cluster as cluster_plan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import empty, entry, releases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import empty, entry, neighbours, releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Catalogue, Cluster
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions, inventory, output, sources
 
@@ -32,8 +32,9 @@ RUNTIME_FILES = [RUNTIME, Path(rpc.__file__)]
 
 def complete(plan: dict) -> None:
     """Adds to a plan what has to be written on each host: definitions of services, the runtime and the known-answer model."""
-    for host in plan["hosts"].values():
-        host["files"] = []
+    for name, host in plan["hosts"].items():
+        record = neighbours.record(plan, name)
+        host["files"] = [_file(f"{host['prefix']}/{names.CLUSTER_RECORD}", record.encode())]
         if host["runtime"]:
             owner = "root" if host["account"] else None
             host["folders"].append({"path": host["runtime"], "owner": owner, "mode": "0755"})

@@ -209,7 +209,7 @@ def nftables(root):
             held["rules"] = re.findall(r"^\t\t.* comment (\S+)$", text, re.MULTILINE)
         if argv[:2] == ["systemctl", "enable"]:
             host.on = ("nftables", "firewall-llamacpp.service")
-            link = host.path(firewall.Nftables.link)
+            link = host.path(firewall.Nftables(host).link)
             link.unlink(missing_ok=True)
             link.symlink_to("../" + "firewall-llamacpp.service")
         return test_firewall.Host.run(host, argv, text, may_fail)

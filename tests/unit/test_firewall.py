@@ -473,7 +473,7 @@ class Netfilter(Host):
         super().__init__(root, "nftables", "firewall-llamacpp.service", programs=["nft"])
         self.inside = ["nsenter", f"--net=/proc/{pid}/ns/net"]
         self.path("/etc/systemd/system/nftables.service.wants").mkdir(parents=True)
-        self.path(firewall.Nftables.link).symlink_to("/nowhere")
+        self.path(firewall.Nftables(self).link).symlink_to("/nowhere")
 
     def run(self, argv, text="", may_fail=False):
         if argv[0] != "nft":
@@ -502,7 +502,7 @@ def remembering(request, tmp_path):
     host = Netfilter(tmp_path, request.getfixturevalue("network"))
     chain = "{ chain input { type filter hook input priority 0; policy drop; }; }"
     host.run(["nft", "-f", "-"], f"table inet filter {chain}\ntable ip old {chain}\n")
-    files = [firewall.Nftables.file, firewall.Nftables.unit]
+    files = ["/etc/firewall-llamacpp.nft", "/etc/systemd/system/firewall-llamacpp.service"]
     return request.param, host, lambda: "".join([host.run(["nft", "list", "ruleset"]), *map(host.text, files)])
 
 

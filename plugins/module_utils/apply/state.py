@@ -248,15 +248,6 @@ def service_state(service: dict, running: dict[int, list[str]]) -> dict:
     }
 
 
-PORTS = {
-    ("worker", False): "port in llama_worker_endpoints",
-    ("worker", True): "staging_port in llama_worker_endpoints",
-    ("head", False): "llama_server_port",
-    ("head", True): "llama_server_staging_port",
-}
-"""Kind of a service, and whether it is temporary → where its port is given."""
-
-
 def taken_ports(planned: dict, services: dict) -> str | None:
     """A sentence where something else has the port of a planned service, or None.
 
@@ -265,7 +256,7 @@ def taken_ports(planned: dict, services: dict) -> str | None:
     blocked = [service for service in planned["services"] if services[service["name"]]["state"] == "foreign"]
     if not blocked:
         return None
-    where = dict.fromkeys(PORTS[service["kind"], service["temporary"]] for service in blocked)
+    where = dict.fromkeys(names.PORT_VARIABLES[service["kind"] == "head", service["temporary"]] for service in blocked)
     taken = " and ".join(f"{service['listens']}, on which {service['name']} is to listen" for service in blocked)
     if hides_processes():
         return (

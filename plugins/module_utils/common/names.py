@@ -31,6 +31,7 @@ PRIORITIES = range(-20050, -10050, 2)
 """Of a cluster's rich rules in firewalld: one to accept, and the next one to drop."""
 LONGEST_ACCOUNT = 32
 """Of useradd (shadow) and of what login records hold."""
+LONGEST_CLUSTER = LONGEST_ACCOUNT - len(ROOT) - 1
 SERVICE = re.compile(
     rf"{ROOT}-(?:(?!(?:{'|'.join(RESERVED)})-)(?P<cluster>{CLUSTER})-)?(?P<staging>staging-)?(?:(?P<head>server)|worker-.+)"
 )
@@ -49,8 +50,17 @@ MTU = range(1280, 65536)
 LOOPBACK = "127.0.0.1"
 EVERY_ADDRESS, EVERYBODY = "0.0.0.0", "0.0.0.0/0"
 """Where a program listens on all addresses of its host, and the network of all hosts."""
-INSTALLED = ("releases", "runtime", "state", "supervisor", "venv", "links", "lingering", KEPT_FACTS)
+CLUSTER_RECORD = "cluster.json"
+"""File below the prefix of every host that says which ports and how much memory the cluster has there by plan."""
+INSTALLED = ("releases", "runtime", "state", "supervisor", "venv", "links", "lingering", KEPT_FACTS, CLUSTER_RECORD)
 """What an installation has below its prefix, apart from models, which may be an operator's."""
+PORT_VARIABLES = {
+    (False, False): "port in llama_worker_endpoints",
+    (False, True): "staging_port in llama_worker_endpoints",
+    (True, False): "llama_server_port",
+    (True, True): "llama_server_staging_port",
+}
+"""Whether a service is the head's, and whether it is temporary → where its port is given."""
 FAMILIES = {
     "debian": "debian",
     "ubuntu": "debian",
@@ -144,15 +154,20 @@ def of(cluster: str) -> Names:
     :param cluster: name of the group with its hosts.
     :raises Refusal: names of services, folders and accounts cannot be made from it.
     """
-    longest = LONGEST_ACCOUNT - len(ROOT) - 1
     if cluster == DEFAULT_CLUSTER or (
-        re.fullmatch(CLUSTER, cluster, re.ASCII) and len(cluster) <= longest and cluster not in RESERVED
+        re.fullmatch(CLUSTER, cluster, re.ASCII) and len(cluster) <= LONGEST_CLUSTER and cluster not in RESERVED
     ):
         return Names(cluster)
     raise Refusal(
         f"llama_cluster_group is {untrusted.show(cluster)}, and its services, folders and accounts are named after it: give the group a name of "
-        f"lower-case letters, digits and _ that does not begin with a digit, of at most {longest} characters, and none of {', '.join(RESERVED)}"
+        f"lower-case letters, digits and _ that does not begin with a digit, of at most {LONGEST_CLUSTER} characters, and none of {', '.join(RESERVED)}"
     )
+
+
+def cluster_of_folder(name: str) -> str | None:
+    """The cluster whose installation has such a name; None for others."""
+    found = re.fullmatch(rf"{ROOT}(?:-({CLUSTER}))?", name)
+    return (found[1] or DEFAULT_CLUSTER) if found else None
 
 
 def is_head(service: str) -> bool:

@@ -45,8 +45,8 @@ ROOT_FOLDERS = "/usr/sbin:/usr/bin:/sbin:/bin"
 DEVICE_GROUPS = ("render", "video")
 """Groups whose members may use the graphics devices of Linux."""
 
-LINK_BYTES, FACTS_BYTES = 64 * 1024, 64 * 1024 * 1024
-"""What is read at most of one link's measurement, and of the facts of all hosts."""
+LINK_BYTES, RECORD_BYTES, FACTS_BYTES = 64 * 1024, 256 * 1024, 64 * 1024 * 1024
+"""What is read at most of one link's measurement, of what another cluster says of itself, and of the facts of all hosts."""
 SYSTEM_OPTIONS = "/etc/llama.cpp/config.ini"
 APT_LISTS = Path("/var/lib/apt/lists")
 
@@ -207,6 +207,31 @@ def option_files(scope: str, prefix: str, environment: Mapping[str, str], system
     return [path for path in (system, folder + "/llama.cpp/config.ini") if os.path.exists(path)]
 
 
+def neighbours(own: names.Names, prefix: str) -> list[dict]:
+    """Other clusters with an installation on this host, and what each of them says of its ports and its memory."""
+    folders = {path for top in ("/opt", os.path.dirname(prefix)) for path in Path(top).glob(names.ROOT + "*")}
+    return [
+        _neighbour(cluster, folder)
+        for folder in sorted(folders)
+        for cluster in [names.cluster_of_folder(folder.name)]
+        if cluster and cluster != own.cluster and any((folder / name).exists() for name in names.INSTALLED)
+    ]
+
+
+def _neighbour(cluster: str, folder: Path) -> dict:
+    said: dict = {"ports": [], "memory_mib": {}}
+    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+        record = reading.read_object(folder / names.CLUSTER_RECORD, RECORD_BYTES)
+        said = {
+            "ports": [
+                {"service": str(port["service"]), "address": str(port["address"]), "port": int(port["port"])}
+                for port in record["ports"]
+            ],
+            "memory_mib": {str(device): int(mib) for device, mib in record["memory_mib"].items()},
+        }
+    return {"cluster": cluster, **said}
+
+
 def defined_services(manager: str, units: str, own: names.Names) -> list[str]:
     """Names of a cluster's services whose definition this collection has written."""
     services = []
@@ -309,6 +334,7 @@ def _installation(own: names.Names, manager: str, place: Mapping[str, str]) -> d
     """What is known of a cluster's installation on this host, whose folders are ``place``."""
     return {
         "names": own.as_dict(),
+        "neighbours": neighbours(own, place["prefix"]),
         "supervisor": supervisor(place["prefix"]),
         "measured": measured_links(place["prefix"]),
         "kept": kept_facts(place["prefix"]),

@@ -23,6 +23,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import (
     external,
     idle,
     layout,
+    neighbours,
     physical,
     placement,
     releases,
@@ -43,6 +44,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
     Facts,
     Host,
     Model,
+    Port,
     Release,
     Server,
     Worker,
@@ -231,6 +233,8 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     _check_tunnels([*running, *others], cluster.server)
     _check_endpoints([*running, *others])
     _check_names_of_the_head(head, equipped)
+    if not staged:
+        neighbours.check(cluster, {name: _ports(cluster, entry) for name, entry in equipped.items()})
     builds = releases.builds(equipped, wanted, cluster.server, catalogue, secured)
     model = heads.model_of(cluster.model, model_found, head.facts, names.of(cluster.name).account)
     heads.check(head.name, cluster.server, equipped[head.name].workers, release)
@@ -534,6 +538,7 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) ->
         "builds": [build.as_json() for build in built.values() if build.targets],
         "keep_releases": host.keep_releases,
         "workers": [_worker(prepared, worker, facts) for worker in entry.workers],
+        "ports": [port._asdict() for port in _ports(prepared.cluster, entry)],
         "firewall": _door(prepared.cluster.server) if is_head else _firewall(prepared.head.host, entry.workers),
         "firewall_manager": facts.firewall if system and manager.host_settings else None,
         "unit_closes": _unit_closes(facts),
@@ -571,6 +576,13 @@ def _external(prepared: Prepared) -> list[dict[str, Any]]:
         }
         for worker, declared in zip(external.workers_of(prepared.cluster.external), prepared.cluster.external)
     ]
+
+
+def _ports(cluster: Cluster, entry: Equipped) -> list[Port]:
+    """On which the services of a host listen, and on which they prove a release."""
+    own = names.of(cluster.name)
+    of_workers = [port for worker in entry.workers for port in neighbours.ports_of_worker(own, worker)]
+    return [*of_workers, *(neighbours.ports_of_server(own, cluster.server) if entry.host.is_head else [])]
 
 
 def _firewall(head: Host, declared: Sequence[Worker]) -> list[dict[str, Any]]:

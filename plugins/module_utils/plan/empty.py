@@ -10,7 +10,7 @@ from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Each, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Each, Maybe, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry
 
 NOTHING: dict[str, Any] = {
@@ -25,6 +25,7 @@ READ: dict[str, Any] = {
     **{key: entry.KNOWN[key] for key in ("scope", "prefix", "cache")},
     "accounts": Each(Text()),
     "defined": [Text()],
+    "neighbours": Maybe([{"cluster": Text()}]),
 }
 """Facts of which the empty plan is made, as facts/host.py returns them."""
 
@@ -55,11 +56,13 @@ def _check(name: str, facts: Any) -> None:
 def _host(owner: names.Names, name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     _check(name, facts)
     prefix = facts["prefix"]
-    own = [name for name, home in facts["accounts"].items() if home == prefix]
+    homes = {owner.account: prefix, **({} if facts.get("neighbours") else {names.BUILD_ACCOUNT: names.BUILD_HOME})}
+    own = [name for name, home in facts["accounts"].items() if homes.get(name) == home]
     return {
         **facts,
         **NOTHING,
         "names": owner.as_dict(),
+        "neighbours": facts.get("neighbours") or [],
         "account": owner.account if facts["scope"] == "system" else None,
         "stale": facts["defined"],
         "folders": [f"{prefix}/{name}" for name in names.INSTALLED],

@@ -28,7 +28,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
     Link,
     Measured,
     ModelRequest,
+    Neighbour,
     Packaged,
+    Port,
     Server,
     Thunderbolt,
     Tuning,
@@ -89,6 +91,7 @@ PLANNED_FROM = {
     "unified_heap",
     "rates",
     "interfaces",
+    "neighbours",
 }
 """Facts that a plan depends on."""
 
@@ -158,6 +161,15 @@ KNOWN: dict[str, Any] = {
     ),
     "interfaces": Maybe([{"name": Text(), "kind": names.LINK_KINDS, "addresses": [WORD]}]),
     "reached_at": Maybe(Text(r"[0-9.]+", 15)),
+    "neighbours": Maybe(
+        [
+            {
+                "cluster": Text(names.CLUSTER, names.LONGEST_CLUSTER),
+                "ports": [{"service": WORD, "address": Text(r"[0-9.]+", 15), "port": Number(1, 65535)}],
+                "memory_mib": Each(MEMORY_MIB),
+            }
+        ]
+    ),
     "measured": Maybe(Each(Maybe({key: Maybe(Number(0, 1 << 30, real=True)) for key in LINK_FIGURES}))),
 }
 """Facts that planning reads, as facts/host.py returns them. What an older version of the collection did not ask for may be missing."""
@@ -548,6 +560,14 @@ def facts_of(given: Mapping[str, Any]) -> Facts:
             for interface in given.get("interfaces") or ()
         ),
         addresses=tuple(given.get("addresses") or ()),
+        neighbours=tuple(
+            Neighbour(
+                entry["cluster"],
+                tuple(Port(port["service"], port["address"], port["port"]) for port in entry["ports"]),
+                dict(entry["memory_mib"]),
+            )
+            for entry in given.get("neighbours") or ()
+        ),
         round_trips=_measured(given, "round_trip_ms"),
         link_mbit=_measured(given, "mbit_per_second"),
         rates={
