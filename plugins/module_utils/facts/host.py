@@ -207,6 +207,11 @@ def option_files(scope: str, prefix: str, environment: Mapping[str, str], system
     return [path for path in (system, folder + "/llama.cpp/config.ini") if os.path.exists(path)]
 
 
+def is_installed(prefix: Path) -> bool:
+    """Whether a folder holds an installation: models may stay there without one."""
+    return any((prefix / name).exists() for name in names.INSTALLED)
+
+
 def neighbours(own: names.Names, prefix: str) -> list[dict]:
     """Other clusters with an installation on this host, and what each of them says of its ports and its memory."""
     folders = {path for top in ("/opt", os.path.dirname(prefix)) for path in Path(top).glob(names.ROOT + "*")}
@@ -214,7 +219,7 @@ def neighbours(own: names.Names, prefix: str) -> list[dict]:
         _neighbour(cluster, folder)
         for folder in sorted(folders)
         for cluster in [names.cluster_of_folder(folder.name)]
-        if cluster and cluster != own.cluster and any((folder / name).exists() for name in names.INSTALLED)
+        if cluster and cluster != own.cluster and is_installed(folder)
     ]
 
 
@@ -334,6 +339,7 @@ def _installation(own: names.Names, manager: str, place: Mapping[str, str]) -> d
     """What is known of a cluster's installation on this host, whose folders are ``place``."""
     return {
         "names": own.as_dict(),
+        "installed": is_installed(Path(place["prefix"])),
         "neighbours": neighbours(own, place["prefix"]),
         "supervisor": supervisor(place["prefix"]),
         "measured": measured_links(place["prefix"]),

@@ -26,6 +26,7 @@ READ: dict[str, Any] = {
     "accounts": Each(Text()),
     "defined": [Text()],
     "neighbours": Maybe([{"cluster": Text()}]),
+    "installed": Maybe(bool),
 }
 """Facts of which the empty plan is made, as facts/host.py returns them."""
 
@@ -67,5 +68,6 @@ def _host(owner: names.Names, name: str, facts: Mapping[str, Any]) -> dict[str, 
         "stale": facts["defined"],
         "folders": [f"{prefix}/{name}" for name in names.INSTALLED],
         "accounts": own if facts["scope"] == "system" else [],
+        "left": bool(facts["defined"] or facts.get("installed", True) or (own and facts["scope"] == "system")),
         "build_account": names.BUILD_ACCOUNT if facts["scope"] == "system" and names.BUILD_ACCOUNT in own else None,
     }
