@@ -62,7 +62,7 @@ class Cluster:
     def plan(self, staging=False):
         hosts = copy.deepcopy(self.hosts)
         try:
-            plan = make(entry.read("test", hosts), self.model, CATALOGUE, "runtime-id", staging)
+            plan = make(entry.read("llama_cluster", hosts), self.model, CATALOGUE, "runtime-id", staging)
         except Refusal as refusal:
             plan = refused("test", refusal)
         SCHEMA.validate(plan)

@@ -114,7 +114,7 @@ def test_the_head_is_known_by_its_name(pair, staging):
     hosts = pair.plan(staging=staging)["hosts"].values()
     services_of_plan = [service for host in hosts for service in host["services"]]
     assert len(services_of_plan) == 3
-    assert all((service["name"] in names.HEADS) == (service["kind"] == "head") for service in services_of_plan)
+    assert all(names.is_head(service["name"]) == (service["kind"] == "head") for service in services_of_plan)
 
 
 # --------------------------------------------------------------------------------------------------------- all managers
