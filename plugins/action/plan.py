@@ -43,10 +43,27 @@ def complete(plan: dict) -> None:
         for service in host["services"]:
             service["definition"] = definitions.definition(host, service)
     head, model = plan["head"], plan["model"]
+    if head["fallback_after"] is not None:
+        own = plan["hosts"][head["host"]]
+        own["files"].append(_file(f"{own['prefix']}/{names.FALLBACKS}", _fallbacks(plan).encode()))
     if model["known_answer"]:
         size = known_answer.file_bytes(*(model["known_answer"][key] for key in ("layers", "width", "type")))
         written = {"path": model["path"], "bytes": size, "record": known_answer.record_of(model["path"])}
         plan["hosts"][head["host"]]["files"].append(written)
+
+
+def _fallbacks(plan: dict) -> str:
+    """What the launcher of the head reads of the fallbacks, as JSON."""
+    entries = [
+        {
+            "name": fallback["without"],
+            "without": fallback["endpoint"],
+            "workers": fallback["workers"],
+            "argv": fallback["head"]["argv"],
+        }
+        for fallback in plan["fallbacks"]
+    ]
+    return json.dumps(entries, indent=1) + "\n"
 
 
 def _file(path: str, data: bytes, source: Path | None = None) -> dict:
