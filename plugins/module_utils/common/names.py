@@ -27,6 +27,8 @@ KEPT_FACTS = "facts.json"
 """File below the prefix of the head with the facts from which the last plan was made."""
 FALLBACKS = "fallbacks.json"
 """File below the prefix of the head with what its launcher may serve on while a worker is away."""
+SERVING = "serving.json"
+"""File in the folder of the head's launcher that says what it serves on."""
 FIREWALLS = ("firewalld", "ufw", "nftables")
 """Managers of a host's firewall that are driven."""
 LINK_KINDS = ("ethernet", "thunderbolt", "usb4", "infiniband", "wireless")
