@@ -60,7 +60,13 @@ def launch(tmp_path):
 
 
 def says(tmp_path, launcher, **said):
-    usual = {"state": "fallback", "without": ["worker1:cpu"], "waiting_for": [], "since": 1700000000, "process": launcher}
+    usual = {
+        "state": "fallback",
+        "without": ["worker1:cpu"],
+        "waiting_for": [],
+        "since": 1700000000,
+        "process": launcher,
+    }
     (tmp_path / names.SERVING).write_text(json.dumps({**usual, **said}))
 
 
@@ -188,12 +194,10 @@ def test_verify_judges_the_fallback_and_fails_since_the_cluster_is_degraded(plan
 
 
 def test_verify_says_that_no_fallback_is_needed(plan):
-    found, evidence = on_fallback(plan)
+    _found, evidence = on_fallback(plan)
     del evidence["fallback"]
     (check,) = [
-        check
-        for check in verification.judge(plan, drifts(plan), evidence, {})["checks"]
-        if check["name"] == "fallback"
+        check for check in verification.judge(plan, drifts(plan), evidence, {})["checks"] if check["name"] == "fallback"
     ]
     assert (check["status"], check["evidence"]) == ("passed", "not needed; planned for 2 of 2 losses")
 
@@ -230,7 +234,9 @@ def test_verify_waits_for_a_server_that_may_fall_back(pair, wanted):
 
 def test_verify_waits_longer_than_the_launcher_for_a_worker(monkeypatch, plan):
     """Else it would end before the launcher gives the worker up."""
-    answers = {"evidence": {"health": {"healthy": False, "said": "-"}, "waits_for": ["it waits"], "ends": {"number": 0}}}
+    answers = {
+        "evidence": {"health": {"healthy": False, "said": "-"}, "waits_for": ["it waits"], "ends": {"number": 0}}
+    }
     clock = iter(range(0, 10000, 10))
     action = object.__new__(verify_action.ActionModule)
     monkeypatch.setattr(verify_action.ActionModule, "_execute_module", lambda *_, **__: copy.deepcopy(answers))

@@ -212,6 +212,21 @@ def _said(reply: reading.Reply) -> str:
     return f"status {reply.status}: {text}" if reply.status else text
 
 
+def _answers_of_unused(plan: dict) -> dict:
+    """Endpoint → what a worker says now, of those that the head does not hold."""
+    answers = {}
+    for worker in (worker for planned in plan["hosts"].values() for worker in planned["workers"] if not worker["used"]):
+        address, port = worker["endpoint"].rsplit(":", 1)
+        answers[worker["endpoint"]] = rpc.probe(address, int(port), protocol=worker["protocol"])
+    return answers
+
+
+def _fallback_of(own: dict, running: dict[int, list[str]]) -> dict:
+    """``fallback`` of the evidence, where the head serves on one."""
+    served = (fallback.served(service, running, Path(own["state"])) for service in own["services"])
+    return next(({"fallback": {"name": one.name, "since": one.since}} for one in served if one), {})
+
+
 def as_served(plan: dict, evidence: dict) -> dict:
     """The plan as it is while the head serves on a fallback: with its placement and its workers.
 
@@ -282,10 +297,7 @@ def collect(plan: dict, seconds: float) -> dict:
     evidence["ends"] = ends(folder / runtime.ENDS)
     launchers = [pid for pid, argv in running.items() if argv == [*head["launcher"], "--", *head["argv"]]]
     evidence["launched"] = bool(launchers)
-    spare = [fallback.served(service, running, folder) for service in own["services"]]
-    served = next(filter(None, spare), None)
-    if served:
-        evidence["fallback"] = {"name": served.name, "since": served.since}
+    evidence.update(_fallback_of(own, running))
     plan = as_served(plan, evidence)
     try:
         log = reading.read(folder / runtime.START_LOG, runtime.START_LOG_BYTES).decode("utf-8", "replace")
@@ -303,10 +315,7 @@ def collect(plan: dict, seconds: float) -> dict:
         evidence["drift"] = state.drift(own)
     evidence["buffers"] = buffers(log)
     evidence["rdma"] = connections_by_rdma(log)
-    for worker in (worker for planned in plan["hosts"].values() for worker in planned["workers"] if not worker["used"]):
-        address, port = worker["endpoint"].rsplit(":", 1)
-        answer = rpc.probe(address, int(port), protocol=worker["protocol"])
-        evidence["handshakes"]["workers"][worker["endpoint"]] = answer
+    evidence["handshakes"]["workers"].update(_answers_of_unused(plan))
     question = (
         {"prompt": "", "temperature": 0}
         if plan["model"]["known_answer"]
@@ -697,7 +706,7 @@ def may_become_healthy(plan: dict, drifts: dict[str, dict | None]) -> bool:
     if plan["staging"]:
         return True
     own: dict[str, bool] = {}
-    needed = [[]]
+    needed: list[list[str]] = [[]]
     for name, planned in plan["hosts"].items():
         services = (drifts.get(name) or {"services": {}})["services"]
         for worker in planned["workers"]:
@@ -718,7 +727,9 @@ def _fallback(plan: dict, evidence: dict) -> list[dict]:
         spared = f"{len(plan['fallbacks'])} of {len(plan['fallbacks']) + len(plan['no_fallback'])}"
         return [_check("fallback", plan["head"]["url"], True, f"not needed; planned for {spared} losses")]
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(served["since"]))
-    said = f"the head serves without {served['name']} since {since} UTC, and with all workers again once that one answers"
+    said = (
+        f"the head serves without {served['name']} since {since} UTC, and with all workers again once that one answers"
+    )
     return [_check("fallback", plan["head"]["url"], False, said)]
 
 
