@@ -180,10 +180,11 @@ def read_fallbacks(path: Path) -> list[Fallback]:
 def _fallback(entry: Any) -> Fallback:
     fields = entry if isinstance(entry, dict) else {}
     name, without, workers, argv = (fields.get(key) for key in ("name", "without", "workers", "argv"))
-    lists = [workers, argv]
-    if not (isinstance(name, str) and isinstance(without, str) and all(isinstance(words, list) for words in lists)):
+    if not (
+        isinstance(name, str) and isinstance(without, str) and isinstance(workers, list) and isinstance(argv, list)
+    ):
         raise ValueError("an entry is not {name, without, workers, argv}")
-    if not argv or not all(isinstance(word, str) for words in lists for word in words):
+    if not argv or not all(isinstance(word, str) for word in [*workers, *argv]):
         raise ValueError(f"entry {name} has something else than words in workers or argv")
     if not all(_is_endpoint(endpoint) for endpoint in workers):
         raise ValueError(f"entry {name} has a worker that is not ADDRESS:PORT")
