@@ -16,7 +16,7 @@ from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import runtime
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import progress, runtime, serving
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer, rpc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import cluster as cluster_plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import empty, entry, releases
@@ -26,8 +26,8 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definition
 display = Display()
 
 RUNTIME = Path(runtime.__file__)
-RUNTIME_FILES = [RUNTIME, Path(rpc.__file__)]
-"""The runtime as it is installed on the head: runtime.py and what it needs beside it."""
+RUNTIME_FILES = [RUNTIME, *(Path(module.__file__) for module in (progress, serving, rpc))]
+"""The runtime as it is installed on hosts: runtime.py and what it needs beside it."""
 
 
 def complete(plan: dict) -> None:

@@ -7,6 +7,7 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import serving
 from conftest import Cluster, known_answer_of
 from test_advisories import strix_halos
 
@@ -153,7 +154,12 @@ def test_a_refused_and_a_staged_plan_have_none(pair, big_model):
     assert "--fallbacks" not in staged["head"]["launcher"]
 
 
-def test_the_launcher_gets_them_only_where_the_operator_wants_that(pair):
+def write(path, text):
+    path.write_text(text)
+    return path
+
+
+def test_the_launcher_gets_them_only_where_the_operator_wants_that(pair, tmp_path):
     without = pair.plan()
     plan_action.complete(without)
     pair.hosts["head"]["variables"].update(llama_server_fallback=True, llama_server_fallback_after=90)
@@ -175,6 +181,8 @@ def test_the_launcher_gets_them_only_where_the_operator_wants_that(pair):
         }
         for fallback in wanted["fallbacks"]
     ]
+    read = serving.read_fallbacks(write(tmp_path / "fallbacks.json", file["content"]))
+    assert [entry.without for entry in read] == list(WORKERS)
     service = wanted["hosts"]["head"]["services"][-1]
     assert [entry["name"] for entry in service["fallbacks"]] == ["worker1:cpu", "worker2:cpu"]
     assert [entry["process"] for entry in service["fallbacks"]] == [

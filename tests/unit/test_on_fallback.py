@@ -12,6 +12,7 @@ from ansible_collections.llamacpp.cluster.plugins.action import verify as verify
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fallback, state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import verification
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import serving
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes
 from test_planning import drifts
@@ -81,6 +82,11 @@ def test_a_planned_fallback_runs_as_planned(tmp_path, service, launch):
         found = judged(tmp_path, service)
         assert (found["state"], found["fallback"]) == ("running", "worker1:cpu")
         assert found["pid"] != process.pid
+
+
+def test_the_file_is_the_one_that_the_launcher_writes():
+    assert names.SERVING == serving.FILE
+    assert set(fallback.STATES) == {serving.WAITING, serving.LOADING, serving.SERVING, serving.FALLBACK}
 
 
 def test_the_plan_itself_is_no_fallback(tmp_path, service, launch):

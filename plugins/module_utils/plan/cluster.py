@@ -569,7 +569,9 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) ->
     host, facts = entry.host, entry.host.facts
     is_head, system = host.name == prepared.cluster.head, facts.scope == "system"
     sources = {prepared.wanted[backend].source for backend in entry.backends}
-    needs_runtime = is_head or any(worker.cache for worker in entry.workers)
+    needs_runtime = is_head or any(
+        services.needs_launcher(facts.service_manager, worker.cache) for worker in entry.workers
+    )
     built = prepared.builds[host.name]
     manager = service_managers.MANAGERS[facts.service_manager]
     accounts = _accounts(facts, sources) if system else []
