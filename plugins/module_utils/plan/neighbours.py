@@ -74,7 +74,7 @@ def _same_place(one: Port, other: Port) -> bool:
 
 def _free(port: int, used: Collection[int]) -> int:
     """The next port that nobody on the host has by plan."""
-    after = [*range(port + 1, 65536), *range(1024, port)]
+    after: list[int] = [*range(port + 1, 65536), *range(1024, port)]
     return next(other for other in after if other not in used)
 
 
