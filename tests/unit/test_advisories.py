@@ -270,6 +270,12 @@ def with_option_files(cluster, files=OPTION_FILES, name="head"):
     return cluster
 
 
+def with_neighbour(cluster, mib):
+    night = {"cluster": "night", "ports": [], "memory_mib": {"CPU": mib}}
+    cluster.hosts["worker1"]["facts"]["neighbours"] = [night]
+    return cluster
+
+
 def accepts(identifier):
     """The operator accepts it by name."""
 
@@ -676,6 +682,16 @@ CASES = [
             ACCEPT_IDLE: graphics_of_workers("cuda"),
         },
         ["MI50 on worker1", "llama_backend of worker1 to [cuda, hip]", "ROCm", "to cuda to accept this"],
+    ),
+    (
+        "memory-of-other-cluster",
+        lambda: with_neighbour(cluster_of(1), 64000),
+        {
+            "set memory_mib in llama_worker_endpoints, and llama_server_memory_mib on the head, so that both fit": lambda cluster: (
+                with_neighbour(cluster, 0)
+            )
+        },
+        ["MiB on CPU of worker1 beside 64000 MiB of the cluster night, where"],
     ),
     (
         "options-elsewhere",

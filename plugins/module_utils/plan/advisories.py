@@ -369,6 +369,25 @@ ADVISORIES = (
         (("where", "*devices* on *host*"),),
     ),
     Advisory(
+        "memory-of-other-cluster",
+        "warning",
+        conditions.memory_of_neighbours,
+        "Two clusters plan with the same memory: {where}. Whichever loads last may find it taken.",
+        (
+            offers.always(
+                "set memory_mib in llama_worker_endpoints, and llama_server_memory_mib on the head, so that both fit",
+                offers.facts_become(neighbours=()),
+            ),
+        ),
+        "docs/operating.md",
+        (
+            (
+                "where",
+                "*mib* MiB on *device* of *host* beside *mib* MiB of the cluster *cluster*, where *mib* MiB can be used",
+            ),
+        ),
+    ),
+    Advisory(
         "options-elsewhere",
         "warning",
         conditions.option_files,
