@@ -65,7 +65,14 @@ free_mib:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall, links, services, state, tuning
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import (
+    firewall,
+    links,
+    plans,
+    services,
+    state,
+    tuning,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, failures
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, memory
 
@@ -75,7 +82,8 @@ KINDS = (commands.CommandError, firewall.FirewallError, links.LinkError, service
 def read(params):
     """What the module returns."""
     if params["plan"] is None:
-        return {"facts": host.facts(params["scope"], params["packages"], params["measure"])}
+        found = host.facts(params["scope"], params["packages"], params["measure"])
+        return {"facts": {**found, "plans": plans.summaries(found["prefix"])}}
     free = {"free_mib": memory.free_mib()} if params["free"] else {}
     return {"drift": state.drift(params["plan"]), **free}
 

@@ -34,7 +34,9 @@ MTU = range(1280, 65536)
 LOOPBACK = "127.0.0.1"
 EVERY_ADDRESS, EVERYBODY = "0.0.0.0", "0.0.0.0/0"
 """Where a program listens on all addresses of its host, and the network of all hosts."""
-INSTALLED = ("releases", "runtime", "state", "supervisor", "venv", "links", "lingering", KEPT_FACTS)
+PLANS = "plans"
+"""Folder below the prefix with the host's own part of the last plans."""
+INSTALLED = ("releases", "runtime", "state", "supervisor", "venv", "links", "lingering", PLANS, KEPT_FACTS)
 """What an installation has below its prefix, apart from models, which may be an operator's."""
 FAMILIES = {
     "debian": "debian",
