@@ -133,11 +133,10 @@ def test_a_change_does_not_begin_where_the_plan_cannot_be_noted(call, prefix, re
     said = call(state="applying", prefix=str(prefix), record=record)
     assert said["failed"]
     assert "Free some space" in said["msg"]
-    tasks = yaml.safe_load((ROOT / "playbooks" / "site.yml").read_text())[2]["tasks"]
-    order = [task["name"] for task in tasks]
-    assert order.index("Note on each host what is applied") < order.index(
-        "Change the services, and go back where they do not serve"
-    )
+    plays = yaml.safe_load((ROOT / "playbooks" / "site.yml").read_text())
+    order = [task["name"] for play in plays if play["name"] == "Apply" for task in play["tasks"]]
+    noted = order.index("Note on each host what is applied")
+    assert noted < order.index("Change the services, and go back where they do not serve")
 
 
 def spoiled(change):
@@ -408,7 +407,7 @@ def way(pair):
             "record": {**record_of(plan, name), "time": 1, "state": "served"},
             "drift": {**found[name], "defined": [service["name"] for service in plan["hosts"][name]["services"]]},
             "missing": [],
-            "place": {"prefix": "/opt/llamacpp", "units": "/etc/systemd/system"},
+            "place": {key: plan["hosts"][name][key] for key in ("prefix", "units")},
         }
         for name in NAMES
     }
@@ -418,7 +417,7 @@ def way(pair):
 
 def test_each_host_gets_its_own_part(way):
     target, answers = way
-    accepted = rollback.accept(target, "test", answers)
+    accepted = rollback.accept(target, "llama_cluster", answers)
     assert list(accepted["hosts"]) == list(NAMES)
     for name, steps in accepted["hosts"].items():
         assert steps["part"]["services"] == answers[name]["record"]["host"]["services"]
@@ -435,7 +434,7 @@ def test_what_a_broken_upgrade_left_is_restarted_or_removed(way):
     drift["stale"] = ["llamacpp-worker-new"]
     answers["worker2"]["drift"]["redefined"] = ["llamacpp-worker-cpu"]
     answers["worker2"]["drift"]["defined"] += ["llamacpp-server"]
-    hosts = rollback.accept(target, "test", answers)["hosts"]
+    hosts = rollback.accept(target, "llama_cluster", answers)["hosts"]
     assert (hosts["worker1"]["restart"], hosts["worker1"]["remove"]) == (
         ["llamacpp-worker-cpu"],
         ["llamacpp-worker-new"],
@@ -449,13 +448,16 @@ def test_no_file_of_the_controller_is_copied_on_the_word_of_a_host(way):
     for file in answers["head"]["record"]["host"]["files"]:
         file["source"] = "/etc/shadow"
         file.pop("content", None)
-    files = rollback.accept(target, "test", answers)["hosts"]["head"]["part"]["files"]
+    files = rollback.accept(target, "llama_cluster", answers)["hosts"]["head"]["part"]["files"]
     assert files
     assert not any({"source", "mode"} & set(file) for file in files)
 
 
 PARTS = {
-    "another cluster": (lambda a: a["worker1"]["record"].update(cluster="other"), "cluster is 'other', not 'test'"),
+    "another cluster": (
+        lambda a: a["worker1"]["record"].update(cluster="other"),
+        "cluster is 'other', not 'llama_cluster'",
+    ),
     "another id": (lambda a: a["worker1"]["record"].update(id="f" * 16), "id is 'f"),
     "another host's": (lambda a: a["worker1"]["record"].update(name="worker2"), "name is 'worker2', not 'worker1'"),
     "a head's": (lambda a: a["worker1"]["record"].update(head=a["head"]["record"]["head"]), "head is not of this host"),
@@ -480,7 +482,7 @@ def test_a_part_that_cannot_be_used_stops_before_any_service(way, change, said):
     target, answers = way
     change(answers)
     with pytest.raises(Refusal, match=said) as refused:
-        rollback.accept(target, "test", answers)
+        rollback.accept(target, "llama_cluster", answers)
     assert "No service was touched" in str(refused.value)
 
 
@@ -517,7 +519,7 @@ def test_decisions_are_made_on_the_controller(way):
     target, answers = way
     answers = {name: {**answer, "changed": False} for name, answer in answers.items()}
     places = {name: {**answer.pop("place"), "kernel": "6"} for name, answer in answers.items()}
-    done = act(state="accepted", cluster="test", target=target, answers=answers, places=places)
+    done = act(state="accepted", cluster="llama_cluster", target=target, answers=answers, places=places)
     assert set(done["hosts"]) == set(NAMES)
     found = act(state="chosen", cluster="llama_cluster", heads=["head"], answers=kept_by((1, 10), (2, 20)))
     assert found["target"]["id"] == f"{1:016x}"
@@ -651,7 +653,7 @@ def test_the_gate_ends_with_the_log_of_a_server_that_ends_at_each_start(pair, mo
 
 def test_the_gate_takes_a_plan_that_a_head_has_kept(way):
     target, answers = way
-    plan = rollback.accept(target, "test", answers)["plan"]
+    plan = rollback.accept(target, "llama_cluster", answers)["plan"]
     plan["model"]["known_answer"] = None
     assert gate(plan, EVIDENCE) == {"changed": False}
     said = gate(

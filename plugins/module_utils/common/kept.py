@@ -60,6 +60,7 @@ PART: dict[str, Any] = {
     **dict.fromkeys(("prefix", "cache", "units", "state"), PATH),
     "service_manager": tuple(service_managers.MANAGERS),
     "account": Maybe(WORD),
+    "names": Each(LINE),
     "host_settings": bool,
     "firewall_manager": Maybe(names.FIREWALLS),
     "firewall": [{"port": PORT, "protocol": ("tcp",), "sources": [ADDRESS], "address": ADDRESS}],

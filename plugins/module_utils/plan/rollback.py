@@ -279,7 +279,7 @@ def _steps(answer: Mapping[str, Any], is_head: bool) -> dict[str, Any]:
     wrong = {name for name, service in drift["services"].items() if service["state"] not in ("running", "waiting")}
     return {
         "part": {**part, "files": [_without_source(file) for file in part["files"]]},
-        "stop": sorted({*heads, *names.HEADS}.intersection(drift["defined"])),
+        "stop": sorted(name for name in drift["defined"] if name in heads or names.is_head(name)),
         "restart": sorted({*wrong, *drift["redefined"], *heads}),
         "remove": sorted(drift["stale"]),
     }
