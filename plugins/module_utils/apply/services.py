@@ -62,9 +62,6 @@ def _last_lines(text: str) -> str:
 class Manager:
     """What the classes share. Verbs take names of services, and have nothing to do without one."""
 
-    log_folder = "state"
-    """Below the prefix; holds NAME.log."""
-
     def __init__(self, record: service_managers.ServiceManager, host: Host):
         self.record = record
         self.host = host
@@ -98,7 +95,7 @@ class Manager:
 
     def log(self, service: str) -> str:
         """What a service wrote last."""
-        return text_of(Path(self.host.prefix, self.log_folder, f"{service}.log"))
+        return text_of(Path(self.record.log.format(prefix=self.host.prefix, service=service)))
 
     def unread(self, services: Collection[str]) -> set[str]:
         """Those whose definition the manager has not read since it was written."""
@@ -290,8 +287,6 @@ SETTLED = {"start": re.compile("already started"), "stop": re.compile("not runni
 
 class Supervisor(Manager):
     """supervisor of the installation itself, where the host has nothing else. It starts what it reads."""
-
-    log_folder = "supervisor"
 
     def _control(self, *words: str, may_fail: bool = False) -> str:
         if not self._runs():
