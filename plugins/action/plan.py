@@ -19,7 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer, rpc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import cluster as cluster_plan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import empty, entry, releases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import empty, entry, neighbours, releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Catalogue, Cluster
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions, inventory, output, sources
 
@@ -32,8 +32,9 @@ RUNTIME_FILES = [RUNTIME, Path(rpc.__file__)]
 
 def complete(plan: dict) -> None:
     """Adds to a plan what has to be written on each host: definitions of services, the runtime and the known-answer model."""
-    for host in plan["hosts"].values():
-        host["files"] = []
+    for name, host in plan["hosts"].items():
+        record = neighbours.record(plan, name)
+        host["files"] = [_file(f"{host['prefix']}/{names.CLUSTER_RECORD}", record.encode())]
         if host["runtime"]:
             owner = "root" if host["account"] else None
             host["folders"].append({"path": host["runtime"], "owner": owner, "mode": "0755"})
@@ -68,9 +69,9 @@ def keep_facts(plan: dict, cluster: Cluster) -> None:
     head["files"].append(_file(f"{head['prefix']}/{names.KEPT_FACTS}", text.encode()))
 
 
-def _empty(answers: dict) -> dict:
+def _empty(answers: dict, cluster: str) -> dict:
     try:
-        return empty.plan(answers)
+        return empty.plan(answers, cluster)
     except Refusal as refusal:
         raise AnsibleActionFail(str(refusal)) from None
 
@@ -94,7 +95,7 @@ class ActionModule(ActionBase):
             }
         )
         if arguments["empty"]:
-            return {"changed": False, "plan": _empty(arguments["facts"])}
+            return {"changed": False, "plan": _empty(arguments["facts"], inventory.cluster_of(task_vars))}
         of_play = inventory.of_play(task_vars)
         digest = hashlib.sha256(b"".join(path.read_bytes() for path in RUNTIME_FILES)).hexdigest()[:12]
         staging = arguments["staging"]

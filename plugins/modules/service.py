@@ -116,7 +116,8 @@ def main():
     module = AnsibleModule(
         argument_spec={
             "host": {"type": "dict", "required": True},
-            **dict.fromkeys(("services", "read_ahead"), {"type": "list", "elements": "dict", "default": []}),
+            "services": {"type": "list", "elements": "dict", "default": []},
+            "read_ahead": {"type": "list", "elements": "dict", "default": []},
             **dict.fromkeys(("restart", "start", "stop", "remove"), names),
         },
         supports_check_mode=True,

@@ -13,7 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import serv
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply.services import FAILED, RUNNING, STOPPED
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, files, names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.modules import service
-from conftest import SCHEMA
+from conftest import PLAN
 
 MODULE = service
 
@@ -107,7 +107,7 @@ def test_what_a_new_service_manager_needs():
     assert list(services.CLASSES) == known, "apply/services.py lacks a class"
     templates = {path.name for path in (ROOT / "roles/llama_host/templates").iterdir()}
     assert {manager.template for manager in service_managers.MANAGERS.values()} <= templates
-    host = SCHEMA.schema["properties"]["hosts"]["additionalProperties"]["properties"]
+    host = PLAN["properties"]["hosts"]["additionalProperties"]["properties"]
     assert host["service_manager"]["enum"] == known, "docs/plan.schema.json"
 
 
@@ -116,7 +116,7 @@ def test_the_head_is_known_by_its_name(pair, staging):
     hosts = pair.plan(staging=staging)["hosts"].values()
     services_of_plan = [service for host in hosts for service in host["services"]]
     assert len(services_of_plan) == 3
-    assert all((service["name"] in names.HEADS) == (service["kind"] == "head") for service in services_of_plan)
+    assert all(names.is_head(service["name"]) == (service["kind"] == "head") for service in services_of_plan)
 
 
 # --------------------------------------------------------------------------------------------------------- all managers
@@ -394,7 +394,9 @@ def test_a_restart_enables_nothing_again_and_asks_nothing_twice(tmp_path, monkey
 
 def test_what_starts_next_is_read_into_memory(tmp_path, monkeypatch):
     read = []
-    monkeypatch.setattr(files.os, "posix_fadvise", lambda handle, *_rest: read.append(os.readlink(f"/proc/self/fd/{handle}")))
+    monkeypatch.setattr(
+        files.os, "posix_fadvise", lambda handle, *_rest: read.append(os.readlink(f"/proc/self/fd/{handle}"))
+    )
     for name in ("bin/llama-server", "bin/libggml.so", "m[1]-00001-of-00002.gguf", "m[1]-00002-of-00002.gguf", "keys"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x" * 10)

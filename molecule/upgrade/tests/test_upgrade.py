@@ -18,7 +18,9 @@ pytestmark = pytest.mark.timeout(1800)
 PLAYBOOKS = INVENTORY.parents[3] / "playbooks"
 ROLLBACK = PLAYBOOKS / "rollback.yml"
 HEAD, SERVER = PLAN["head"]["host"], "llamacpp-server"
-WORKERS = {name: service["name"] for name, host in PLAN["hosts"].items() for service in host["services"] if name != HEAD}
+WORKERS = {
+    name: service["name"] for name, host in PLAN["hosts"].items() for service in host["services"] if name != HEAD
+}
 NEW = inventory.specification()["llama_release"]["default"]
 WORDS = " ".join(known_answer.SENTENCE.split()[:2])
 LOG = "/root/asked.log"
@@ -52,7 +54,9 @@ def succeeds(*arguments, **variables):
 
 def served():
     """Names of the releases of which programs run, of each host."""
-    listed = "cat /proc/[0-9]*/cmdline | tr '\\0' '\\n' | grep -oP '^/opt/llamacpp/releases/\\K[^/]+(?=/bin/)' | sort -u"
+    listed = (
+        "cat /proc/[0-9]*/cmdline | tr '\\0' '\\n' | grep -oP '^/opt/llamacpp/releases/\\K[^/]+(?=/bin/)' | sort -u"
+    )
     return {name: on(name).run(listed).stdout.split() for name in PLAN["hosts"]}
 
 
@@ -165,7 +169,9 @@ def test_a_rollback_costs_one_restart():
 @pytest.mark.skipif(not ROLLBACK.exists(), reason="there is no rollback.yml")
 def test_a_rollback_after_the_controller_was_killed_in_the_middle():
     with (WORK / "killed.log").open("w") as log:
-        upgrade = subprocess.Popen(command(PLAYBOOKS / "site.yml", llama_release=NEW), stdout=log, stderr=log, start_new_session=True)
+        upgrade = subprocess.Popen(
+            command(PLAYBOOKS / "site.yml", llama_release=NEW), stdout=log, stderr=log, start_new_session=True
+        )
     while on(HEAD).run("systemctl is-active %s", SERVER).stdout.strip() == "active":
         assert upgrade.poll() is None, (WORK / "killed.log").read_text()[-5000:]
         time.sleep(0.2)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall, knocks, links, stored, tuning
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services as managers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.differences import Difference, Kind
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
@@ -248,15 +248,6 @@ def service_state(service: dict, running: dict[int, list[str]]) -> dict:
     }
 
 
-PORTS = {
-    ("worker", False): "port in llama_worker_endpoints",
-    ("worker", True): "staging_port in llama_worker_endpoints",
-    ("head", False): "llama_server_port",
-    ("head", True): "llama_server_staging_port",
-}
-"""Kind of a service, and whether it is temporary → where its port is given."""
-
-
 def taken_ports(planned: dict, services: dict) -> str | None:
     """A sentence where something else has the port of a planned service, or None.
 
@@ -265,7 +256,7 @@ def taken_ports(planned: dict, services: dict) -> str | None:
     blocked = [service for service in planned["services"] if services[service["name"]]["state"] == "foreign"]
     if not blocked:
         return None
-    where = dict.fromkeys(PORTS[service["kind"], service["temporary"]] for service in blocked)
+    where = dict.fromkeys(names.PORT_VARIABLES[service["kind"] == "head", service["temporary"]] for service in blocked)
     taken = " and ".join(f"{service['listens']}, on which {service['name']} is to listen" for service in blocked)
     if hides_processes():
         return (
@@ -381,17 +372,18 @@ def started_at(pid: int | None) -> float | None:
 def _system(planned: dict) -> Iterator[Difference]:
     if not service_managers.MANAGERS[planned["service_manager"]].host_settings:
         return
+    own = names.of(planned["names"]["cluster"])
     manager = planned["firewall_manager"] or "a firewall that is not active"
-    if firewall.differs(planned["firewall_manager"], planned["firewall"]):
+    if firewall.differs(planned["firewall_manager"], planned["firewall"], firewall.System(own=own)):
         yield Difference("firewall", manager, f"rules of {manager} are not as planned")
-    if links.managed(planned["links"]) or links.ours():
+    if links.managed(planned["links"]) or links.ours(owner=own):
         known = links.facts()
-        problems = links.problems(planned["links"], known)
+        problems = links.problems(planned["links"], known, owner=own)
         if problems:
             raise links.LinkError(" ".join(problems))
-        if links.differs(planned["links"], known):
+        if links.differs(planned["links"], known, owner=own):
             yield Difference("link", "links", "links are not as planned")
-    tuned = tuning.apply(planned["tuning"]["parameters"], planned["tuning"]["profile"], check=True)
+    tuned = tuning.apply(planned["tuning"]["parameters"], planned["tuning"]["profile"], True, tuning.System(own=own))
     if tuned["before"] != tuned["after"]:
         yield Difference("tuning", "tuning", "kernel parameters or the tuned profile are not as planned")
 
@@ -403,7 +395,7 @@ def _named_releases(planned: dict, identities: set[str], applied: bool) -> set[s
     """
     folders = {planned["prefix"], os.path.realpath(planned["prefix"])}
     record = service_managers.MANAGERS[planned["service_manager"]]
-    defined = host.defined_services(planned["service_manager"], planned["units"])
+    defined = host.defined_services(planned["service_manager"], planned["units"], names.of(planned["names"]["cluster"]))
     ours = {record.definition(planned["units"], name) for name in defined} if applied else set()
     replaced: list[str] = []
     texts: list[str] = []
@@ -490,7 +482,7 @@ def drift(planned: dict) -> dict:
     knocking = knocks.begin(planned["knocks"], interfaces.addresses() if planned["knocks"] else [])
     running = processes(planned["prefix"], planned["account"])
     services = {service["name"]: service_state(service, running) for service in planned["services"]}
-    defined = host.defined_services(planned["service_manager"], planned["units"])
+    defined = host.defined_services(planned["service_manager"], planned["units"], names.of(planned["names"]["cluster"]))
     manager = managers.manager_of(planned)
     manifests = {
         build["id"]: stored.installed(Path(planned["prefix"]) / "releases" / build["id"], build["targets"])

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import state
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import is_loopback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import (
@@ -476,11 +476,13 @@ def _closed(plan: dict, drifts: dict, knocks: dict[str, str | None], changed: Co
         stale = owners.get(endpoint) in changed and name not in changed
         return endpoint in plan["hosts"][name]["knocks"] and not stale
 
-    tries = _tries(drifts, knocks, counts)
+    tries, own = _tries(drifts, knocks, counts), names.of(plan["cluster"])
     for name, planned in plan["hosts"].items():
         for worker in planned["workers"]:
             address = worker["listens"].rsplit(":", 1)[0]
-            service = (drifts.get(name) or {"services": {}})["services"].get(f"llamacpp-worker-{worker['name']}", {})
+            service = (drifts.get(name) or {"services": {}})["services"].get(
+                own.service(f"worker-{worker['name']}"), {}
+            )
             listening = service.get("addresses", [])
             if any(other != address for other in listening):
                 judged: tuple[bool | None, str] = False, f"it listens on {', '.join(listening)}"
@@ -668,10 +670,11 @@ def may_become_healthy(plan: dict, drifts: dict[str, dict | None]) -> bool:
     """Whether it makes sense to wait for the server: all workers that it uses run."""
     if plan["staging"]:
         return True
+    own = names.of(plan["cluster"])
     for name, planned in plan["hosts"].items():
         services = (drifts.get(name) or {"services": {}})["services"]
         for worker in planned["workers"]:
-            service = services.get(f"llamacpp-worker-{worker['name']}", {})
+            service = services.get(own.service(f"worker-{worker['name']}"), {})
             if worker["used"] and service.get("state") != "running":
                 return False
     return True

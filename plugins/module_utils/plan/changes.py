@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import differences, names, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Each, Maybe, Number, Text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases
 
 PATH = Text(longest=4096)
@@ -272,7 +271,8 @@ def _builders(plan: dict[str, Any], drifts: dict[str, dict[str, Any]]) -> dict[s
 def _replaced(plan: dict[str, Any], drifts: dict[str, dict[str, Any]]) -> list[str]:
     """Hosts that run programs of a release which is not planned there any more; none where nothing serves."""
     serving = any(
-        heads.SERVICE in drift["stale"] or drift["services"].get(heads.SERVICE, {}).get("state") in ANSWERING
+        plan["head"]["service"] in drift["stale"]
+        or drift["services"].get(plan["head"]["service"], {}).get("state") in ANSWERING
         for drift in drifts.values()
     )
     planned = {name: {build["id"] for build in host["builds"]} for name, host in plan["hosts"].items()}
@@ -293,8 +293,9 @@ def _restarts(plan: dict[str, Any], drifts: dict[str, dict[str, Any]]) -> dict[s
         for name, host in plan["hosts"].items()
         if name in drifts
     }
+    own = names.of(plan["cluster"])
     used = {
-        (name, f"{names.SERVICES}worker-{worker['name']}")
+        (name, own.service(f"worker-{worker['name']}"))
         for name, host in plan["hosts"].items()
         for worker in host["workers"]
         if worker["used"]
@@ -304,6 +305,6 @@ def _restarts(plan: dict[str, Any], drifts: dict[str, dict[str, Any]]) -> dict[s
     touched = any((name, service) in used for name, services in restarts.items() for service in services) or (
         name_of_head in drifts and plan["model"]["path"] in drifts[name_of_head]["changed_files"]
     )
-    if touched and heads.SERVICE not in head:
-        head.append(heads.SERVICE)
+    if touched and plan["head"]["service"] not in head:
+        head.append(plan["head"]["service"])
     return restarts

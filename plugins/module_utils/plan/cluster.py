@@ -23,6 +23,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import (
     external,
     idle,
     layout,
+    neighbours,
     physical,
     placement,
     releases,
@@ -43,6 +44,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
     Facts,
     Host,
     Model,
+    Port,
     Release,
     Server,
     Worker,
@@ -207,6 +209,7 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     lending = _lending(cluster, built, serves, release.capabilities["device_name"] is not None, bounded)
     equipped = {
         name: _equip(
+            names.of(cluster.name),
             host,
             built[name],
             catalogue,
@@ -237,8 +240,10 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     _check_tunnels([*running, *others], cluster.server)
     _check_endpoints([*running, *others])
     _check_names_of_the_head(head, equipped)
+    if not staged:
+        neighbours.check(cluster, {name: _ports(cluster, entry) for name, entry in equipped.items()})
     builds = releases.builds(equipped, wanted, cluster.server, catalogue, secured)
-    model = heads.model_of(cluster.model, model_found, head.facts)
+    model = heads.model_of(cluster.model, model_found, head.facts, names.of(cluster.name).account)
     heads.check(head.name, cluster.server, equipped[head.name].workers, release)
     heads.check_types(model.path, model.summary, release, releases.variable_of(serves, cluster.releases))
     if running and not serving:
@@ -361,6 +366,7 @@ def _check_same_release(cluster: Cluster) -> None:
 
 
 def _equip(
+    own: names.Names,
     host: Host,
     built: tuple[str, ...],
     catalogue: Catalogue,
@@ -373,8 +379,9 @@ def _equip(
     :param secured: backend of the llama-server that speaks TLS.
     """
     facts = host.facts
+    homes = {own.account: facts.prefix, names.BUILD_ACCOUNT: names.BUILD_HOME}
     for account, home in facts.accounts.items():
-        if facts.scope == "system" and account in (names.ACCOUNT, names.BUILD_ACCOUNT) and home != facts.prefix:
+        if facts.scope == "system" and home != homes.get(account, home):
             raise Refusal(
                 f"{host.name} already has an account {account}, with the home {home}: services run as {account}, so rename that account"
             )
@@ -490,7 +497,7 @@ def _head(prepared: Prepared, holders: Sequence[devices.Holder], runtime_id: str
         build=build.id,
         runtime=_runtime(facts, runtime_id),
         state=_state_folder(facts, staged),
-        service=heads.STAGED_SERVICE if staged else heads.SERVICE,
+        service=names.of(prepared.cluster.name).service("server", staged),
     )
     own = devices.environment_of_head(
         facts,
@@ -520,14 +527,16 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) ->
     needs_runtime = is_head or any(worker.cache for worker in entry.workers)
     built = prepared.builds[host.name]
     manager = service_managers.MANAGERS[facts.service_manager]
-    accounts = _accounts(facts, sources) if system else []
+    own = names.of(prepared.cluster.name)
+    accounts = _accounts(own, facts, sources) if system else []
     return {
         **{key: getattr(facts, key) for key in ("scope", "prefix", "cache", "python", "service_manager", "units")},
-        "account": names.ACCOUNT if system else None,
+        "names": own.as_dict(),
+        "account": own.account if system else None,
         "accounts": accounts,
         "build_account": accounts[-1]["name"] if accounts else None,
         "host_settings": manager.host_settings,
-        "folders": _folders(facts, names.ACCOUNT if system else None, sources),
+        "folders": _folders(facts, own.account if system else None, sources),
         "tuning": _tuning(host),
         "runtime": _runtime(facts, runtime_id) if needs_runtime else None,
         "tools": entry.tools,
@@ -536,6 +545,7 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) ->
         "builds": [build.as_json() for build in built.values() if build.targets],
         "keep_releases": host.keep_releases,
         "workers": [_worker(prepared, worker, facts) for worker in entry.workers],
+        "ports": [port._asdict() for port in _ports(prepared.cluster, entry)],
         "firewall": _door(prepared.cluster.server) if is_head else _firewall(prepared.head.host, entry.workers),
         "firewall_manager": facts.firewall if system and manager.host_settings else None,
         "unit_closes": _unit_closes(facts),
@@ -573,6 +583,13 @@ def _external(prepared: Prepared) -> list[dict[str, Any]]:
         }
         for worker, declared in zip(external.workers_of(prepared.cluster.external), prepared.cluster.external)
     ]
+
+
+def _ports(cluster: Cluster, entry: Equipped) -> list[Port]:
+    """On which the services of a host listen, and on which they prove a release."""
+    own = names.of(cluster.name)
+    of_workers = [port for worker in entry.workers for port in neighbours.ports_of_worker(own, worker)]
+    return [*of_workers, *(neighbours.ports_of_server(own, cluster.server) if entry.host.is_head else [])]
 
 
 def _firewall(head: Host, declared: Sequence[Worker]) -> list[dict[str, Any]]:
@@ -616,10 +633,11 @@ def _knocks(prepared: Prepared, entry: Equipped) -> list[str]:
     return [worker.endpoint for other in [*own, *closed] for worker in other.workers if not worker.tunnel]
 
 
-def _accounts(facts: Facts, sources: set[str]) -> list[dict[str, Any]]:
+def _accounts(own: names.Names, facts: Facts, sources: set[str]) -> list[dict[str, Any]]:
     """The account of services, and the one that builds where something is compiled."""
-    serves = {"name": names.ACCOUNT, "groups": list(facts.device_groups)}
-    return [serves, *([{"name": names.BUILD_ACCOUNT, "groups": []}] if sources & set(releases.COMPILED) else [])]
+    serves = {"name": own.account, "groups": list(facts.device_groups), "home": facts.prefix}
+    builds = {"name": names.BUILD_ACCOUNT, "groups": [], "home": names.BUILD_HOME}
+    return [serves, *([builds] if sources & set(releases.COMPILED) else [])]
 
 
 def _tuning(host: Host) -> dict[str, Any]:
