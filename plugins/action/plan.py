@@ -95,6 +95,7 @@ class ActionModule(ActionBase):
                 "model": {"type": "dict"},
                 "path": {"type": "path"},
                 "staging": {"type": "bool", "default": False},
+                "worker": {"type": "str"},
                 "empty": {"type": "bool", "default": False},
                 "page": {"type": "bool", "default": False},
                 "html": {"type": "path"},
@@ -109,7 +110,7 @@ class ActionModule(ActionBase):
             name, hosts = inventory.hosts(task_vars, arguments["facts"], of_play)
             catalogue = entry.catalogue(inventory.packages())
             cluster = self._look_up_releases(entry.read(name, hosts), catalogue, task_vars)
-            plan = cluster_plan.make(cluster, arguments["model"] or {}, catalogue, digest, staging)
+            plan = cluster_plan.make(cluster, arguments["model"] or {}, catalogue, digest, staging, arguments["worker"])
         except Refusal as refusal:
             plan = cluster_plan.refused(inventory.cluster_of(task_vars), refusal)
         if not plan["refused"]:
