@@ -102,6 +102,7 @@ test-full: test ## Run all tests, those that compile more, the other scenarios, 
 	@$(MAKE) --no-print-directory molecule SCENARIO=generations ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=hip ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=faults ACTION=test
+	@$(MAKE) --no-print-directory molecule SCENARIO=upgrade ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=clusters ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=failure ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=newest ACTION=test

@@ -19,7 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import progress, runtime, serving
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer, rpc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import cluster as cluster_plan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import empty, entry, neighbours, releases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import empty, entry, neighbours, releases, rollback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Catalogue, Cluster
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions, inventory, output, sources
 
@@ -86,6 +86,13 @@ def keep_facts(plan: dict, cluster: Cluster) -> None:
     head["files"].append(_file(f"{head['prefix']}/{names.KEPT_FACTS}", text.encode()))
 
 
+def identify(plan: dict) -> None:
+    """Gives the completed plan and each host's part the id under which hosts keep it."""
+    plan["id"] = rollback.identity(plan)
+    for host in plan["hosts"].values():
+        host["id"] = plan["id"]
+
+
 def _empty(answers: dict, cluster: str) -> dict:
     try:
         return empty.plan(answers, cluster)
@@ -105,6 +112,7 @@ class ActionModule(ActionBase):
                 "model": {"type": "dict"},
                 "path": {"type": "path"},
                 "staging": {"type": "bool", "default": False},
+                "worker": {"type": "str"},
                 "empty": {"type": "bool", "default": False},
                 "page": {"type": "bool", "default": False},
                 "html": {"type": "path"},
@@ -119,12 +127,14 @@ class ActionModule(ActionBase):
             name, hosts = inventory.hosts(task_vars, arguments["facts"], of_play)
             catalogue = entry.catalogue(inventory.packages())
             cluster = self._look_up_releases(entry.read(name, hosts), catalogue, task_vars)
-            plan = cluster_plan.make(cluster, arguments["model"] or {}, catalogue, digest, staging)
+            plan = cluster_plan.make(cluster, arguments["model"] or {}, catalogue, digest, staging, arguments["worker"])
         except Refusal as refusal:
             plan = cluster_plan.refused(inventory.cluster_of(task_vars), refusal)
         if not plan["refused"]:
             complete(plan)
             keep_facts(plan, cluster)
+        if not plan["refused"] and not staging:
+            identify(plan)
         if staging:
             return {"changed": False, "plan": plan}
         if arguments["path"]:

@@ -59,10 +59,10 @@ class Cluster:
         }
         return self
 
-    def plan(self, staging=False):
+    def plan(self, staging=False, only=None):
         hosts = copy.deepcopy(self.hosts)
         try:
-            plan = make(entry.read("llama_cluster", hosts), self.model, CATALOGUE, "runtime-id", staging)
+            plan = make(entry.read("llama_cluster", hosts), self.model, CATALOGUE, "runtime-id", staging, only)
         except Refusal as refusal:
             plan = refused("test", refusal)
         SCHEMA.validate(plan)

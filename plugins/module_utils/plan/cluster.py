@@ -64,20 +64,26 @@ def refused(cluster: str, refusal: Refusal) -> dict[str, Any]:
 
 
 def make(
-    cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue, runtime_id: str, staged: bool = False
+    cluster: Cluster,
+    model_found: Mapping[str, Any],
+    catalogue: Catalogue,
+    runtime_id: str,
+    staged: bool = False,
+    only: str | None = None,
 ) -> dict[str, Any]:
     """The plan, or the reasons why there is none.
 
     :param model_found: what gguf_info reports of llama_model_path: ``summary`` and ``closed``; empty when nothing is known.
     :param runtime_id: identifies the runtime that is installed on hosts.
     :param staged: plan the instances that prove the release on the staging ports with the known-answer model, beside those that serve.
+    :param only: HOST:NAME of the only worker that takes part in that; None for all of them.
     :returns: the plan; when ``refused`` is true, ``reasons`` says why and nothing may be applied.
     """
     cluster = cluster._replace(elsewhere=external.hosts_of(cluster.external))
 
     def attempt(given: Cluster, trial: bool = True) -> Planned:
         changed = given._replace(hosts={name: tuning.after_reboot(host) for name, host in given.hosts.items()})
-        prepared = _prepare(staging.cluster_of(changed) if staged else changed, model_found, catalogue, staged)
+        prepared = _prepare(staging.cluster_of(changed, only) if staged else changed, model_found, catalogue, staged)
         return _plan(prepared, runtime_id, staged, not (trial or staged))
 
     try:
@@ -227,6 +233,7 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     driven = {head.name: [name for name, _device in lending.driven]}
     serving = _serving(equipped, cluster.server.backend or serves, fitting, driven, staged)
     if staged:
+        serving = [worker for worker in serving if cluster.only in (None, f"{worker.host}:{worker.name}")]
         equipped = {
             name: entry._replace(workers=tuple(worker for worker in serving if worker.host == name))
             for name, entry in equipped.items()
@@ -724,6 +731,7 @@ def _folders(facts: Facts, account: str | None, sources: set[str]) -> list[dict[
         (prefix, root, "0755"),
         (prefix + "/models", root, "0755"),
         (prefix + "/state", account, "0750"),
+        (f"{prefix}/{names.PLANS}", root, "0700"),
         (facts.units, None, None),
     ]
     if sources != {"package"}:

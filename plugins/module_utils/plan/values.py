@@ -294,6 +294,8 @@ class Cluster(NamedTuple):
     external: tuple[External, ...] = ()
     elsewhere: Mapping[str, Host] = {}
     """The hosts of these, which no run contacts."""
+    only: str | None = None
+    """HOST:NAME of the only worker that takes part in staging."""
 
     @property
     def places(self) -> dict[str, Host]:
