@@ -19,7 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer, rpc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import cluster as cluster_plan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import empty, entry, neighbours, releases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import empty, entry, neighbours, releases, rollback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Catalogue, Cluster
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions, inventory, output, sources
 
@@ -69,6 +69,13 @@ def keep_facts(plan: dict, cluster: Cluster) -> None:
     head["files"].append(_file(f"{head['prefix']}/{names.KEPT_FACTS}", text.encode()))
 
 
+def identify(plan: dict) -> None:
+    """Gives the completed plan and each host's part the id under which hosts keep it."""
+    plan["id"] = rollback.identity(plan)
+    for host in plan["hosts"].values():
+        host["id"] = plan["id"]
+
+
 def _empty(answers: dict, cluster: str) -> dict:
     try:
         return empty.plan(answers, cluster)
@@ -109,6 +116,8 @@ class ActionModule(ActionBase):
         if not plan["refused"]:
             complete(plan)
             keep_facts(plan, cluster)
+        if not plan["refused"] and not staging:
+            identify(plan)
         if staging:
             return {"changed": False, "plan": plan}
         if arguments["path"]:

@@ -16,7 +16,7 @@ from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report, verification
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes, rollback
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import built, output
 
 display = Display()
@@ -41,6 +41,8 @@ class ActionModule(ActionBase):
         if obstacles is not None:
             staged = {"reasons": obstacles, **(staged or {})}
         plan = arguments["plan"]
+        if arguments.pop("gate", False):
+            return self._gate(plan, task_vars)
         _check(changes.check, plan, answers)
         drifts = {name: (answers.get(name) or {}).get("drift") or None for name in plan["hosts"]}
         answered = {name: drift for name, drift in drifts.items() if drift}
@@ -64,6 +66,9 @@ class ActionModule(ActionBase):
         found = {
             name: drift and {**drift, "unlike": list(unlike.get(name, {}).values())} for name, drift in drifts.items()
         }
+        other = None if plan["staging"] else rollback.runs_other(plan, drifts)
+        if other:
+            display.warning(other)
         judged = verification.judge(plan, found, answer["evidence"], knocks, staged, changed)
         if plan["staging"]:
             return {"changed": False, "report": judged}
@@ -82,6 +87,14 @@ class ActionModule(ActionBase):
         elif not answer["evidence"]["health"]["healthy"]:
             message += " The log of the server ends in:\n" + "\n".join(answer["evidence"]["log"])
         return {"failed": True, "msg": message}
+
+    def _gate(self, plan: dict, task_vars: dict) -> dict:
+        """Waits for the server and asks it one real question."""
+        answer = self._collect({"plan": plan}, plan, plan["head"]["start_timeout"], task_vars)
+        if "evidence" not in answer:
+            return answer
+        wrong = verification.gate(plan, answer["evidence"])
+        return {"failed": True, "msg": wrong} if wrong else {"changed": False}
 
     def _collect(self, arguments: dict, plan: dict, patience: float, task_vars: dict) -> dict:
         started = time.monotonic()

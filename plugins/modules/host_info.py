@@ -69,7 +69,14 @@ free_mib:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall, links, services, state, tuning
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import (
+    firewall,
+    links,
+    plans,
+    services,
+    state,
+    tuning,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, failures, names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, memory
@@ -87,7 +94,8 @@ KINDS = (
 def read(params):
     """What the module returns."""
     if params["plan"] is None:
-        return {"facts": host.facts(params["scope"], params["packages"], params["measure"], params["cluster"])}
+        found = host.facts(params["scope"], params["packages"], params["measure"], params["cluster"])
+        return {"facts": {**found, "plans": plans.summaries(found["prefix"])}}
     free = {"free_mib": memory.free_mib()} if params["free"] else {}
     return {"drift": state.drift(params["plan"]), **free}
 

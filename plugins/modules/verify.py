@@ -47,6 +47,12 @@ options:
     description: Why such instances could not be started, where they were asked for.
     type: list
     elements: str
+  gate:
+    description:
+      - Waits until the server is healthy and has answered one question, and fails with the end of its log where it does not. Nothing else is checked.
+      - Of O(plan) it takes the head's part alone. The action plugin does not pass it on.
+    type: bool
+    default: false
   wait:
     description: Seconds to wait for the server in one call. The action plugin calls the module until the plan's start timeout is over.
     type: float
@@ -87,6 +93,7 @@ def main():
             "path": {"type": "path"},
             "staged": {"type": "dict"},
             "obstacles": {"type": "list", "elements": "str"},
+            "gate": {"type": "bool", "default": False},
             "wait": {"type": "float", "default": 5.0},
         },
         supports_check_mode=True,

@@ -31,6 +31,7 @@ from ansible_collections.llamacpp.cluster.plugins.modules import (
     service,
     verify,
 )
+from ansible_collections.llamacpp.cluster.plugins.modules import kept as kept_module
 from ansible_collections.llamacpp.cluster.plugins.modules import tuning as tuning_module
 from test_services import HEAD, OTHER, WORKER
 
@@ -338,6 +339,7 @@ MODULES = {
     firewall_module: ((firewall, "apply"), {"rules": []}),
     gguf_info: ((gguf_info.gguf, "read_path"), {"path": "/m.gguf"}),
     host_info: ((host_info.host, "facts"), {}),
+    kept_module: ((kept_module.plans, "read_all"), {"state": "listed", "prefix": "/p"}),
     link: ((link.links, "apply"), {"links": []}),
     link_speed: ((link_speed.links, "measure"), {"address": "192.0.2.1"}),
     release: ((release.state, "unneeded_releases"), {"state": "pruned", "host": {"builds": []}}),

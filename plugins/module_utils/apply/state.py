@@ -19,9 +19,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall, knocks, links, stored, tuning
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import (
+    firewall,
+    knocks,
+    links,
+    plans,
+    stored,
+    tuning,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services as managers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import kept, names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.differences import Difference, Kind
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
@@ -448,6 +455,7 @@ def unneeded_releases(planned: dict, applied: bool = False) -> list[str]:
         return sorted(partial)
     held = _named_releases(planned, others, applied)
     held |= {name for name in others if stored.under_way(planned["cache"], name)}
+    held |= others & plans.builds(planned["prefix"])
     unneeded = []
     for backend, left in room.items():
         own = {name for name in others if backends.backend_of(name) == backend}
@@ -468,6 +476,12 @@ def _all(kind: Kind, subjects: list[str], text: str) -> Iterator[Difference]:
     return (Difference(kind, subject, text.format(subject)) for subject in subjects)
 
 
+def _kept(identity: str | None, summaries: list[dict]) -> Iterator[Difference]:
+    """:param identity: of the plan; None of one that is not kept."""
+    if identity and [plan["id"] for plan in kept.served(summaries)[:1]] != [identity]:
+        yield Difference("kept", identity, f"plan {identity} is not noted as the last one that served")
+
+
 def drift(planned: dict) -> dict:
     """What differs on this host from its part of the plan.
 
@@ -476,7 +490,7 @@ def drift(planned: dict) -> dict:
         (those of them that are not planned), ``missing_builds`` (ids of planned builds that are not installed or not intact),
         ``installed`` (id of each other planned build → file → sha256), ``received`` (id of those that another host has compiled → that host),
         ``running_releases`` (ids of the releases whose programs run), ``changed_files`` (paths), ``redefined`` (names of services),
-        ``knocks`` (of knocks.results),
+        ``knocks`` (of knocks.results), ``plans`` (of plans.summaries),
         ``differences`` (all that an apply would change, each ``{"kind", "subject", "text"}``, as common.differences defines it).
     """
     knocking = knocks.begin(planned["knocks"], interfaces.addresses() if planned["knocks"] else [])
@@ -491,6 +505,7 @@ def drift(planned: dict) -> dict:
     missing = [identity for identity, manifest in manifests.items() if not manifest]
     stale = sorted(set(defined) - set(services))
     changed_files, redefined = _changed_files(planned["files"]), _redefined(planned, services)
+    summaries = plans.summaries(planned["prefix"])
     return {
         "services": services,
         "defined": defined,
@@ -506,6 +521,7 @@ def drift(planned: dict) -> dict:
         "changed_files": changed_files,
         "redefined": redefined,
         "knocks": knocks.results(knocking),
+        "plans": summaries,
         "differences": [
             difference.as_dict()
             for difference in (
@@ -520,6 +536,7 @@ def drift(planned: dict) -> dict:
                 *_services(services),
                 *_all("stale", stale, "{} is not planned any more"),
                 *_all("unneeded", unneeded_releases(planned), "release {} is no longer needed"),
+                *_kept(planned.get("id"), summaries),
             )
         ],
     }

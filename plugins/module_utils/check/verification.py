@@ -702,6 +702,22 @@ def _staging(plan: dict, staged: dict) -> dict:
     )
 
 
+def gate(plan: dict, evidence: dict) -> str | None:
+    """Why a head that was started does not serve, with the last lines of its log; None where it is healthy and has answered.
+
+    :param plan: with ``head``, ``model`` and ``external_workers``.
+    """
+    if not evidence["health"]["healthy"]:
+        waiting = evidence.get("waits_for") or []
+        said = "; ".join(waiting or [evidence["health"]["said"]])
+        help_for = f" {remedy(plan, waiting)}" if waiting else ""
+        log = "".join(f"\n{line}" for line in evidence["log"])
+        return f"llama-server is not healthy: {said}.{help_for}" + (f" Its log ends in:{log}" if log else "")
+    checks = [_completion(plan, evidence), *([_known_answer(plan, evidence)] if plan["model"]["known_answer"] else [])]
+    wrong = [f"{check['name']}: {check['evidence']}" for check in checks if check["status"] == "failed"]
+    return f"llama-server does not answer as it should: {'; '.join(wrong)}" if wrong else None
+
+
 def judge(
     plan: dict,
     drifts: dict[str, dict | None],

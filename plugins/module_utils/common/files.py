@@ -13,6 +13,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+TEMPORARY = ".llamacpp-"
+"""How the names of files begin that are not whole yet."""
+
 
 def text_of(path: Path) -> str:
     """Content of a file; empty if it is missing or not readable."""
@@ -63,7 +66,7 @@ def replace_file(target: Path, text: str, mode: int) -> None:
 
 
 def _replace(target: Path, text: str, mode: int) -> None:
-    handle, temporary = tempfile.mkstemp(prefix=".llamacpp-", dir=target.parent)
+    handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=target.parent)
     try:
         with os.fdopen(handle, "w", errors="surrogateescape") as file:
             file.write(text)

@@ -52,7 +52,12 @@ EVERY_ADDRESS, EVERYBODY = "0.0.0.0", "0.0.0.0/0"
 """Where a program listens on all addresses of its host, and the network of all hosts."""
 CLUSTER_RECORD = "cluster.json"
 """File below the prefix of every host that says which ports and how much memory the cluster has there by plan."""
-INSTALLED = ("releases", "runtime", "state", "supervisor", "venv", "links", "lingering", KEPT_FACTS, CLUSTER_RECORD)
+PLANS = "plans"
+"""Folder below the prefix with the host's own part of the last plans."""
+INSTALLED = (
+    *("releases", "runtime", "state", "supervisor", "venv", "links", "lingering"),
+    *(KEPT_FACTS, CLUSTER_RECORD, PLANS),
+)
 """What an installation has below its prefix, apart from models, which may be an operator's."""
 PORT_VARIABLES = {
     (False, False): "port in llama_worker_endpoints",

@@ -670,6 +670,7 @@ def _folders(facts: Facts, account: str | None, sources: set[str]) -> list[dict[
         (prefix, root, "0755"),
         (prefix + "/models", root, "0755"),
         (prefix + "/state", account, "0750"),
+        (f"{prefix}/{names.PLANS}", root, "0700"),
         (facts.units, None, None),
     ]
     if sources != {"package"}:
