@@ -73,6 +73,7 @@ HEALTH_EVERY, HEALTH_LOST_SECONDS = 10.0, 60.0
 GONE_SECONDS, SAYS_NOTHING_SECONDS, HOLDS_SECONDS = 30.0, 30.0, 60.0
 SHORT_TALK = 65536
 """Bytes. A client that has given a worker a part of a model has sent more."""
+ASK_AGAIN_SECONDS = 0.25
 RETURN_EVERY, RETURN_TIMEOUT = 5.0, 2.0
 API_KEYS = "--api-key-file"
 
@@ -551,7 +552,8 @@ class Start:
                 found.extend(self._fallback(self.settings.fallbacks, answers))
             return bool(found)
 
-        answers = shake_hands(self.full.endpoints, self.protocol, self.timeout, note, self.pause, enough)
+        pause = min(self.pause, ASK_AGAIN_SECONDS)
+        answers = shake_hands(self.full.endpoints, self.protocol, self.timeout, note, pause, enough)
         return found[0] if found else self.full._replace(answers=answers)
 
     def _fallback(self, path: Path, answers: dict) -> list[Chosen]:
@@ -606,7 +608,9 @@ class Start:
         recorded = False
         while head.process.poll() is None:
             recorded = recorded or write_handshakes(self.state, chosen.answers)
-            time.sleep(self.pause)
+            with suppress(subprocess.TimeoutExpired):
+                head.process.wait(self.pause)
+                continue
             fault = head.fault()
             if fault:
                 self.record.note(f"{fault.saw}: llama-server is started again")
