@@ -16,7 +16,14 @@ from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import progress, runtime, serving
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import (
+    journal,
+    progress,
+    runtime,
+    server,
+    serving,
+    worker,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer, rpc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import cluster as cluster_plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import empty, entry, neighbours, releases, rollback
@@ -26,7 +33,7 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definition
 display = Display()
 
 RUNTIME = Path(runtime.__file__)
-RUNTIME_FILES = [RUNTIME, *(Path(module.__file__) for module in (progress, serving, rpc))]
+RUNTIME_FILES = [RUNTIME, *(Path(module.__file__) for module in (server, worker, progress, serving, journal, rpc))]
 """The runtime as it is installed on hosts: runtime.py and what it needs beside it."""
 
 

@@ -28,7 +28,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted 
     printable,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import runtime
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import journal, runtime, server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer, rpc
 
 SCHEMA = 1
@@ -300,11 +300,11 @@ def collect(plan: dict, seconds: float) -> dict:
     evidence.update(_fallback_of(own, running))
     plan = as_served(plan, evidence)
     try:
-        log = reading.read(folder / runtime.START_LOG, runtime.START_LOG_BYTES).decode("utf-8", "replace")
+        log = reading.read(folder / server.START_LOG, server.START_LOG_BYTES).decode("utf-8", "replace")
     except OSError:
         log = ""
     evidence["log"] = _last_lines(log.splitlines())
-    evidence["log_complete"] = bool(log) and runtime.INCOMPLETE not in log
+    evidence["log_complete"] = bool(log) and journal.INCOMPLETE not in log
     evidence["handshakes"] = handshakes(folder / runtime.HANDSHAKES, launchers)
     measured = host.measured_links(own["prefix"])
     evidence["links"] = {name: measured.get(name) for name in plan["links"]}

@@ -25,8 +25,8 @@ FILE_BYTES = 256 * 1024
 FALLBACKS_BYTES = 4 * 1024 * 1024
 WRITE_SECONDS = 10.0
 LONGEST_WAIT = 60
-SETTLED_SECONDS = 300
-"""A llama-server that has served for so long had a good start: the next restart comes without a wait."""
+SETTLED_SECONDS = 30
+"""For each so many seconds for which llama-server serves, one of its ends is forgotten."""
 RECENT_SECONDS = 60
 DAY = 86400
 STEADY_SECONDS, LONGEST_STEADY_SECONDS = 30, 1800
@@ -39,10 +39,10 @@ class Kept(NamedTuple):
     time: int = 0
     restarts: int = 0
     failures: int = 0
-    """Ends of llama-server that nobody asked for, since it last served for SETTLED_SECONDS."""
+    """Ends of llama-server that nobody asked for, and that are not forgotten yet."""
     ended: int = 0
     returns: int = 0
-    """How often it returned from a fallback, since it last served for SETTLED_SECONDS after that."""
+    """How often it returned from a fallback, and that is not forgotten yet."""
     silences: tuple[int, ...] = ()
     """When llama-server was ended since nothing moved, within the last day."""
     last: tuple[dict[str, Any], ...] = ()
@@ -116,11 +116,12 @@ class Record:
             self._write(now)
 
     def served(self, now: float) -> None:
-        """Notes that llama-server serves now; after a while it has settled, and what happened before is over."""
+        """Notes that llama-server serves now, and forgets one of its ends, and one return from a fallback, for every SETTLED_SECONDS."""
         self.served_since = now if self.served_since is None else self.served_since
         if now - self.served_since >= SETTLED_SECONDS:
-            returns = self.kept.returns if self.state == FALLBACK else 0
-            self.kept = self.kept._replace(failures=0, returns=returns)
+            self.served_since = now
+            returns = self.kept.returns if self.state == FALLBACK else self.kept.returns - 1
+            self.kept = self.kept._replace(failures=max(0, self.kept.failures - 1), returns=max(0, returns))
 
     def note(self, text: str) -> None:
         """Says one line, and keeps it."""
