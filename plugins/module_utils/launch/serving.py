@@ -27,7 +27,7 @@ WRITE_SECONDS = 10.0
 LONGEST_WAIT = 60
 SETTLED_SECONDS = 30
 """For each so many seconds for which llama-server serves, one of its ends is forgotten."""
-RECENT_SECONDS = 60
+RECENT_SECONDS = 120
 DAY = 86400
 STEADY_SECONDS, LONGEST_STEADY_SECONDS = 30, 1800
 
