@@ -251,14 +251,18 @@ def test_connections_of_both_sides_are_kept_alive(cluster):
 def test_a_host_that_acknowledges_nothing_is_a_lost_worker():
     table = (
         "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
-        "   0: 0100007F:A000 0B0200C0:C384 01 00000100:00000000 01:00000000 00000007     0        0 111 1\n"
-        "   1: 0100007F:A001 0C0200C0:C384 01 00000100:00000000 01:00000000 00000006     0        0 222 1\n"
+        "   0: 0100007F:A000 0B0200C0:C384 01 00000100:00000000 01:00000000 00000004     0        0 111 1\n"
+        "   1: 0100007F:A001 0C0200C0:C384 01 00000100:00000000 01:00000000 00000003     0        0 222 1\n"
         "   2: 0100007F:A002 0D0200C0:C384 01 00000100:00000000 04:00000000 00000009     0        0 333 1\n"
     )
     links = progress.links_of(table)
     head = llama_server.Head.__new__(llama_server.Head)
     head.endpoints, head.ready, head.missing = [link.remote for link in links], True, 0
-    fault = head._lost_workers(progress.Look(progress.Activity("S", 0, 0, 0), links, {}))
+    head.lasting = progress.Lasting()
+    look = progress.Look(progress.Activity("S", 0, 0, 0), links, {})
+    better = look._replace(links=[link._replace(retransmissions=0) for link in links])
+    assert [head._lost_workers(better if now == 30 else look, now) for now in (0, 19, 30, 31, 50)] == [None] * 5
+    fault = head._lost_workers(look, 51)
     assert fault.lost == ["192.0.2.11:50052"]
     assert fault.saw == "lost worker 192.0.2.11:50052, whose host acknowledges nothing"
 
