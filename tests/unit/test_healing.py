@@ -267,6 +267,31 @@ def test_a_host_that_acknowledges_nothing_is_a_lost_worker():
     assert fault.saw == "lost worker 192.0.2.11:50052, whose host acknowledges nothing"
 
 
+def test_launchers_tell_systemd_that_they_get_on(cluster, tmp_path, monkeypatch):
+    """systemd ends one that is stopped together with its program, as ``systemctl kill`` does it."""
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(20)
+        for start in (
+            lambda: cluster.worker()[0],
+            lambda: cluster.head("answers"),
+            lambda: cluster.head("answers", [f"127.0.0.1:{free_port()}"]),
+        ):
+            process = start()
+            time.sleep(2)
+            os.kill(process.pid, signal.SIGSTOP)
+            systemd.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while systemd.recv(100):
+                    pass
+            os.kill(process.pid, signal.SIGCONT)
+            systemd.settimeout(20)
+            assert [systemd.recv(100) for _number in range(3)] == [b"WATCHDOG=1"] * 3
+            process.kill()
+            process.wait()
+
+
 def test_a_stopped_head_is_started_again(cluster):
     process = cluster.head("answers")
     until(lambda: cluster.is_now("serving"))

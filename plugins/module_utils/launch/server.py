@@ -235,6 +235,10 @@ class Head:
         if min(mute, still) >= HEALTH_LOST_SECONDS:
             return Fault(f"llama-server has not answered /health for {mute:.0f} s, and nothing moves", silent=True)
         seen = bool(look.traffic) or not self.endpoints
+        if not seen and connected(look.links, self.endpoints):
+            journal.say_once(
+                "the kernel lends no sockets here: a program that hangs without being stopped is not found"
+            )
         quiet = min(still, self.lasting.seconds("wanted", seen and (client or not self.ready), now))
         if quiet < self.silence / 2:
             self._forget_question()
