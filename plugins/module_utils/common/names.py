@@ -25,6 +25,10 @@ DEFINITION_MARK = "Written by llamacpp.cluster"
 """Stands in the first lines of every definition of a service."""
 KEPT_FACTS = "facts.json"
 """File below the prefix of the head with the facts from which the last plan was made."""
+LEASE, LEASE_LOCK = "lease.json", "lease.lock"
+"""Files below the prefix of the head: which run may change hosts, and the lock of those who read and write that."""
+TAKE_OVER = "llama_lease_take_over"
+"""Variable with which an operator takes the lease from another run."""
 FIREWALLS = ("firewalld", "ufw", "nftables")
 """Managers of a host's firewall that are driven."""
 LINK_KINDS = ("ethernet", "thunderbolt", "usb4", "infiniband", "wireless")
@@ -34,7 +38,7 @@ MTU = range(1280, 65536)
 LOOPBACK = "127.0.0.1"
 EVERY_ADDRESS, EVERYBODY = "0.0.0.0", "0.0.0.0/0"
 """Where a program listens on all addresses of its host, and the network of all hosts."""
-INSTALLED = ("releases", "runtime", "state", "supervisor", "venv", "links", "lingering", KEPT_FACTS)
+INSTALLED = ("releases", "runtime", "state", "supervisor", "venv", "links", "lingering", KEPT_FACTS, LEASE, LEASE_LOCK)
 """What an installation has below its prefix, apart from models, which may be an operator's."""
 FAMILIES = {
     "debian": "debian",
