@@ -65,7 +65,14 @@ free_mib:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall, links, services, state, tuning
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import (
+    alone,
+    firewall,
+    links,
+    services,
+    state,
+    tuning,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, failures
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, memory
 
@@ -77,7 +84,8 @@ def read(params):
     if params["plan"] is None:
         return {"facts": host.facts(params["scope"], params["packages"], params["measure"])}
     free = {"free_mib": memory.free_mib()} if params["free"] else {}
-    return {"drift": state.drift(params["plan"]), **free}
+    with alone.alone(params["plan"]["prefix"], changes=False):
+        return {"drift": state.drift(params["plan"]), **free}
 
 
 def main():

@@ -27,6 +27,8 @@ KEPT_FACTS = "facts.json"
 """File below the prefix of the head with the facts from which the last plan was made."""
 LEASE, LEASE_LOCK = "lease.json", "lease.lock"
 """Files below the prefix of the head: which run may change hosts, and the lock of those who read and write that."""
+CHANGES_LOCK = "changes.lock"
+"""File below the prefix of each host whose lock belongs to the process that changes services there."""
 TAKE_OVER = "llama_lease_take_over"
 """Variable with which an operator takes the lease from another run."""
 FIREWALLS = ("firewalld", "ufw", "nftables")
@@ -38,7 +40,19 @@ MTU = range(1280, 65536)
 LOOPBACK = "127.0.0.1"
 EVERY_ADDRESS, EVERYBODY = "0.0.0.0", "0.0.0.0/0"
 """Where a program listens on all addresses of its host, and the network of all hosts."""
-INSTALLED = ("releases", "runtime", "state", "supervisor", "venv", "links", "lingering", KEPT_FACTS, LEASE, LEASE_LOCK)
+INSTALLED = (
+    "releases",
+    "runtime",
+    "state",
+    "supervisor",
+    "venv",
+    "links",
+    "lingering",
+    KEPT_FACTS,
+    LEASE,
+    LEASE_LOCK,
+    CHANGES_LOCK,
+)
 """What an installation has below its prefix, apart from models, which may be an operator's."""
 FAMILIES = {
     "debian": "debian",
