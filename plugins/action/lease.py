@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 
 from ansible import context
+from ansible.errors import AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import lease
@@ -30,6 +31,18 @@ class ActionModule(ActionBase):
     def run(self, tmp=None, task_vars=None):
         super().run(tmp, task_vars)
         arguments = dict(self._task.args)
+        try:
+            if arguments.get("state") == "located":
+                scope = {"scope": arguments["scope"]}
+                return self._execute_module("llamacpp.cluster.host_info", module_args=scope, task_vars=task_vars)
+            return self._decided(arguments, task_vars)
+        except AnsibleConnectionFailure:  # ignore_unreachable has no effect with run_once
+            display.warning(
+                "The head cannot be reached: nothing keeps another run from changing this cluster at the same time."
+            )
+            return {"changed": False}
+
+    def _decided(self, arguments: dict, task_vars: dict) -> dict:
         mine = controller.run(os.getppid(), context.CLIARGS.get("args") or [])
         arguments["run"] = mine
         result = self._execute_module(module_args=arguments, task_vars=task_vars)

@@ -13,6 +13,7 @@ author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Keeps a file C(lease.json) in the installation of the head, which names the run that may change hosts. A second run fails at once and says who that is.
   - The lease of a run of the same controller whose process is gone, and one that was not renewed for 5 minutes of the head's clock, is taken over.
+  - Where the head cannot be reached, there is a warning and no lease.
   - An action plugin adds what the controller knows of the run. While that goes on, a process of the controller renews the lease every 30 seconds. It gives
     the lease back when the run has ended, however it ended.
 attributes:
@@ -24,9 +25,13 @@ attributes:
     description: There is nothing to show.
 options:
   prefix:
-    description: The installation of the head.
+    description: The installation of the head. All states but V(located) need it.
     type: path
-    required: true
+  scope:
+    description: Whether the installation belongs to the system or to the connecting user, for V(located).
+    type: str
+    choices: [auto, system, user]
+    default: auto
   create:
     description: Whether to create O(prefix) where it is missing. Without it there is no lease then, and nothing that needs one.
     type: bool
@@ -36,8 +41,9 @@ options:
       - V(held) gives the lease to this run, or renews it.
       - V(kept) renews it, and fails if this run does not hold it any more.
       - V(released) gives it back.
+      - V(located) finds out where the installation of the head is, as P(llamacpp.cluster.host_info#module) does. The action plugin does it.
     type: str
-    choices: [held, kept, released]
+    choices: [held, kept, released, located]
     default: held
   take_over:
     description: Whether V(held) takes the lease from whoever has it.
@@ -59,6 +65,11 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+facts:
+  description: Facts of the head.
+  returned: when O(state=located)
+  type: dict
+  sample: {"prefix": "/opt/llamacpp", "scope": "system"}
 taken_from:
   description: The run whose lease was taken over. Empty where nobody had it.
   returned: success
@@ -81,13 +92,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import fai
 def main():
     module = AnsibleModule(
         argument_spec={
-            "prefix": {"type": "path", "required": True},
+            "prefix": {"type": "path"},
+            "scope": {"type": "str", "choices": ["auto", "system", "user"], "default": "auto"},
             "create": {"type": "bool", "default": False},
-            "state": {"type": "str", "choices": ["held", "kept", "released"], "default": "held"},
+            "state": {"type": "str", "choices": ["held", "kept", "released", "located"], "default": "held"},
             "take_over": {"type": "bool", "default": False},
             "run": {"type": "dict"},
             "ended": {"type": "str", "default": ""},
         },
+        required_if=[("state", state, ["prefix", "run"]) for state in ("held", "kept", "released")],
         supports_check_mode=True,
     )
     if module.check_mode:

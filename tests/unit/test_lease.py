@@ -1,5 +1,7 @@
 """The lease of a cluster: who holds it, who takes it over, and that a run that ends in any way gives it back."""
 
+import contextlib
+import itertools
 import json
 import os
 import signal
@@ -8,15 +10,19 @@ import sys
 import time
 from multiprocessing import get_context
 from pathlib import Path
+from unittest import mock
 
+import faults
 import pytest
 import yaml
 from ansible.module_utils.testing import patch_module_args
+from ansible_collections.llamacpp.cluster.plugins.action import lease as lease_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import lease
 from ansible_collections.llamacpp.cluster.plugins.modules import lease as module
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import controller
 from test_tasks import tasks
 
+pytestmark = pytest.mark.timeout(300)
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -126,6 +132,24 @@ def test_of_many_that_take_over_at_once_one_gets_it(tmp_path):
         process.join()
     assert len(got) == 1
     assert written(tmp_path)["run"] == run(got[0])["run"]
+
+
+@pytest.mark.parametrize("kind", faults.KINDS)
+def test_a_fault_leaves_no_lease_in_part(tmp_path, monkeypatch, kind):
+    broken = faults.Faults(monkeypatch, kind, tmp_path)
+    for number in itertools.count(1):
+        prefix = tmp_path / str(number)
+        prefix.mkdir()
+        broken.at, broken.count = number, 0
+        with contextlib.suppress(OSError, faults.Killed):
+            lease.hold(prefix, run())
+        reached, broken.at = broken.count >= number, None
+        assert not lease.read(prefix) or lease.read(prefix).holder["run"] == run()["run"]
+        lease.hold(prefix, run())
+        assert written(prefix)["run"] == run()["run"]
+        if not reached:
+            break
+    assert number > 1
 
 
 def call(capsys, **arguments):
@@ -296,13 +320,59 @@ def test_a_run_that_ends_in_any_way_gives_it_back(operator, how):
     operator.wait_for(lambda: not (operator.prefix / "lease.json").exists())
 
 
-def test_the_process_that_renews_it_does_so(operator):
-    first = operator.start("first", "sleep 45")
-    operator.wait_for(lambda: operator.touched("first") == ["head-first", "worker-first"])
-    aged(operator.prefix, 250)
-    operator.wait_for(lambda: lease.read(operator.prefix).age < 100)
-    os.killpg(first.pid, signal.SIGKILL)
-    first.communicate(timeout=100)
+def test_the_process_that_renews_it_does_so_until_the_run_has_ended(sleeper, tmp_path, monkeypatch):
+    for name, value in (("RENEWAL_SECONDS", 0.2), ("POLL_SECONDS", 0.05)):
+        monkeypatch.setattr(lease_action, name, value)
+    mine = controller.run(sleeper.pid, [])
+    lease.hold(tmp_path, mine)
+    action = lease_action.ActionModule(mock.Mock(), mock.Mock(), mock.Mock(), mock.Mock(), mock.Mock(), mock.Mock())
+    renewed = []
+
+    def on_host(command, sudoable):
+        done = subprocess.run(["sh", "-c", command], check=False)
+        if (tmp_path / "lease.json").exists():
+            renewed.append(lease.read(tmp_path).age)
+            aged(tmp_path, 200)
+        if len(renewed) == 3:
+            sleeper.kill()
+            sleeper.wait()
+        return {"rc": done.returncode}
+
+    monkeypatch.setattr(action, "_low_level_execute_command", on_host)
+    action._renew(str(tmp_path / "lease.json"), mine)
+    assert len(renewed) == 3
+    assert max(renewed) < 100
+    assert not (tmp_path / "lease.json").exists()
+
+
+def test_what_renews_it_leaves_the_lease_of_another_run_alone(sleeper, tmp_path, monkeypatch):
+    mine = controller.run(sleeper.pid, [])
+    sleeper.kill()
+    sleeper.wait()
+    lease.hold(tmp_path, run(2))
+    aged(tmp_path, 200)
+    action = lease_action.ActionModule(mock.Mock(), mock.Mock(), mock.Mock(), mock.Mock(), mock.Mock(), mock.Mock())
+    monkeypatch.setattr(
+        action,
+        "_low_level_execute_command",
+        lambda command, sudoable: {"rc": subprocess.run(["sh", "-c", command], check=False).returncode},
+    )
+    assert action._on_head(str(tmp_path / "lease.json"), mine, "touch -c")
+    action._renew(str(tmp_path / "lease.json"), mine)
+    assert written(tmp_path)["run"] == run(2)["run"]
+    assert lease.read(tmp_path).age > 100
+
+
+def test_a_head_that_cannot_be_reached_keeps_nobody_from_stopping_the_others(operator):
+    inventory = yaml.safe_load((operator.path / "hosts.yml").read_text())
+    hosts = inventory["all"]["children"]["llama_cluster"]["hosts"]
+    hosts["head"].update(ansible_connection="ssh", ansible_host="127.0.0.1", ansible_port=1)
+    (operator.path / "hosts.yml").write_text(yaml.safe_dump(inventory))
+    alone = operator.start("only", "true", "--limit", "worker")
+    said = alone.communicate(timeout=200)[0]
+    assert "The head cannot be reached: nothing keeps another run" in " ".join(said.split())
+    assert operator.touched("only") == ["worker-only", "worker-only-services"]
+    assert alone.returncode == 0
 
 
 # ------------------------------------------------------------------------------------------------------------ playbooks
