@@ -33,8 +33,8 @@ class ActionModule(ActionBase):
         arguments = dict(self._task.args)
         try:
             if arguments.get("state") == "located":
-                scope = {"scope": arguments["scope"]}
-                return self._execute_module("llamacpp.cluster.host_info", module_args=scope, task_vars=task_vars)
+                asked = {name: arguments[name] for name in ("scope", "cluster")}
+                return self._execute_module("llamacpp.cluster.host_info", module_args=asked, task_vars=task_vars)
             return self._decided(arguments, task_vars)
         except AnsibleConnectionFailure:  # ignore_unreachable has no effect with run_once
             display.warning(

@@ -16,24 +16,25 @@ from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import runtime
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import progress, runtime, serving
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer, rpc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import cluster as cluster_plan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import empty, entry, releases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import empty, entry, neighbours, releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Catalogue, Cluster
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions, inventory, output, sources
 
 display = Display()
 
 RUNTIME = Path(runtime.__file__)
-RUNTIME_FILES = [RUNTIME, Path(rpc.__file__)]
-"""The runtime as it is installed on the head: runtime.py and what it needs beside it."""
+RUNTIME_FILES = [RUNTIME, *(Path(module.__file__) for module in (progress, serving, rpc))]
+"""The runtime as it is installed on hosts: runtime.py and what it needs beside it."""
 
 
 def complete(plan: dict) -> None:
     """Adds to a plan what has to be written on each host: definitions of services, the runtime and the known-answer model."""
-    for host in plan["hosts"].values():
-        host["files"] = []
+    for name, host in plan["hosts"].items():
+        record = neighbours.record(plan, name)
+        host["files"] = [_file(f"{host['prefix']}/{names.CLUSTER_RECORD}", record.encode())]
         if host["runtime"]:
             owner = "root" if host["account"] else None
             host["folders"].append({"path": host["runtime"], "owner": owner, "mode": "0755"})
@@ -43,10 +44,27 @@ def complete(plan: dict) -> None:
         for service in host["services"]:
             service["definition"] = definitions.definition(host, service)
     head, model = plan["head"], plan["model"]
+    if head["fallback_after"] is not None:
+        own = plan["hosts"][head["host"]]
+        own["files"].append(_file(f"{own['prefix']}/{names.FALLBACKS}", _fallbacks(plan).encode()))
     if model["known_answer"]:
         size = known_answer.file_bytes(*(model["known_answer"][key] for key in ("layers", "width", "type")))
         written = {"path": model["path"], "bytes": size, "record": known_answer.record_of(model["path"])}
         plan["hosts"][head["host"]]["files"].append(written)
+
+
+def _fallbacks(plan: dict) -> str:
+    """What the launcher of the head reads of the fallbacks, as JSON."""
+    entries = [
+        {
+            "name": fallback["without"],
+            "without": fallback["endpoint"],
+            "workers": fallback["workers"],
+            "argv": fallback["head"]["argv"],
+        }
+        for fallback in plan["fallbacks"]
+    ]
+    return json.dumps(entries, indent=1) + "\n"
 
 
 def _file(path: str, data: bytes, source: Path | None = None) -> dict:
@@ -68,9 +86,9 @@ def keep_facts(plan: dict, cluster: Cluster) -> None:
     head["files"].append(_file(f"{head['prefix']}/{names.KEPT_FACTS}", text.encode()))
 
 
-def _empty(answers: dict) -> dict:
+def _empty(answers: dict, cluster: str) -> dict:
     try:
-        return empty.plan(answers)
+        return empty.plan(answers, cluster)
     except Refusal as refusal:
         raise AnsibleActionFail(str(refusal)) from None
 
@@ -93,7 +111,7 @@ class ActionModule(ActionBase):
             }
         )
         if arguments["empty"]:
-            return {"changed": False, "plan": _empty(arguments["facts"])}
+            return {"changed": False, "plan": _empty(arguments["facts"], inventory.cluster_of(task_vars))}
         of_play = inventory.of_play(task_vars)
         digest = hashlib.sha256(b"".join(path.read_bytes() for path in RUNTIME_FILES)).hexdigest()[:12]
         staging = arguments["staging"]

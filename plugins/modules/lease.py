@@ -32,6 +32,10 @@ options:
     type: str
     choices: [auto, system, user]
     default: auto
+  cluster:
+    description: Name of the cluster, for V(located).
+    type: str
+    default: llama_cluster
   create:
     description: Whether to create O(prefix) where it is missing. Without it there is no lease then, and nothing that needs one.
     type: bool
@@ -94,6 +98,7 @@ def main():
         argument_spec={
             "prefix": {"type": "path"},
             "scope": {"type": "str", "choices": ["auto", "system", "user"], "default": "auto"},
+            "cluster": {"type": "str", "default": "llama_cluster"},
             "create": {"type": "bool", "default": False},
             "state": {"type": "str", "choices": ["held", "kept", "released", "located"], "default": "held"},
             "take_over": {"type": "bool", "default": False},

@@ -800,6 +800,17 @@ CASES = [
         ["compiled with GGML_RPC_RDMA on head, worker1", "/dev/infiniband", "of head, worker1 and worker2"],
     ),
     (
+        "no-fallback",
+        lambda: strix_halos(2, 200, llama_server_fallback=True),
+        {
+            "add a worker with as much memory": lambda cluster: cluster.hosts.update(
+                strix2=strix_halos(3, 200).hosts["strix2"]
+            ),
+            "set llama_server_fallback to false": given({"llama_server_fallback": False}),
+        },
+        ["nothing can be served while one of these is away: strix0:rocm0 (", " MiB are missing)."],
+    ),
+    (
         "slower-than-one-host",
         lambda: with_model(cluster_of(1), accepted=()),
         {"{steps}": lambda cluster: cluster.hosts.pop("worker1")},

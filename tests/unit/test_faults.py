@@ -209,10 +209,10 @@ def nftables(root):
         if argv == ["nft", "-f", "-"]:
             held["rules"] = re.findall(r"^\t\t.* comment (\S+)$", text, re.MULTILINE)
         if argv[:2] == ["systemctl", "enable"]:
-            host.on = ("nftables", firewall.UNIT)
-            link = host.path(firewall.Nftables.link)
+            host.on = ("nftables", "firewall-llamacpp.service")
+            link = host.path(firewall.Nftables(host).link)
             link.unlink(missing_ok=True)
-            link.symlink_to("../" + firewall.UNIT)
+            link.symlink_to("../" + "firewall-llamacpp.service")
         return test_firewall.Host.run(host, argv, text, may_fail)
 
     host.run, host.held = run, held
@@ -501,7 +501,9 @@ def test_a_removal_of_releases_after_a_fault(tmp_path, monkeypatch, capsys, kind
 
     def run(root):
         planned = {"prefix": str(root / "prefix"), "cache": str(root / "cache"), "units": str(root), "keep_releases": 1}
-        planned.update(service_manager="supervisor", account=None, builds=[{"id": "new"}])
+        planned.update(
+            service_manager="supervisor", names={"cluster": "llama_cluster"}, account=None, builds=[{"id": "new"}]
+        )
         with patch_module_args({"state": "pruned", "host": planned}), pytest.raises(SystemExit):
             release.main()
         result = json.loads(capsys.readouterr().out)

@@ -15,7 +15,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import runtime
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import progress, runtime, serving
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 from test_rpc import Server, worker
 
@@ -77,11 +77,11 @@ def service():
 
 @pytest.fixture
 def launcher(tmp_path):
-    """The launcher as it is installed on a host, a pair of files; and one beside it that looks more often."""
+    """The launcher as it is installed on a host, a few files; and one beside it that looks more often."""
     folder = tmp_path / "runtime"
     folder.mkdir()
     (folder / "quick.py").write_text(QUICK)
-    for path in (Path(runtime.__file__), Path(rpc.__file__)):
+    for path in (Path(module.__file__) for module in (runtime, progress, serving, rpc)):
         (folder / path.name).write_text(path.read_text())
     return folder
 
@@ -463,7 +463,7 @@ def test_connections_that_cannot_be_read_end_nothing(tmp_path, monkeypatch):
     )
     head.ready = True
     monkeypatch.setattr(Path, "read_text", mock.Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
-    assert [head.lost_workers() for _number in range(3)] == [[], [], []]
+    assert [head.fault() for _number in range(3)] == [None, None, None]
     head.stop()
 
 

@@ -11,7 +11,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import serv
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply.services import FAILED, RUNNING, STOPPED
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.modules import service
-from conftest import SCHEMA
+from conftest import PLAN
 
 MODULE = service
 
@@ -105,7 +105,7 @@ def test_what_a_new_service_manager_needs():
     assert list(services.CLASSES) == known, "apply/services.py lacks a class"
     templates = {path.name for path in (ROOT / "roles/llama_host/templates").iterdir()}
     assert {manager.template for manager in service_managers.MANAGERS.values()} <= templates
-    host = SCHEMA.schema["properties"]["hosts"]["additionalProperties"]["properties"]
+    host = PLAN["properties"]["hosts"]["additionalProperties"]["properties"]
     assert host["service_manager"]["enum"] == known, "docs/plan.schema.json"
 
 
@@ -114,7 +114,7 @@ def test_the_head_is_known_by_its_name(pair, staging):
     hosts = pair.plan(staging=staging)["hosts"].values()
     services_of_plan = [service for host in hosts for service in host["services"]]
     assert len(services_of_plan) == 3
-    assert all((service["name"] in names.HEADS) == (service["kind"] == "head") for service in services_of_plan)
+    assert all(names.is_head(service["name"]) == (service["kind"] == "head") for service in services_of_plan)
 
 
 # --------------------------------------------------------------------------------------------------------- all managers

@@ -13,7 +13,7 @@ import pytest
 from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import verify as verify_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report, verification
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
@@ -690,6 +690,7 @@ def asked(server, tmp_path, **head):
                 "cache": str(tmp_path),
                 "state": str(tmp_path / "state"),
                 "units": str(tmp_path),
+                "names": names.of("llama_cluster").as_dict(),
                 "scope": "user",
                 "account": None,
                 "service_manager": "launchd",

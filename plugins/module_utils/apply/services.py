@@ -385,7 +385,7 @@ class Change(NamedTuple):
 
 
 def _is_head(service: str) -> bool:
-    return service in names.HEADS
+    return names.is_head(service)
 
 
 def _head_first(services: Iterable[str]) -> list[list[str]]:

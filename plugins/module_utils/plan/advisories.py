@@ -498,6 +498,18 @@ ADVISORIES = (
         "https://github.com/ggml-org/llama.cpp/pull/20590",
         (("where", "*host*"), ("reason", "The units there let no /dev/infiniband in, so that RPC stays on TCP")),
     ),
+    Advisory(
+        "no-fallback",
+        "warning",
+        conditions.without_fallback,
+        "llama_server_fallback is true, but nothing can be served while one of these is away: {where}.",
+        (
+            offers.always("add a worker with as much memory"),
+            offers.always("set llama_server_fallback to false", offers.server_becomes(fallback=False)),
+        ),
+        "docs/operating.md",
+        (("where", "*host*:*worker* (*number* MiB are missing)"),),
+    ),
 )
 
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import differences, names, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Each, Maybe, Number, Text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases
 
 PATH = Text(longest=4096)
@@ -21,6 +20,7 @@ SERVICE = {
     "pid": Maybe(Number()),
     "addresses": [Text()],
     "clients": [Text()],
+    "fallback": Maybe(Text()),
 }
 ANSWER = {
     "drift": Maybe(
@@ -268,7 +268,7 @@ def _builders(plan: dict[str, Any], drifts: dict[str, dict[str, Any]]) -> dict[s
 
 def _any_serves(services: list[str]) -> bool:
     """Whether one of these services belonged to a cluster that serves."""
-    return any(not name.startswith(names.STAGING_SERVICES) for name in services)
+    return any(not names.is_staged(name) for name in services)
 
 
 def _restarts(plan: dict[str, Any], drifts: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
@@ -284,8 +284,9 @@ def _restarts(plan: dict[str, Any], drifts: dict[str, dict[str, Any]]) -> dict[s
         for name, host in plan["hosts"].items()
         if name in drifts
     }
+    own = names.of(plan["cluster"])
     used = {
-        (name, f"{names.SERVICES}worker-{worker['name']}")
+        (name, own.service(f"worker-{worker['name']}"))
         for name, host in plan["hosts"].items()
         for worker in host["workers"]
         if worker["used"]
@@ -295,6 +296,8 @@ def _restarts(plan: dict[str, Any], drifts: dict[str, dict[str, Any]]) -> dict[s
     touched = any((name, service) in used for name, services in restarts.items() for service in services) or (
         name_of_head in drifts and plan["model"]["path"] in drifts[name_of_head]["changed_files"]
     )
-    if heads.SERVICE not in head and (touched or any(_any_serves(drift["stale"]) for drift in drifts.values())):
-        head.append(heads.SERVICE)
+    if plan["head"]["service"] not in head and (
+        touched or any(_any_serves(drift["stale"]) for drift in drifts.values())
+    ):
+        head.append(plan["head"]["service"])
     return restarts

@@ -492,3 +492,11 @@ def option_files(seen: Seen) -> Cases:
     files = seen.cluster.hosts[head].facts.option_files
     reads = seen.release.mainline and seen.generation > READS_NO_OPTION_FILES
     return [(head, {"files": " and ".join(files)})] if files and reads else []
+
+
+def without_fallback(seen: Seen) -> Cases:
+    """The workers that cannot be spared, where the operator wants that."""
+    if not seen.server.fallback:
+        return []
+    lost = [f"{entry['without']} ({entry['reason']})" for entry in seen.plan["no_fallback"]]
+    return [(None, {"where": place}) for place in lost]

@@ -35,6 +35,7 @@ def cluster_of(cluster: Cluster) -> Cluster:
             gpu_layers=None,
             tensor_split=(),
             override_tensor=(),
+            fallback=False,
         ),
     )
 
