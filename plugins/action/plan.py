@@ -90,6 +90,7 @@ class ActionModule(ActionBase):
                 "staging": {"type": "bool", "default": False},
                 "empty": {"type": "bool", "default": False},
                 "page": {"type": "bool", "default": False},
+                "show": {"type": "bool", "default": True},
                 "html": {"type": "path"},
             }
         )
@@ -108,7 +109,7 @@ class ActionModule(ActionBase):
         if not plan["refused"]:
             complete(plan)
             keep_facts(plan, cluster)
-        if staging:
+        if staging or not arguments["show"]:
             return {"changed": False, "plan": plan}
         if arguments["path"]:
             output.write("llama_plan_path", arguments["path"], json.dumps(plan, indent=2) + "\n")

@@ -41,6 +41,8 @@ DEFINITION_MARK = "Written by llamacpp.cluster"
 """Stands in the first lines of every definition of a service."""
 KEPT_FACTS = "facts.json"
 """File below the prefix of the head with the facts from which the last plan was made."""
+VERIFIED = "verified.json"
+"""File below the prefix of the head with the result of the last verification."""
 FIREWALLS = ("firewalld", "ufw", "nftables")
 """Managers of a host's firewall that are driven."""
 LINK_KINDS = ("ethernet", "thunderbolt", "usb4", "infiniband", "wireless")
@@ -52,7 +54,18 @@ EVERY_ADDRESS, EVERYBODY = "0.0.0.0", "0.0.0.0/0"
 """Where a program listens on all addresses of its host, and the network of all hosts."""
 CLUSTER_RECORD = "cluster.json"
 """File below the prefix of every host that says which ports and how much memory the cluster has there by plan."""
-INSTALLED = ("releases", "runtime", "state", "supervisor", "venv", "links", "lingering", KEPT_FACTS, CLUSTER_RECORD)
+INSTALLED = (
+    "releases",
+    "runtime",
+    "state",
+    "supervisor",
+    "venv",
+    "links",
+    "lingering",
+    KEPT_FACTS,
+    VERIFIED,
+    CLUSTER_RECORD,
+)
 """What an installation has below its prefix, apart from models, which may be an operator's."""
 PORT_VARIABLES = {
     (False, False): "port in llama_worker_endpoints",
