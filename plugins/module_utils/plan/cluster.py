@@ -89,6 +89,7 @@ class Planned(NamedTuple):
     plan: dict[str, Any]
     seen: Seen
     met: list[advisories.Met]
+    idle: Sequence[idle.Idle]
 
 
 def _with_remedies(planned: Planned, cluster: Cluster, attempt: Callable[[Cluster], Planned]) -> dict[str, Any]:
@@ -105,9 +106,10 @@ def _with_remedies(planned: Planned, cluster: Cluster, attempt: Callable[[Cluste
 
     trial = remedies.Trial(cluster, _judge(plan, cluster.accepted), judged)
     room = [] if plan["fits"] else remedies.for_more_room(trial)
+    offer = idle.sentence(planned.idle, trial)
     return {
         **plan,
-        "reasons": [*plan["reasons"], *([f"it fits this way: {', or '.join(room)}"] if room else [])],
+        "reasons": [*plan["reasons"], *offer, *([f"it fits this way: {', or '.join(room)}"] if room else [])],
         "advisories": advisories.with_remedies(planned.seen, planned.met, trial),
     }
 
@@ -141,6 +143,8 @@ class Prepared(NamedTuple):
     """The backend whose llama-server runs."""
     model: Model
     placed: placement.Placed
+    idle: Sequence[idle.Idle]
+    """What could hold layers of a model that does not fit."""
 
     @property
     def head(self) -> Equipped:
@@ -238,9 +242,9 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
         raise Refusal(_no_worker_of_its_release(cluster, serves, equipped[head.name].backends, running))
     lent = devices.of_workers([*serving, *others], cluster.places, release, bounded)
     placed = layout.lay_out(cluster.server, cluster.placement, model, release, [*lent, *own], head.name, cluster.places)
-    if placed.reasons:
-        placed = placed._replace(reasons=(*placed.reasons, *idle.sentence(equipped, [*lent, *own], placed)))
-    return Prepared(cluster, equipped, wanted, builds, serves, model, placed)
+    request = cluster.releases[releases.variable_of(serves, cluster.releases)]
+    unused = idle.devices_of(equipped, [*lent, *own], placed, request) if placed.reasons else []
+    return Prepared(cluster, equipped, wanted, builds, serves, model, placed, unused)
 
 
 def _plan(prepared: Prepared, runtime_id: str, staged: bool) -> Planned:
@@ -284,7 +288,7 @@ def _plan(prepared: Prepared, runtime_id: str, staged: bool) -> Planned:
     hosts = {name: {**host, "services": services.of_host(plan, name)} for name, host in plan["hosts"].items()}
     seen = Seen(plan, cluster, release, model.summary, holders)
     met = advisories.meet(seen)
-    return Planned({**plan, "hosts": hosts, "advisories": advisories.untried(met)}, seen, met)
+    return Planned({**plan, "hosts": hosts, "advisories": advisories.untried(met)}, seen, met, prepared.idle)
 
 
 def _estimate(prepared: Prepared) -> dict[str, Any]:
