@@ -233,6 +233,7 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     running = [worker for entry in equipped.values() for worker in entry.workers]
     _check_tunnels([*running, *others], cluster.server)
     _check_endpoints([*running, *others])
+    external.check_addresses(cluster.external, cluster.hosts)
     _check_names_of_the_head(head, equipped)
     builds = releases.builds(equipped, wanted, cluster.server, catalogue, secured)
     model = heads.model_of(cluster.model, model_found, head.facts)

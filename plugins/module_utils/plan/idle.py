@@ -31,9 +31,7 @@ class Idle(NamedTuple):
     change: remedies.Change
 
 
-def devices_of(
-    equipped: Mapping[str, Equipped], offered: Sequence[Device], placed: Placed, release: Any
-) -> list[Idle]:
+def devices_of(equipped: Mapping[str, Equipped], offered: Sequence[Device], placed: Placed, release: Any) -> list[Idle]:
     """The devices of the cluster that are not offered.
 
     :param offered: all devices that the model may be on.
