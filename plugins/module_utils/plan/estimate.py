@@ -315,8 +315,22 @@ def _unit_of(part: placement.Part) -> int | None:
     return int(layer[1]) if layer else part.unit
 
 
+def _units_held(sizes: Sequence[int], own: Sequence[Device], kept: int) -> int:
+    """How many units, the last ones first, these devices hold one after the other.
+
+    :param sizes: bytes of each unit.
+    :param kept: bytes that stay free on each device.
+    """
+    end = len(sizes)
+    for device in own:
+        held = itertools.accumulate(reversed(sizes[:end]))
+        end -= sum(size <= device.capacity_mib * MIB - kept for size in held)
+    return len(sizes) - end
+
+
 def _fill(case: Case, host: Host, own: Sequence[Device]) -> tuple[list[speed.Work], int | None]:
-    """The model on these devices of the host, the last units first, and the rest on its processor; empty where that has no room for it.
+    """The model on these devices of the host, the last units first, and the rest on its processor; empty where that has no room for it. Devices
+    that do not hold all leave room for the bound of the compute buffer.
 
     :returns: the parts, and how many units are on devices; None of all of them.
     """
@@ -339,9 +353,10 @@ def _fill(case: Case, host: Host, own: Sequence[Device]) -> tuple[list[speed.Wor
 
     room = (host.facts.memory_mib - workers.reserve_mib(host.facts.memory_mib, shared=True)) * MIB
     works = []
-    for device in sorted(own, key=lambda device: -speed.rate_of(device, host.facts).gb_per_s):
-        held = itertools.accumulate(reversed(sizes[:end]))
-        start = end - sum(size <= device.capacity_mib * MIB for size in held)
+    by_speed = sorted(own, key=lambda device: -speed.rate_of(device, host.facts).gb_per_s)
+    kept = load.compute if _units_held(sizes, by_speed, 0) < end else 0
+    for device in by_speed:
+        start = end - _units_held(sizes[:end], [device], kept)
         works.append(part_of(speed.rate_of(device, host.facts), start))
         accelerator = devices.accelerator_of(host.facts, device.name)
         room -= sum(sizes[start:end]) if accelerator and accelerator.unified else 0
