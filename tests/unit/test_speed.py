@@ -255,3 +255,20 @@ def test_memory_is_measured_with_all_processors(monkeypatch):
     monkeypatch.setattr(speeds, "measured", lambda: {"CPU": {"name": "x", "gb_per_s": 1.0}})
     assert host.facts("user")["rates"] is None
     assert host.facts("user", measure=True)["rates"]["CPU"]["gb_per_s"] == 1.0
+
+
+@pytest.mark.parametrize("kind, measured", [("f16", 27680), ("q8_0", 17140)])
+def test_prompts_with_quantised_weights_take_longer_on_h200(pair, kind, measured):
+    """docs/hardware.md: f16 and q8_0 on one H200."""
+    h200 = {"backend": "cuda", "name": "NVIDIA H200", "architecture": "9.0", "memory_mib": 143771, "unified": False}
+    pair.hosts["head"]["facts"].update(
+        accelerators=[h200], toolchain={**pair.hosts["head"]["facts"]["toolchain"], "nvcc": "12.9"}
+    )
+    for name in ("worker1", "worker2"):
+        del pair.hosts[name]
+    pair.hosts["head"]["variables"].update(
+        llama_backend="cuda", llama_model_known_answer={"layers": 32, "width": 4096, "type": kind}
+    )
+    plan = pair.plan()
+    assert plan["estimate"]["prompt_tokens_per_s"] == pytest.approx(measured, rel=0.1), plan["reasons"]
+    assert plan["estimate"]["best_single_host"]["prompt_tokens_per_s"] == plan["estimate"]["prompt_tokens_per_s"]

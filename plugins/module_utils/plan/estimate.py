@@ -92,6 +92,7 @@ class _Parts:
         self.read: dict[int | None, float] = {}
         self.weights: dict[int | None, float] = {}
         self.multiplied: dict[int | None, float] = {}
+        self.quantised: dict[int | None, float] = {}
         self.nodes: dict[int | None, float] = {}
         self.visits: dict[int | None, int] = {}
         names = {device.buffer: index for index, device in enumerate(placed.devices)}
@@ -108,7 +109,9 @@ class _Parts:
             )
             read = speed.read_of(part, case.summary)
             self.read[owner] = self.read.get(owner, 0) + read
-            self.multiplied[owner] = self.multiplied.get(owner, 0) + 8 * read / bits.of(part)
+            multiplied, quantised = bits.multiplied(part, read)
+            self.multiplied[owner] = self.multiplied.get(owner, 0) + multiplied
+            self.quantised[owner] = self.quantised.get(owner, 0) + quantised
             self.weights[owner] = self.weights.get(owner, 0) + part.bytes
             if layer and part.unit is None:
                 beside[int(layer[1])].append(owner)
@@ -148,6 +151,7 @@ def works_of(case: Case) -> list[speed.Work]:
                 parts.nodes.get(index, 0),
                 link_of(device.endpoint, host, case.places) if device.endpoint else None,
                 parts.visits[index],
+                parts.quantised.get(index, 0),
             )
         )
     return works
@@ -336,20 +340,31 @@ def _fill(case: Case, host: Host, own: Sequence[Device]) -> tuple[list[speed.Wor
     """
     load = case.placed.load
     bits, end = speed.Bits(load, case.summary), load.units
-    weights, read, multiplied = [0] * end, [0.0] * end, [0.0] * end
+    weights, read, multiplied, quantised = [0] * end, [0.0] * end, [0.0] * end, [0.0] * end
     for part in load.parts:
         unit = _unit_of(part)
         if unit is not None:
             weights[unit] += part.bytes
             read[unit] += speed.read_of(part, case.summary)
-            multiplied[unit] += 8 * speed.read_of(part, case.summary) / bits.of(part)
+            more = bits.multiplied(part, speed.read_of(part, case.summary))
+            multiplied[unit], quantised[unit] = multiplied[unit] + more[0], quantised[unit] + more[1]
     sizes = [size + kv for size, kv in itertools.zip_longest(weights, load.kv, fillvalue=0)]
 
     def part_of(rate: speed.Rate, start: int) -> speed.Work:
         layers = min(end, load.layers) - min(start, load.layers)
         nodes = layers * speed.nodes_per_layer(case.summary)
         own = slice(start, end)
-        return speed.Work(host.name, "", rate, layers, sum(read[own]), sum(weights[own]), sum(multiplied[own]), nodes)
+        return speed.Work(
+            host.name,
+            "",
+            rate,
+            layers,
+            read=sum(read[own]),
+            weights=sum(weights[own]),
+            multiplied=sum(multiplied[own]),
+            nodes=nodes,
+            quantised=sum(quantised[own]),
+        )
 
     room = (host.facts.memory_mib - workers.reserve_mib(host.facts.memory_mib, shared=True)) * MIB
     works = []

@@ -29,13 +29,15 @@ class Rate(NamedTuple):
     """MEASURED, TABLE or ASSUMED."""
     node_us: float = 2.0
     """Microseconds that each node of the graph takes besides reading."""
+    quantised: float = 1.0
+    """So many times as long takes a multiplication in prompts with weights of less than 16 bits."""
 
 
 def rate_of_row(row: rates.Known, source: str) -> Rate:
     """What llama.cpp reaches of a row's figures."""
     family = rates.FAMILIES[row.family]
     reached = 1000 * row.tflops * family.prompt_share
-    return Rate(round(row.gb_per_s * family.share, 1), round(reached, 1), source, family.node_us)
+    return Rate(round(row.gb_per_s * family.share, 1), round(reached, 1), source, family.node_us, family.quantised)
 
 
 MEMORY_SHARE = 0.85
@@ -123,6 +125,10 @@ ASSUMED_BITS = 4.85
 """Of a weight, where the summary does not say how many there are: those of Q4_K_M."""
 
 
+QUANTISED_BITS = 15
+"""A weight with fewer is quantised."""
+
+
 class Bits:
     """How many bits a weight of each tensor has."""
 
@@ -135,6 +141,15 @@ class Bits:
     def of(self, part: placement.Part) -> float:
         """Of one tensor, or of all together where the summary has no names."""
         return self._own.get((re.sub(r"^blk\.\d+\.", "blk.*.", part.name), part.bytes)) or self._average
+
+    def multiplied(self, part: placement.Part, read: float) -> tuple[float, float]:
+        """Weights that a token is multiplied with, and those of them that are quantised.
+
+        :param read: bytes that a token reads of the part.
+        """
+        bits = self.of(part)
+        weights = 8 * read / bits
+        return weights, weights if bits < QUANTISED_BITS else 0.0
 
 
 NODES = {"layer": 31, "experts": 31, "latent": 15, "recurrent": 35}
@@ -259,6 +274,8 @@ class Work(NamedTuple):
     """Of a worker."""
     visits: int = 1
     """How often a token comes to it."""
+    quantised: float = 0.0
+    """Of the weights that a token is multiplied with, those of less than 16 bits."""
 
 
 def device_ms(work: Work) -> float:
@@ -288,9 +305,10 @@ def prompt_costs(release: Release, work: Work, width: int) -> dict[str, float]:
 
     :param width: of the model, of which each token crosses the network as 32-bit numbers.
     """
+    multiplied = work.multiplied + work.quantised * (work.rate.quantised - 1)
     costs = {
         "memory of": work.weights / work.rate.gb_per_s / 1e6,
-        "computing on": 2 * PROMPT * work.multiplied / work.rate.prompt_gflops / 1e6,
+        "computing on": 2 * PROMPT * multiplied / work.rate.prompt_gflops / 1e6,
     }
     if work.link:
         wire = work.visits * 2 * 8 * PROMPT * 4 * width / work.link.gbit / 1e6
