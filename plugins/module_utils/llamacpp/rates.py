@@ -229,6 +229,8 @@ ASSUMED = {
 
 CORE_GB_PER_S = 8.0
 """So much one core reads per second, threads counted each: assumed."""
+CORE_GFLOPS = 150.0
+"""So much one core computes in prompts: 153 were measured with 2 cores of an EPYC with AVX-512 (docs/performance.md)."""
 PROCESSORS_PART = 0.5
 """Of the bandwidth of memory that it shares with graphics, what a processor is taken to have: it was half on Strix Halo and Apple's."""
 

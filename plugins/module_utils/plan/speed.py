@@ -40,8 +40,9 @@ def rate_of_row(row: rates.Known, source: str) -> Rate:
     return Rate(round(row.gb_per_s * family.share, 1), round(reached, 1), source, family.node_us, family.quantised)
 
 
-MEMORY_SHARE = 0.85
-"""Of the bandwidth that was measured of a memory, what generation reaches: as much as on devices whose bandwidth is known."""
+MEMORY_SHARE = 0.75
+"""Of the bandwidth that was measured of a memory, what generation reaches: 0.74 with 2 cores (docs/performance.md), 0.63 behind a worker with 32
+(docs/hardware.md)."""
 
 
 def _measured(rate: Rate, facts: Facts, device: str, name: str) -> Rate:
@@ -67,14 +68,16 @@ def rate_of(device: Device, facts: Facts) -> Rate:
 
 
 def processor_rate(facts: Facts) -> Rate:
-    """The same of the host's processor. A few cores, as virtual machines have them, reach less than the memory gives."""
+    """The same of the host's processor. A few cores, as virtual machines have them, reach less than the memory gives, and compute less."""
     model, cores = str(facts.cpu.get("model", "")), facts.cpu.get("cores") or 1
     shared = (accelerator.name for accelerator in facts.accelerators if accelerator.unified)
     row = next(filter(None, map(rates.of_processor, (model, *shared))), None)
     rate = rate_of_row(row, TABLE) if row else rate_of_row(_assumed_processor(facts), ASSUMED)
     most = cores * rates.CORE_GB_PER_S
-    if not (row and row.family == "apple-processor") and most < rate.gb_per_s:
-        rate = rate._replace(gb_per_s=most, source=ASSUMED)
+    if not (row and row.family == "apple-processor"):
+        rate = rate._replace(prompt_gflops=min(rate.prompt_gflops, cores * rates.CORE_GFLOPS))
+        if most < rate.gb_per_s:
+            rate = rate._replace(gb_per_s=most, source=ASSUMED)
     return _measured(rate, facts, backends.CPU.device, model)
 
 
