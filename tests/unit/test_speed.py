@@ -274,15 +274,17 @@ def test_prompts_with_quantised_weights_take_longer_on_h200(pair, kind, measured
     assert plan["estimate"]["best_single_host"]["prompt_tokens_per_s"] == plan["estimate"]["prompt_tokens_per_s"]
 
 
-@pytest.mark.parametrize("used, generation, prompt", [((), 41.6, 321), (("worker1",), 39.2, 321)])
+@pytest.mark.parametrize(
+    "used, generation, prompt", [((), 51.9, 350), (("worker1",), 46.8, 351), (("worker1", "worker2"), 48.2, 352)]
+)
 def test_two_cores_are_predicted_as_they_were_measured(pair, used, generation, prompt):
-    """docs/performance.md: 2 cores of an EPYC, alone and as a worker behind a link of 1 Gbit/s."""
+    """docs/performance.md: 2 cores of an EPYC, alone and as workers behind links of 1 Gbit/s."""
     for name in {"worker1", "worker2"}.difference(used):
         del pair.hosts[name]
     pair.hosts["head"]["variables"]["llama_model_known_answer"] = {"layers": 16, "width": 2048, "type": "f16"}
     for given in pair.hosts.values():
         cpu = {**given["facts"]["cpu"], "model": "AMD EPYC", "cores": 2}
-        given["facts"].update(cpu=cpu, accelerators=[], rates={"CPU": {"name": "AMD EPYC", "gb_per_s": 55}})
+        given["facts"].update(cpu=cpu, accelerators=[], rates={"CPU": {"name": "AMD EPYC", "gb_per_s": 89}})
     estimate = pair.plan()["estimate"]
-    assert estimate["generation_tokens_per_s"] == pytest.approx(generation, rel=0.1)
-    assert estimate["prompt_tokens_per_s"] == pytest.approx(prompt, rel=0.1)
+    assert estimate["generation_tokens_per_s"] == pytest.approx(generation, rel=0.15)
+    assert estimate["prompt_tokens_per_s"] == pytest.approx(prompt, rel=0.15)
