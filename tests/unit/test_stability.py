@@ -98,9 +98,11 @@ def test_no_fact_of_a_host_is_about_its_load():
         "addresses",
         "defined",
         "host_settings",
+        "installed",
         "kept",
         "lingering",
         "measured",
+        "names",
         "supervisor",
         "tools",
         "uid",
@@ -156,7 +158,7 @@ def test_what_is_another_machine_is_another_plan(facts):
 def test_files_of_a_plan_carry_what_is_written(facts):
     plan, kept = run(facts)
     head = plan["hosts"]["head"]
-    runtime, rpc, model, last = head["files"]
+    record, runtime, rpc, model, last = head["files"]
     for file, source in zip((runtime, rpc), action.RUNTIME_FILES):
         assert file["path"] == f"{head['runtime']}/{source.name}"
         assert (file["source"], file["mode"]) == (str(source), "0644")
@@ -165,7 +167,8 @@ def test_files_of_a_plan_carry_what_is_written(facts):
     assert (last["path"], last["bytes"]) == (f"{head['prefix']}/facts.json", len(kept.encode()))
     for file, data in ((runtime, action.RUNTIME.read_bytes()), (last, kept.encode())):
         assert file["sha256"] == hashlib.sha256(data).hexdigest()
-    assert plan["hosts"]["one"]["files"] == []
+    assert json.loads(record["content"])["cluster"] == plan["cluster"]
+    assert [file["path"] for file in plan["hosts"]["one"]["files"]] == [f"{head['prefix']}/cluster.json"]
 
 
 @pytest.mark.parametrize(
