@@ -64,7 +64,7 @@ class Cluster:
         try:
             plan = make(entry.read("llama_cluster", hosts), self.model, CATALOGUE, "runtime-id", staging, only)
         except Refusal as refusal:
-            plan = refused("test", refusal)
+            plan = refused("llama_cluster", refusal)
         SCHEMA.validate(plan)
         return plan
 

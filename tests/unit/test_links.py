@@ -906,7 +906,7 @@ def test_the_module_takes_the_links_of_a_plan(monkeypatch, capsys):
     given = {"interface": "eth1", "address": "198.51.100.2/30", "manage": True}
     cluster = Cluster().add("head", "head", llama_model_known_answer=known_answer_of())
     planned = cluster.add("worker", "worker", llama_links=[given]).plan()["hosts"]["worker"]["links"]
-    monkeypatch.setattr(links, "apply", lambda wanted, _check: ("", repr(wanted)))
+    monkeypatch.setattr(links, "apply", lambda wanted, _check, owner: ("", repr(wanted)))
     with patch_module_args({"links": planned}), pytest.raises(SystemExit):
         link_module.main()
     assert json.loads(capsys.readouterr().out)["changed"]

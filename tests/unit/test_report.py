@@ -78,7 +78,7 @@ def test_the_page_of_a_cluster():
     plan = cluster.plan()
     text = report.plan_page(plan)
     for part in (
-        "test serves on paper",
+        "llama_cluster serves on paper",
         "RPC protocol 3.6.1",
         "strix1  ROCm0  192.168.128.12:50052  layers",
         "thunderbolt, 0.1 ms assumed",
@@ -322,7 +322,7 @@ def test_bad_input_has_a_page_too(pair):
     pair.hosts["head"]["variables"]["llama_release"] = "newest"
     plan = pair.plan()
     for text in (report.plan_page(plan), html_page.page(plan)):
-        assert "test has no plan" in text
+        assert "llama_cluster has no plan" in text
         assert "llama_release is" in text
         assert "newest" in text
 

@@ -377,10 +377,10 @@ def test_only_what_does_not_run_differs(planned):
 def under_systemd(monkeypatch, host, firewall=False, links=False, tuned=""):
     """The host with systemd, and with a firewall, links or kernel parameters that differ."""
     host.update(service_manager="systemd", links=[{"interface": "eth1", "address": "192.0.2.1/24", "manage": True}])
-    monkeypatch.setattr(state.firewall, "differs", lambda manager, rules: firewall)
-    monkeypatch.setattr(state.links, "problems", lambda wanted, known: [])
-    monkeypatch.setattr(state.links, "differs", lambda wanted, known: links)
-    monkeypatch.setattr(state.tuning, "apply", lambda wanted, profile, check: {"before": "", "after": tuned})
+    monkeypatch.setattr(state.firewall, "differs", lambda manager, rules, system: firewall)
+    monkeypatch.setattr(state.links, "problems", lambda wanted, known, owner: [])
+    monkeypatch.setattr(state.links, "differs", lambda wanted, known, owner: links)
+    monkeypatch.setattr(state.tuning, "apply", lambda wanted, profile, check, system: {"before": "", "after": tuned})
 
 
 def without_lingering(monkeypatch, host):
@@ -451,8 +451,8 @@ def test_every_kind_of_difference_is_found():
 
 def test_a_link_that_must_not_be_touched_stops_before_anything_is_changed(planned, monkeypatch):
     planned.update(service_manager="systemd", links=[{"interface": "eth0", "address": "192.0.2.1/24", "manage": True}])
-    monkeypatch.setattr(state.firewall, "differs", lambda manager, rules: False)
-    monkeypatch.setattr(state.links, "problems", lambda wanted, known: ["eth0 carries the connection"])
+    monkeypatch.setattr(state.firewall, "differs", lambda manager, rules, system: False)
+    monkeypatch.setattr(state.links, "problems", lambda wanted, known, owner: ["eth0 carries the connection"])
     with pytest.raises(links.LinkError, match="carries the connection"):
         state.drift(planned)
 
@@ -551,7 +551,7 @@ def test_a_clock_that_was_set_back_restarts_nothing(planned, installation, monke
 
 
 def test_a_unit_that_systemd_has_not_read(planned, monkeypatch):
-    monkeypatch.setattr(state.firewall, "differs", lambda manager, rules: False)
+    monkeypatch.setattr(state.firewall, "differs", lambda manager, rules, system: False)
     monkeypatch.setattr(
         state.managers.commands,
         "run",
