@@ -125,12 +125,14 @@ def result(scenario: str, seconds: dict[str, float]) -> dict:
         for check in checks
         if check["status"] == "not tested" and check["name"] != "closed"
     ]
+    measured = work / "result.json"
     return {
         "scenario": scenario,
         "hosts": len(json.loads((work / "plan.json").read_text())["hosts"]),
         "first_verified_answer_s": seconds["converge"] if checks else None,
         "no_change_s": seconds["idempotence"],
         "whole_s": round(sum(seconds.values()), 1),
+        **(json.loads(measured.read_text()) if measured.exists() else {}),
         "not_tested": untested + inventory["test_hosts"]["vars"]["test_not_tested"],
     }
 

@@ -272,7 +272,7 @@ def test_the_unit_of_the_firewall_is_locked_in(tmp_path, monkeypatch):
     manager = firewall.Nftables(firewall.System(str(tmp_path)))
     monkeypatch.setattr(manager.system, "program", lambda name: f"/usr/sbin/{name}")
     rule = {"address": "192.0.2.11", "port": 50052, "protocol": "tcp", "sources": ["192.0.2.10"]}
-    assert exposed(manager._unit([rule], ["inet filter input"]), firewall.UNIT, tmp_path) == ""
+    assert exposed(manager._unit([rule], ["inet filter input"]), "firewall-llamacpp.service", tmp_path) == ""
 
 
 def test_api_keys_are_handed_over_as_a_credential(pair):

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-import jsonschema
+import jsonschema_rs
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import advisories
 from conftest import SCHEMA
@@ -75,7 +75,7 @@ def half_refused(plan):
 def test_what_is_no_plan(local, change):
     plan = local.plan()
     change(plan)
-    with pytest.raises(jsonschema.ValidationError):
+    with pytest.raises(jsonschema_rs.ValidationError):
         SCHEMA.validate(plan)
 
 

@@ -975,6 +975,7 @@ def test_nothing_is_done_while_all_is_as_planned(local):
         "restarts": {"here": []},
         "behind": [],
         "unreached": [],
+        "replaced": [],
         "builders": [],
         "shared": {},
         "sources": [],
@@ -992,12 +993,11 @@ def test_the_head_is_restarted_with_its_workers(local, state):
 @pytest.mark.parametrize(
     "key, value",
     [
-        ("stale", ["llamacpp-worker-old"]),
         ("changed_files", ["/opt/llamacpp/models/known-answer-16x128-f32.gguf"]),
         ("redefined", ["llamacpp-server"]),
     ],
 )
-def test_the_head_is_restarted_when_a_worker_goes_or_its_model_or_definition_changes(local, key, value):
+def test_the_head_is_restarted_when_its_model_or_definition_changes(local, key, value):
     plan = local.plan()
     found = drifts(plan)
     found["here"][key] = value
@@ -1759,13 +1759,14 @@ def test_changing_between_backends_that_stand_side_by_side_builds_nothing(both, 
     assert builds("vulkan") == builds("hip")
 
 
-def test_what_staging_left_behind_restarts_nothing(local):
+def test_a_service_that_is_not_planned_any_more_restarts_nothing(local):
+    """A head that uses a worker names it in its command line: with another worker it is another head."""
     plan = local.plan()
     found = drifts(plan)
     found["here"]["stale"] = ["llamacpp-staging-server"]
     assert decide(plan, found)["restarts"] == {"here": []}
     found["here"]["stale"] = ["llamacpp-worker-old"]
-    assert decide(plan, found)["restarts"] == {"here": ["llamacpp-server"]}
+    assert decide(plan, found)["restarts"] == {"here": []}
 
 
 def test_a_release_is_the_same_wherever_it_lies():

@@ -19,9 +19,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall, knocks, links, stored, tuning
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import (
+    fallback,
+    firewall,
+    knocks,
+    links,
+    plans,
+    stored,
+    tuning,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services as managers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import kept, names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.differences import Difference, Kind
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
@@ -227,17 +235,24 @@ def clients(port: int) -> list[str]:
     return sorted({entry.remote for entry in sockets(IPV4) if entry.state == ESTABLISHED and entry.port == port})
 
 
-def service_state(service: dict, running: dict[int, list[str]]) -> dict:
+def service_state(service: dict, running: dict[int, list[str]], folder: Path) -> dict:
     """How a planned service stands: ``running`` as planned, ``waiting`` when its launcher runs as planned and waits for workers,
-    ``stopped``, ``foreign`` when something else has its port, or ``different``, with another command line or environment."""
+    ``stopped``, ``foreign`` when something else has its port, or ``different``, with another command line or environment. One that runs as a
+    planned fallback, as its launcher says, runs as planned, and ``fallback`` is its name.
+
+    :param folder: in which the launcher of the head writes down what it does.
+    """
     address, port = service["listens"].rsplit(":", 1)
+    served = fallback.served(service, running, folder)
     programs = [pid for pid, argv in running.items() if argv == service["process"]]
+    programs += [served.process] if served else []
     services = [pid for pid, argv in running.items() if argv == service["argv"]]
     own = programs or services or [pid for pid, ports in listeners(list(running)).items() if int(port) in ports]
     if services:
         actual = environment_of((programs or services)[0])
         same = actual is None or all(actual.get(name) == value for name, value in service["environment"].items())
-        state = ("running" if programs else "waiting") if same else "different"
+        strange = fallback.stranger(service, running, served)
+        state = ("running" if programs else "waiting") if same and not strange else "different"
     else:
         state = "different" if own else "foreign" if is_occupied(address, int(port)) else "stopped"
     return {
@@ -245,16 +260,8 @@ def service_state(service: dict, running: dict[int, list[str]]) -> dict:
         "pid": own[0] if own else None,
         "addresses": listening_addresses(int(port)),
         "clients": clients(int(port)),
+        **({"fallback": served.name} if served else {}),
     }
-
-
-PORTS = {
-    ("worker", False): "port in llama_worker_endpoints",
-    ("worker", True): "staging_port in llama_worker_endpoints",
-    ("head", False): "llama_server_port",
-    ("head", True): "llama_server_staging_port",
-}
-"""Kind of a service, and whether it is temporary → where its port is given."""
 
 
 def taken_ports(planned: dict, services: dict) -> str | None:
@@ -265,7 +272,7 @@ def taken_ports(planned: dict, services: dict) -> str | None:
     blocked = [service for service in planned["services"] if services[service["name"]]["state"] == "foreign"]
     if not blocked:
         return None
-    where = dict.fromkeys(PORTS[service["kind"], service["temporary"]] for service in blocked)
+    where = dict.fromkeys(names.PORT_VARIABLES[service["kind"] == "head", service["temporary"]] for service in blocked)
     taken = " and ".join(f"{service['listens']}, on which {service['name']} is to listen" for service in blocked)
     if hides_processes():
         return (
@@ -381,17 +388,18 @@ def started_at(pid: int | None) -> float | None:
 def _system(planned: dict) -> Iterator[Difference]:
     if not service_managers.MANAGERS[planned["service_manager"]].host_settings:
         return
+    own = names.of(planned["names"]["cluster"])
     manager = planned["firewall_manager"] or "a firewall that is not active"
-    if firewall.differs(planned["firewall_manager"], planned["firewall"]):
+    if firewall.differs(planned["firewall_manager"], planned["firewall"], firewall.System(own=own)):
         yield Difference("firewall", manager, f"rules of {manager} are not as planned")
-    if links.managed(planned["links"]) or links.ours():
+    if links.managed(planned["links"]) or links.ours(owner=own):
         known = links.facts()
-        problems = links.problems(planned["links"], known)
+        problems = links.problems(planned["links"], known, owner=own)
         if problems:
             raise links.LinkError(" ".join(problems))
-        if links.differs(planned["links"], known):
+        if links.differs(planned["links"], known, owner=own):
             yield Difference("link", "links", "links are not as planned")
-    tuned = tuning.apply(planned["tuning"]["parameters"], planned["tuning"]["profile"], check=True)
+    tuned = tuning.apply(planned["tuning"]["parameters"], planned["tuning"]["profile"], True, tuning.System(own=own))
     if tuned["before"] != tuned["after"]:
         yield Difference("tuning", "tuning", "kernel parameters or the tuned profile are not as planned")
 
@@ -403,7 +411,7 @@ def _named_releases(planned: dict, identities: set[str], applied: bool) -> set[s
     """
     folders = {planned["prefix"], os.path.realpath(planned["prefix"])}
     record = service_managers.MANAGERS[planned["service_manager"]]
-    defined = host.defined_services(planned["service_manager"], planned["units"])
+    defined = host.defined_services(planned["service_manager"], planned["units"], names.of(planned["names"]["cluster"]))
     ours = {record.definition(planned["units"], name) for name in defined} if applied else set()
     replaced: list[str] = []
     texts: list[str] = []
@@ -456,6 +464,7 @@ def unneeded_releases(planned: dict, applied: bool = False) -> list[str]:
         return sorted(partial)
     held = _named_releases(planned, others, applied)
     held |= {name for name in others if stored.under_way(planned["cache"], name)}
+    held |= others & plans.builds(planned["prefix"])
     unneeded = []
     for backend, left in room.items():
         own = {name for name in others if backends.backend_of(name) == backend}
@@ -476,6 +485,12 @@ def _all(kind: Kind, subjects: list[str], text: str) -> Iterator[Difference]:
     return (Difference(kind, subject, text.format(subject)) for subject in subjects)
 
 
+def _kept(identity: str | None, summaries: list[dict]) -> Iterator[Difference]:
+    """:param identity: of the plan; None of one that is not kept."""
+    if identity and [plan["id"] for plan in kept.served(summaries)[:1]] != [identity]:
+        yield Difference("kept", identity, f"plan {identity} is not noted as the last one that served")
+
+
 def drift(planned: dict) -> dict:
     """What differs on this host from its part of the plan.
 
@@ -484,13 +499,14 @@ def drift(planned: dict) -> dict:
         (those of them that are not planned), ``missing_builds`` (ids of planned builds that are not installed or not intact),
         ``installed`` (id of each other planned build → file → sha256), ``received`` (id of those that another host has compiled → that host),
         ``running_releases`` (ids of the releases whose programs run), ``changed_files`` (paths), ``redefined`` (names of services),
-        ``knocks`` (of knocks.results),
+        ``knocks`` (of knocks.results), ``plans`` (of plans.summaries),
         ``differences`` (all that an apply would change, each ``{"kind", "subject", "text"}``, as common.differences defines it).
     """
     knocking = knocks.begin(planned["knocks"], interfaces.addresses() if planned["knocks"] else [])
     running = processes(planned["prefix"], planned["account"])
-    services = {service["name"]: service_state(service, running) for service in planned["services"]}
-    defined = host.defined_services(planned["service_manager"], planned["units"])
+    folder = Path(planned["state"])
+    services = {service["name"]: service_state(service, running, folder) for service in planned["services"]}
+    defined = host.defined_services(planned["service_manager"], planned["units"], names.of(planned["names"]["cluster"]))
     manager = managers.manager_of(planned)
     manifests = {
         build["id"]: stored.installed(Path(planned["prefix"]) / "releases" / build["id"], build["targets"])
@@ -499,6 +515,7 @@ def drift(planned: dict) -> dict:
     missing = [identity for identity, manifest in manifests.items() if not manifest]
     stale = sorted(set(defined) - set(services))
     changed_files, redefined = _changed_files(planned["files"]), _redefined(planned, services)
+    summaries = plans.summaries(planned["prefix"])
     return {
         "services": services,
         "defined": defined,
@@ -514,6 +531,7 @@ def drift(planned: dict) -> dict:
         "changed_files": changed_files,
         "redefined": redefined,
         "knocks": knocks.results(knocking),
+        "plans": summaries,
         "differences": [
             difference.as_dict()
             for difference in (
@@ -528,6 +546,7 @@ def drift(planned: dict) -> dict:
                 *_services(services),
                 *_all("stale", stale, "{} is not planned any more"),
                 *_all("unneeded", unneeded_releases(planned), "release {} is no longer needed"),
+                *_kept(planned.get("id"), summaries),
             )
         ],
     }

@@ -21,8 +21,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import (
     equipment,
     estimate,
     external,
+    fallbacks,
     idle,
     layout,
+    neighbours,
     physical,
     placement,
     releases,
@@ -39,10 +41,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
     Build,
     Catalogue,
     Cluster,
+    Device,
     Equipped,
     Facts,
     Host,
     Model,
+    Port,
     Release,
     Server,
     Worker,
@@ -60,24 +64,30 @@ def refused(cluster: str, refusal: Refusal) -> dict[str, Any]:
 
 
 def make(
-    cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue, runtime_id: str, staged: bool = False
+    cluster: Cluster,
+    model_found: Mapping[str, Any],
+    catalogue: Catalogue,
+    runtime_id: str,
+    staged: bool = False,
+    only: str | None = None,
 ) -> dict[str, Any]:
     """The plan, or the reasons why there is none.
 
     :param model_found: what gguf_info reports of llama_model_path: ``summary`` and ``closed``; empty when nothing is known.
     :param runtime_id: identifies the runtime that is installed on hosts.
     :param staged: plan the instances that prove the release on the staging ports with the known-answer model, beside those that serve.
+    :param only: HOST:NAME of the only worker that takes part in that; None for all of them.
     :returns: the plan; when ``refused`` is true, ``reasons`` says why and nothing may be applied.
     """
     cluster = cluster._replace(elsewhere=external.hosts_of(cluster.external))
 
-    def attempt(given: Cluster) -> Planned:
+    def attempt(given: Cluster, trial: bool = True) -> Planned:
         changed = given._replace(hosts={name: tuning.after_reboot(host) for name, host in given.hosts.items()})
-        prepared = _prepare(staging.cluster_of(changed) if staged else changed, model_found, catalogue, staged)
-        return _plan(prepared, runtime_id, staged)
+        prepared = _prepare(staging.cluster_of(changed, only) if staged else changed, model_found, catalogue, staged)
+        return _plan(prepared, runtime_id, staged, not (trial or staged))
 
     try:
-        planned = attempt(cluster)
+        planned = attempt(cluster, trial=False)
     except Refusal as refusal:
         return refused(cluster.name, refusal)
     return _judge(_with_remedies(planned, cluster, attempt), cluster.accepted)
@@ -141,6 +151,8 @@ class Prepared(NamedTuple):
     """The backend whose llama-server runs."""
     model: Model
     placed: placement.Placed
+    offered: tuple[Device, ...]
+    """Every device that could be used."""
 
     @property
     def head(self) -> Equipped:
@@ -201,6 +213,7 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     lending = _lending(cluster, built, serves, release.capabilities["device_name"] is not None, bounded)
     equipped = {
         name: _equip(
+            names.of(cluster.name),
             host,
             built[name],
             catalogue,
@@ -220,6 +233,7 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     driven = {head.name: [name for name, _device in lending.driven]}
     serving = _serving(equipped, cluster.server.backend or serves, fitting, driven, staged)
     if staged:
+        serving = [worker for worker in serving if cluster.only in (None, f"{worker.host}:{worker.name}")]
         equipped = {
             name: entry._replace(workers=tuple(worker for worker in serving if worker.host == name))
             for name, entry in equipped.items()
@@ -230,28 +244,77 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     _check_tunnels([*running, *others], cluster.server)
     _check_endpoints([*running, *others])
     _check_names_of_the_head(head, equipped)
+    if not staged:
+        neighbours.check(cluster, {name: _ports(cluster, entry) for name, entry in equipped.items()})
     builds = releases.builds(equipped, wanted, cluster.server, catalogue, secured)
-    model = heads.model_of(cluster.model, model_found, head.facts)
+    model = heads.model_of(cluster.model, model_found, head.facts, names.of(cluster.name).account)
     heads.check(head.name, cluster.server, equipped[head.name].workers, release)
     heads.check_types(model.path, model.summary, release, releases.variable_of(serves, cluster.releases))
     if running and not serving:
         raise Refusal(_no_worker_of_its_release(cluster, serves, equipped[head.name].backends, running))
     lent = devices.of_workers([*serving, *others], cluster.places, release, bounded)
-    placed = layout.lay_out(cluster.server, cluster.placement, model, release, [*lent, *own], head.name, cluster.places)
+    offered = (*lent, *own)
+    placed = layout.lay_out(cluster.server, cluster.placement, model, release, offered, head.name, cluster.places)
     if placed.reasons:
-        placed = placed._replace(reasons=(*placed.reasons, *idle.sentence(equipped, [*lent, *own], placed)))
-    return Prepared(cluster, equipped, wanted, builds, serves, model, placed)
+        placed = placed._replace(reasons=(*placed.reasons, *idle.sentence(equipped, offered, placed)))
+    return Prepared(cluster, equipped, wanted, builds, serves, model, placed, offered)
 
 
-def _plan(prepared: Prepared, runtime_id: str, staged: bool) -> Planned:
-    """The plan with its advisories, before ``_with_remedies`` and ``_judge``."""
-    cluster, placed, model, release = prepared.cluster, prepared.placed, prepared.model, prepared.release
-    without = heads.uncounted(cluster.server)
-    placing = layout.as_json(placed, heads.as_planned(cluster.server) and release.mainline, cluster.server.load_mode)
+class Laid(NamedTuple):
+    """A placement as the plan has it, and what its devices hold."""
+
+    placed: placement.Placed
+    placement: Sequence[Mapping[str, Any]]
+    holders: Sequence[devices.Holder]
+
+
+def _lay(prepared: Prepared, placed: placement.Placed) -> Laid:
+    cluster = prepared.cluster
+    as_planned, without = heads.as_planned(cluster.server), heads.uncounted(cluster.server)
+    placing = layout.as_json(placed, as_planned and prepared.release.mainline, cluster.server.load_mode)
     holders = [
         devices.holder(device, cluster.places[device.host].facts, entry["weights_mib"], entry["kv_mib"])
         for device, entry in zip(placed.devices, placing)
     ]
+    return Laid(placed, [{**entry, "without": without} for entry in placing], holders)
+
+
+def _after_losses(prepared: Prepared) -> list[fallbacks.Fallback]:
+    """What is served after each loss; nothing where the model does not even fit on all devices."""
+    if prepared.placed.reasons:
+        return []
+    cluster = prepared.cluster
+    case = fallbacks.Case(
+        cluster.server,
+        cluster.placement,
+        prepared.model,
+        prepared.release,
+        prepared.offered,
+        cluster.head,
+        cluster.places,
+    )
+    return fallbacks.of_plan(case, prepared.placed)
+
+
+def _fallback(prepared: Prepared, loss: fallbacks.Loss, laid: Laid, runtime_id: str) -> dict[str, Any]:
+    """What the plan says of a fallback."""
+    works = estimate.works_of(_case(prepared._replace(placed=laid.placed)))
+    return {
+        "without": loss.name,
+        "endpoint": loss.workers[0].endpoint,
+        "placement": laid.placement,
+        "head": {"argv": heads.argv_of(_serving_head(prepared, laid, runtime_id, False))},
+        "workers": [worker.endpoint for worker in laid.placed.lent()],
+        "generation_tokens_per_s": estimate.generation_of(prepared.release, works),
+    }
+
+
+def _plan(prepared: Prepared, runtime_id: str, staged: bool, with_fallbacks: bool) -> Planned:
+    """The plan with its advisories, before ``_with_remedies`` and ``_judge``."""
+    cluster, placed, model, release = prepared.cluster, prepared.placed, prepared.model, prepared.release
+    laid = _lay(prepared, placed)
+    lost = _after_losses(prepared) if with_fallbacks else []
+    spare = [(entry.loss, _lay(prepared, entry.placed)) for entry in lost if entry.placed]
     plan: dict[str, Any] = {
         "schema": SCHEMA,
         "cluster": cluster.name,
@@ -270,27 +333,29 @@ def _plan(prepared: Prepared, runtime_id: str, staged: bool) -> Planned:
         },
         "hosts": {name: _host(prepared, entry, runtime_id, staged) for name, entry in prepared.equipped.items()},
         "external_workers": _external(prepared),
-        "head": _head(prepared, holders, runtime_id, staged),
-        "placement": [{**entry, "without": without} for entry in placing],
+        "head": _head(prepared, [laid, *(other for _loss, other in spare)], runtime_id, staged),
+        "placement": laid.placement,
         "fits": not placed.reasons,
         "links": [
             name
             for name, entry in prepared.equipped.items()
             if entry.host.links and name != cluster.head and not all(worker.tunnel for worker in entry.workers)
         ],
-        "fallbacks": [],
-        "estimate": _estimate(prepared),
+        "fallbacks": [_fallback(prepared, loss, other, runtime_id) for loss, other in spare],
+        "no_fallback": [entry.as_json() for entry in lost if not entry.placed],
+        "estimate": estimate.of_plan(_case(prepared), bool(cluster.server.override_tensor)),
     }
     hosts = {name: {**host, "services": services.of_host(plan, name)} for name, host in plan["hosts"].items()}
-    seen = Seen(plan, cluster, release, model.summary, holders)
+    seen = Seen(plan, cluster, release, model.summary, laid.holders)
     met = advisories.meet(seen)
     return Planned({**plan, "hosts": hosts, "advisories": advisories.untried(met)}, seen, met)
 
 
-def _estimate(prepared: Prepared) -> dict[str, Any]:
+def _case(prepared: Prepared) -> estimate.Case:
+    """What is estimated."""
     cluster, placed = prepared.cluster, prepared.placed
     known = {backend for entry in prepared.equipped.values() for backend in entry.backends}
-    case = estimate.Case(
+    return estimate.Case(
         release=prepared.release,
         placed=placed,
         summary=prepared.model.summary,
@@ -302,7 +367,6 @@ def _estimate(prepared: Prepared) -> dict[str, Any]:
             name: heads.backend_of(cluster.server, entry.backends, known) for name, entry in prepared.equipped.items()
         },
     )
-    return estimate.of_plan(case, bool(cluster.server.override_tensor))
 
 
 def _backends(cluster: Cluster, catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
@@ -354,6 +418,7 @@ def _check_same_release(cluster: Cluster) -> None:
 
 
 def _equip(
+    own: names.Names,
     host: Host,
     built: tuple[str, ...],
     catalogue: Catalogue,
@@ -366,8 +431,9 @@ def _equip(
     :param secured: backend of the llama-server that speaks TLS.
     """
     facts = host.facts
+    homes = {own.account: facts.prefix, names.BUILD_ACCOUNT: names.BUILD_HOME}
     for account, home in facts.accounts.items():
-        if facts.scope == "system" and account in (names.ACCOUNT, names.BUILD_ACCOUNT) and home != facts.prefix:
+        if facts.scope == "system" and home != homes.get(account, home):
             raise Refusal(
                 f"{host.name} already has an account {account}, with the home {home}: services run as {account}, so rename that account"
             )
@@ -470,31 +536,38 @@ def _check_names_of_the_head(head: Host, equipped: Mapping[str, Equipped]) -> No
             )
 
 
-def _head(prepared: Prepared, holders: Sequence[devices.Holder], runtime_id: str, staged: bool) -> dict[str, Any]:
-    server, facts, placed = prepared.cluster.server, prepared.head.host.facts, prepared.placed
-    name = prepared.cluster.head
-    build = prepared.builds[name][prepared.serves]
-    serving = heads.Serving(
-        server=server._replace(load_mode=heads.load_mode_of(server.load_mode, prepared.release, holders, name)),
+def _serving_head(prepared: Prepared, laid: Laid, runtime_id: str, staged: bool) -> heads.Serving:
+    """What llama-server's command line is made of, for one placement."""
+    server, facts, name = prepared.cluster.server, prepared.head.host.facts, prepared.cluster.head
+    return heads.Serving(
+        server=server._replace(load_mode=heads.load_mode_of(server.load_mode, prepared.release, laid.holders, name)),
         host=prepared.head.host,
         release=prepared.release,
         model=prepared.model,
-        placed=placed,
-        build=build.id,
+        placed=laid.placed,
+        build=prepared.builds[name][prepared.serves].id,
         runtime=_runtime(facts, runtime_id),
         state=_state_folder(facts, staged),
-        service=heads.STAGED_SERVICE if staged else heads.SERVICE,
+        service=names.of(prepared.cluster.name).service("server", staged),
     )
+
+
+def _head(prepared: Prepared, laid: Sequence[Laid], runtime_id: str, staged: bool) -> dict[str, Any]:
+    """:param laid: the placement that is planned, and those of fallbacks: one environment serves all that may be run."""
+    server, facts = prepared.cluster.server, prepared.head.host.facts
+    build = prepared.builds[prepared.cluster.head][prepared.serves]
+    run = laid if server.fallback else laid[:1]
     own = devices.environment_of_head(
         facts,
         [worker.device for worker in prepared.head.workers],
         prepared.serves,
-        bool(placed.own()),
-        bool(placed.lent()),
+        any(other.placed.own() for other in run),
+        any(other.placed.lent() for other in run),
     )
-    own.update(devices.heap_of_head(holders, facts, server.environment))
+    own.update(devices.heap_of_head([holder for other in run for holder in other.holders], facts, server.environment))
     environment = {**backends.service_environment(build.backend, build.environment), **own}
-    return heads.plan_of(serving, environment)
+    used = sorted({device.backend for other in run for device in other.placed.own()})
+    return {**heads.plan_of(_serving_head(prepared, laid[0], runtime_id, staged), environment), "backends": used}
 
 
 def _runtime(facts: Facts, runtime_id: str) -> str:
@@ -515,14 +588,16 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) ->
     )
     built = prepared.builds[host.name]
     manager = service_managers.MANAGERS[facts.service_manager]
-    accounts = _accounts(facts, sources) if system else []
+    own = names.of(prepared.cluster.name)
+    accounts = _accounts(own, facts, sources) if system else []
     return {
         **{key: getattr(facts, key) for key in ("scope", "prefix", "cache", "python", "service_manager", "units")},
-        "account": names.ACCOUNT if system else None,
+        "names": own.as_dict(),
+        "account": own.account if system else None,
         "accounts": accounts,
         "build_account": accounts[-1]["name"] if accounts else None,
         "host_settings": manager.host_settings,
-        "folders": _folders(facts, names.ACCOUNT if system else None, sources),
+        "folders": _folders(facts, own.account if system else None, sources),
         "tuning": _tuning(host),
         "runtime": _runtime(facts, runtime_id) if needs_runtime else None,
         "tools": entry.tools,
@@ -531,6 +606,7 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) ->
         "builds": [build.as_json() for build in built.values() if build.targets],
         "keep_releases": host.keep_releases,
         "workers": [_worker(prepared, worker, facts) for worker in entry.workers],
+        "ports": [port._asdict() for port in _ports(prepared.cluster, entry)],
         "firewall": _door(prepared.cluster.server) if is_head else _firewall(prepared.head.host, entry.workers),
         "firewall_manager": facts.firewall if system and manager.host_settings else None,
         "unit_closes": _unit_closes(facts),
@@ -568,6 +644,13 @@ def _external(prepared: Prepared) -> list[dict[str, Any]]:
         }
         for worker, declared in zip(external.workers_of(prepared.cluster.external), prepared.cluster.external)
     ]
+
+
+def _ports(cluster: Cluster, entry: Equipped) -> list[Port]:
+    """On which the services of a host listen, and on which they prove a release."""
+    own = names.of(cluster.name)
+    of_workers = [port for worker in entry.workers for port in neighbours.ports_of_worker(own, worker)]
+    return [*of_workers, *(neighbours.ports_of_server(own, cluster.server) if entry.host.is_head else [])]
 
 
 def _firewall(head: Host, declared: Sequence[Worker]) -> list[dict[str, Any]]:
@@ -611,10 +694,11 @@ def _knocks(prepared: Prepared, entry: Equipped) -> list[str]:
     return [worker.endpoint for other in [*own, *closed] for worker in other.workers if not worker.tunnel]
 
 
-def _accounts(facts: Facts, sources: set[str]) -> list[dict[str, Any]]:
+def _accounts(own: names.Names, facts: Facts, sources: set[str]) -> list[dict[str, Any]]:
     """The account of services, and the one that builds where something is compiled."""
-    serves = {"name": names.ACCOUNT, "groups": list(facts.device_groups)}
-    return [serves, *([{"name": names.BUILD_ACCOUNT, "groups": []}] if sources & set(releases.COMPILED) else [])]
+    serves = {"name": own.account, "groups": list(facts.device_groups), "home": facts.prefix}
+    builds = {"name": names.BUILD_ACCOUNT, "groups": [], "home": names.BUILD_HOME}
+    return [serves, *([builds] if sources & set(releases.COMPILED) else [])]
 
 
 def _tuning(host: Host) -> dict[str, Any]:
@@ -647,6 +731,7 @@ def _folders(facts: Facts, account: str | None, sources: set[str]) -> list[dict[
         (prefix, root, "0755"),
         (prefix + "/models", root, "0755"),
         (prefix + "/state", account, "0750"),
+        (f"{prefix}/{names.PLANS}", root, "0700"),
         (facts.units, None, None),
     ]
     if sources != {"package"}:

@@ -205,6 +205,11 @@ def speeds_of(case: Case, works: Sequence[speed.Work]) -> Speeds:
     return Speeds(1000 / speed.token_ms(case.release, works), 1000 * speed.PROMPT / prompt)
 
 
+def generation_of(release: Release, works: Sequence[speed.Work]) -> float:
+    """Tokens per second."""
+    return _rounded(1000 / speed.token_ms(release, works))
+
+
 def of_plan(case: Case, moved: bool) -> dict[str, Any]:
     """``estimate`` of the plan.
 
@@ -287,7 +292,8 @@ class Alone(NamedTuple):
 
 def _best(case: Case) -> dict[str, Any]:
     """The host on which the model alone would generate the fastest; where none holds it, the one with the most memory."""
-    alone = {name: _alone(case, host) for name, host in case.hosts.items()}
+    needs = _needs(case)
+    alone = {name: _alone(case, host, needs) for name, host in case.hosts.items()}
     fitting = {name: found for name, found in alone.items() if found}
     memory = {name: host.facts.memory_mib for name, host in case.hosts.items()}
     name = max(fitting or memory, key=lambda name: fitting[name].speeds.generation if fitting else memory[name])
@@ -301,10 +307,38 @@ def _best(case: Case) -> dict[str, Any]:
     }
 
 
-def _alone(case: Case, host: Host) -> Alone | None:
+class Needs(NamedTuple):
+    """What each unit needs, on whatever device it is."""
+
+    weights: Sequence[int]
+    """Bytes."""
+    read: Sequence[float]
+    """Bytes of weights that a token reads."""
+    multiplied: Sequence[float]
+    """Weights that a token is multiplied with."""
+    sizes: Sequence[int]
+    """Bytes with its part of the cache."""
+
+
+def _needs(case: Case) -> Needs:
+    load = case.placed.load
+    bits, end = speed.Bits(load, case.summary), load.units
+    weights, read, multiplied = [0] * end, [0.0] * end, [0.0] * end
+    for part in load.parts:
+        unit = _unit_of(part)
+        if unit is not None:
+            part_read = speed.read_of(part, case.summary)
+            weights[unit] += part.bytes
+            read[unit] += part_read
+            multiplied[unit] += 8 * part_read / bits.of(part)
+    sizes = [size + kv for size, kv in itertools.zip_longest(weights, load.kv, fillvalue=0)]
+    return Needs(weights, read, multiplied, sizes)
+
+
+def _alone(case: Case, host: Host, needs: Needs) -> Alone | None:
     """How fast the host would be with its own devices and processor, or its processor alone; None where it cannot hold the model."""
     own = devices.alone(host, case.serves_of[host.name])
-    filled = [_fill(case, host, choice) for choice in ([own, []] if own else [[]])]
+    filled = [_fill(case, host, needs, choice) for choice in ([own, []] if own else [[]])]
     found = [Alone(speeds_of(case, works), gpu_layers) for works, gpu_layers in filled if works]
     return max(found, key=lambda alone: alone.speeds) if found else None
 
@@ -315,21 +349,14 @@ def _unit_of(part: placement.Part) -> int | None:
     return int(layer[1]) if layer else part.unit
 
 
-def _fill(case: Case, host: Host, own: Sequence[Device]) -> tuple[list[speed.Work], int | None]:
+def _fill(case: Case, host: Host, needs: Needs, own: Sequence[Device]) -> tuple[list[speed.Work], int | None]:
     """The model on these devices of the host, the last units first, and the rest on its processor; empty where that has no room for it.
 
     :returns: the parts, and how many units are on devices; None of all of them.
     """
     load = case.placed.load
-    bits, end = speed.Bits(load, case.summary), load.units
-    weights, read, multiplied = [0] * end, [0.0] * end, [0.0] * end
-    for part in load.parts:
-        unit = _unit_of(part)
-        if unit is not None:
-            weights[unit] += part.bytes
-            read[unit] += speed.read_of(part, case.summary)
-            multiplied[unit] += 8 * speed.read_of(part, case.summary) / bits.of(part)
-    sizes = [size + kv for size, kv in itertools.zip_longest(weights, load.kv, fillvalue=0)]
+    weights, read, multiplied, sizes = needs
+    end = load.units
 
     def part_of(rate: speed.Rate, start: int) -> speed.Work:
         layers = min(end, load.layers) - min(start, load.layers)

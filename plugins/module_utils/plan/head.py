@@ -37,7 +37,6 @@ PRIVATE_FOLDERS = ("/tmp/", "/var/tmp/")
 """The unit has its own ones (PrivateTmp)."""
 
 EVERY_ADDRESS = "0.0.0.0"
-SERVICE, STAGED_SERVICE = names.HEADS
 KEYS, CERTIFICATE, KEY = "api-keys", "tls-certificate", "tls-key"
 CREDENTIALS = {KEYS: "api_key_file", CERTIFICATE: "tls_certificate_file", KEY: "tls_key_file"}
 """Name of a credential → field of Server, and key of the head's plan, with the file on the head."""
@@ -53,6 +52,7 @@ LIMITS = {
     "threads": (1, MOST_THREADS),
     "gpu_layers": (0, (1 << 31) - 1),
     "start_timeout": (1, 7 * 86400),
+    "fallback_after": (1, 7 * 86400),
 }
 """Field of Server → its smallest and its largest value."""
 
@@ -335,14 +335,17 @@ def plan_of(serving: Serving, environment: Mapping[str, str]) -> dict[str, Any]:
     launcher += ["--protocol", protocol] if protocol else []
     for worker in placed.lent():
         launcher += ["--worker", worker.endpoint]
+    if server.fallback:
+        launcher += ["--fallbacks", f"{serving.facts.prefix}/{names.FALLBACKS}"]
+        launcher += ["--fallback-after", str(server.fallback_after)]
     return {
         "host": serving.host.name,
+        "service": serving.service,
         "argv": argv_of(serving),
         "launcher": launcher,
         "runtime": serving.runtime,
         "environment": {**environment, **server.environment},
         "devices": [device.name for device in own],
-        "backends": sorted({device.backend for device in own}),
         "url": f"{scheme}://{_address_for_clients(server, serving.host)}:{server.port}",
         "own_url": own_url,
         "address": server.host,
@@ -350,6 +353,7 @@ def plan_of(serving: Serving, environment: Mapping[str, str]) -> dict[str, Any]:
         "port": server.port,
         **{field: getattr(server, field) for field in CREDENTIALS.values()},
         "start_timeout": server.start_timeout,
+        "fallback_after": server.fallback_after if server.fallback else None,
         "context": context_of(server, serving.model.summary),
         "context_per_request": context_per_request(server, serving.model.summary),
         "load_mode": server.load_mode,
@@ -501,11 +505,12 @@ def _check_whole(variable: str, path: str) -> None:
         raise Refusal(f"{variable} is {path!r}: use the absolute path on the head")
 
 
-def model_of(request: ModelRequest, report: Mapping[str, Any], facts: Facts) -> Model:
+def model_of(request: ModelRequest, report: Mapping[str, Any], facts: Facts, account: str) -> Model:
     """Path and summary of the model that the head serves.
 
     :param report: what gguf_info reports of ``llama_model_path``: ``summary``, and ``closed``, what keeps the service from reading it.
     :param facts: of the head.
+    :param account: as which its services run in scope system.
     """
     if bool(request.path) == bool(request.known_answer is not None):
         raise Refusal(
@@ -524,7 +529,7 @@ def model_of(request: ModelRequest, report: Mapping[str, Any], facts: Facts) -> 
     summary = report.get("summary") or _given_summary(path, request.summary)
     if facts.scope == "system" and report.get("closed"):
         raise Refusal(
-            f"llama_model_path is {path!r}, but the account llamacpp, which serves it, cannot read {report['closed']}: open it with "
+            f"llama_model_path is {path!r}, but the account {account}, which serves it, cannot read {report['closed']}: open it with "
             f"chmod o+rX {shlex.quote(report['closed'])}, or move the model to /srv"
         )
     if service_managers.MANAGERS[facts.service_manager].hides_homes and path.startswith(PRIVATE_FOLDERS):

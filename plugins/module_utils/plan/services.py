@@ -13,6 +13,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import b
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
 
 
+def _placements(plan: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    """The placement that is planned, and those that the head may fall back to."""
+    fallbacks = plan["fallbacks"] if plan["head"]["fallback_after"] is not None else []
+    return [plan["placement"], *(fallback["placement"] for fallback in fallbacks)]
+
+
 def needs_launcher(manager: str, cache: bool) -> bool:
     """Whether a worker has a launcher: on Linux to be watched, elsewhere only to keep its cache in bounds."""
     return cache or service_managers.MANAGERS[manager].system == service_managers.LINUX
@@ -26,7 +32,10 @@ def _launcher(plan: dict[str, Any], host: str, worker: dict[str, Any]) -> list[s
         return []
     launcher = [own["python"], own["runtime"] + "/runtime.py", "worker", "--port", worker["listens"].rsplit(":", 1)[1]]
     if worker["cache"]:
-        needed = sum(entry["weights_mib"] for entry in plan["placement"] if entry["endpoint"] == worker["endpoint"])
+        needed = max(
+            sum(entry["weights_mib"] for entry in placement if entry["endpoint"] == worker["endpoint"])
+            for placement in _placements(plan)
+        )
         limit = max(worker["cache_mib"], math.ceil(needed))
         launcher += ["--cache", f"{worker['environment']['LLAMA_CACHE']}/rpc", "--limit-mib", str(limit)]
     return [*launcher, "--"]
@@ -37,8 +46,7 @@ def _reachable_for_head(plan: dict[str, Any]) -> list[str]:
     head = plan["head"]
     if not head["allowed"]:
         return []
-    workers = [*plan["external_workers"], *(worker for host in plan["hosts"].values() for worker in host["workers"])]
-    used = [worker["endpoint"] for worker in workers if worker["used"]]
+    used = [entry["endpoint"] for placement in _placements(plan) for entry in placement if entry["endpoint"]]
     own = [] if head["address"] == names.EVERY_ADDRESS else [head["address"]]
     return sorted({"localhost", *own, *(endpoint.rsplit(":", 1)[0] for endpoint in used), *head["allowed"]})
 
@@ -51,10 +59,10 @@ def _may_connect(host: dict[str, Any], worker: dict[str, Any]) -> list[str]:
 
 def of_host(plan: dict[str, Any], host: str) -> list[dict[str, Any]]:
     """The services of one host, as its service manager needs them."""
-    prefix = names.STAGING_SERVICES if plan["staging"] else names.SERVICES
+    own = names.of(plan["cluster"])
     services = [
         {
-            "name": f"{prefix}worker-{worker['name']}",
+            "name": own.service(f"worker-{worker['name']}", plan["staging"]),
             "kind": "worker",
             "temporary": plan["staging"],
             "description": f"llama.cpp RPC worker {worker['name']} ({worker['device']})",
@@ -82,12 +90,16 @@ def of_host(plan: dict[str, Any], host: str) -> list[dict[str, Any]]:
         credentials = {name: head[key] for name, key in heads.CREDENTIALS.items() if head[key]}
         services.append(
             {
-                "name": heads.STAGED_SERVICE if plan["staging"] else heads.SERVICE,
+                "name": head["service"],
                 "kind": "head",
                 "temporary": plan["staging"],
                 "description": f"llama.cpp server of cluster {plan['cluster']}",
                 "argv": [*head["launcher"], "--", *head["argv"]],
                 "process": head["argv"],
+                "fallbacks": [
+                    {"name": fallback["without"], "process": fallback["head"]["argv"]}
+                    for fallback in (plan["fallbacks"] if head["fallback_after"] is not None else [])
+                ],
                 "environment": head["environment"],
                 "listens": f"{head['address']}:{head['port']}",
                 "reads": [plan["model"]["path"], *credentials.values()],
