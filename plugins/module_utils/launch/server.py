@@ -274,7 +274,7 @@ class Head:
             self.question.recv(1)
         except (BlockingIOError, ssl.SSLWantReadError):
             return False
-        except OSError:
+        except (OSError, ValueError):
             self._forget_question()
             return False
         return True
