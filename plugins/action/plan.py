@@ -16,7 +16,14 @@ from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import runtime
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import (
+    journal,
+    progress,
+    runtime,
+    server,
+    serving,
+    worker,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer, rpc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import cluster as cluster_plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import empty, entry, neighbours, releases, rollback
@@ -26,8 +33,8 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definition
 display = Display()
 
 RUNTIME = Path(runtime.__file__)
-RUNTIME_FILES = [RUNTIME, Path(rpc.__file__)]
-"""The runtime as it is installed on the head: runtime.py and what it needs beside it."""
+RUNTIME_FILES = [RUNTIME, *(Path(module.__file__) for module in (server, worker, progress, serving, journal, rpc))]
+"""The runtime as it is installed on hosts: runtime.py and what it needs beside it."""
 
 
 def complete(plan: dict) -> None:
@@ -44,10 +51,27 @@ def complete(plan: dict) -> None:
         for service in host["services"]:
             service["definition"] = definitions.definition(host, service)
     head, model = plan["head"], plan["model"]
+    if head["fallback_after"] is not None:
+        own = plan["hosts"][head["host"]]
+        own["files"].append(_file(f"{own['prefix']}/{names.FALLBACKS}", _fallbacks(plan).encode()))
     if model["known_answer"]:
         size = known_answer.file_bytes(*(model["known_answer"][key] for key in ("layers", "width", "type")))
         written = {"path": model["path"], "bytes": size, "record": known_answer.record_of(model["path"])}
         plan["hosts"][head["host"]]["files"].append(written)
+
+
+def _fallbacks(plan: dict) -> str:
+    """What the launcher of the head reads of the fallbacks, as JSON."""
+    entries = [
+        {
+            "name": fallback["without"],
+            "without": fallback["endpoint"],
+            "workers": fallback["workers"],
+            "argv": fallback["head"]["argv"],
+        }
+        for fallback in plan["fallbacks"]
+    ]
+    return json.dumps(entries, indent=1) + "\n"
 
 
 def _file(path: str, data: bytes, source: Path | None = None) -> dict:

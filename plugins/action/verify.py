@@ -111,7 +111,9 @@ class ActionModule(ActionBase):
             waits_for = answer["evidence"].get("waits_for")
             if plan["staging"] and not answer["evidence"]["launched"]:
                 return answer
-            limit = min(patience, SECONDS_FOR_WORKERS) if waits_for else patience
+            limit = (
+                min(patience, SECONDS_FOR_WORKERS + (plan["head"]["fallback_after"] or 0)) if waits_for else patience
+            )
             hopeless = answer["evidence"]["health"]["said"] == reading.OTHER_CERTIFICATE
             if hopeless or verification.ends_at_each_start(answer["evidence"], before) or elapsed >= limit:
                 return answer

@@ -270,6 +270,12 @@ def with_option_files(cluster, files=OPTION_FILES, name="head"):
     return cluster
 
 
+def with_neighbour(cluster, mib):
+    night = {"cluster": "night", "ports": [], "memory_mib": {"CPU": mib}}
+    cluster.hosts["worker1"]["facts"]["neighbours"] = [night]
+    return cluster
+
+
 def accepts(identifier):
     """The operator accepts it by name."""
 
@@ -678,6 +684,16 @@ CASES = [
         ["MI50 on worker1", "llama_backend of worker1 to [cuda, hip]", "ROCm", "to cuda to accept this"],
     ),
     (
+        "memory-of-other-cluster",
+        lambda: with_neighbour(cluster_of(1), 64000),
+        {
+            "set memory_mib in llama_worker_endpoints, and llama_server_memory_mib on the head, so that both fit": lambda cluster: (
+                with_neighbour(cluster, 0)
+            )
+        },
+        ["MiB on CPU of worker1 beside 64000 MiB of the cluster night, where"],
+    ),
+    (
         "options-elsewhere",
         lambda: with_option_files(cluster_of(1, build=11063)),
         {
@@ -798,6 +814,17 @@ CASES = [
             "remove {option} from llama_build_cmake_options of {hosts}": given({"llama_build_cmake_options": {}}),
         },
         ["compiled with GGML_RPC_RDMA on head, worker1", "/dev/infiniband", "of head, worker1 and worker2"],
+    ),
+    (
+        "no-fallback",
+        lambda: strix_halos(2, 200, llama_server_fallback=True),
+        {
+            "add a worker with as much memory": lambda cluster: cluster.hosts.update(
+                strix2=strix_halos(3, 200).hosts["strix2"]
+            ),
+            "set llama_server_fallback to false": given({"llama_server_fallback": False}),
+        },
+        ["nothing can be served while one of these is away: strix0:rocm0 (", " MiB are missing)."],
     ),
     (
         "slower-than-one-host",

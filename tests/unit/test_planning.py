@@ -1289,6 +1289,8 @@ def test_a_cache_holds_what_was_asked_for_and_never_less_than_the_model_needs(pa
         "/usr/bin/python3",
         "/opt/llamacpp/runtime/runtime-id/runtime.py",
         "worker",
+        "--port",
+        "50052",
         "--cache",
         "/opt/llamacpp/state/cache/cpu/rpc",
         "--limit-mib",
@@ -1299,7 +1301,19 @@ def test_a_cache_holds_what_was_asked_for_and_never_less_than_the_model_needs(pa
     assert service["process"][-1] == "-c"
     assert service["environment"] == {"LLAMA_CACHE": "/opt/llamacpp/state/cache/cpu"}
     assert worker["runtime"] == "/opt/llamacpp/runtime/runtime-id"
-    assert pair.plan()["hosts"]["worker2"]["runtime"] is None
+
+
+@pytest.mark.parametrize("manager, watched", [("systemd", True), ("launchd", False)])
+def test_every_worker_on_linux_is_watched(pair, manager, watched):
+    """On a Mac nothing of what is watched can be read; there a launcher keeps a cache in bounds, and else there is none."""
+    system = {"systemd": "Linux", "launchd": "Darwin"}[manager]
+    pair.hosts["worker1"]["facts"].update(service_manager=manager, system=system)
+    own = pair.plan()["hosts"]["worker1"]
+    launcher = own["services"][0]["argv"][: -len(own["services"][0]["process"])]
+    assert launcher == (
+        ["/usr/bin/python3", f"{own['runtime']}/runtime.py", "worker", "--port", "50052", "--"] if watched else []
+    )
+    assert (own["runtime"] is not None) == watched
 
 
 def test_services_of_a_release_that_is_installed_anew_are_restarted(local):

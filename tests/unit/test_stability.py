@@ -156,16 +156,17 @@ def test_what_is_another_machine_is_another_plan(facts):
 def test_files_of_a_plan_carry_what_is_written(facts):
     plan, kept = run(facts)
     head = plan["hosts"]["head"]
-    runtime, rpc, model, last = head["files"]
-    for file, source in zip((runtime, rpc), action.RUNTIME_FILES):
+    *launcher, model, last = head["files"]
+    assert len(launcher) == len(action.RUNTIME_FILES)
+    for file, source in zip(launcher, action.RUNTIME_FILES):
         assert file["path"] == f"{head['runtime']}/{source.name}"
         assert (file["source"], file["mode"]) == (str(source), "0644")
     assert {"path": head["runtime"], "owner": "root", "mode": "0755"} in head["folders"]
     assert set(model) == {"path", "bytes", "record"}
     assert (last["path"], last["bytes"]) == (f"{head['prefix']}/facts.json", len(kept.encode()))
-    for file, data in ((runtime, action.RUNTIME.read_bytes()), (last, kept.encode())):
+    for file, data in ((launcher[0], action.RUNTIME.read_bytes()), (last, kept.encode())):
         assert file["sha256"] == hashlib.sha256(data).hexdigest()
-    assert plan["hosts"]["one"]["files"] == []
+    assert plan["hosts"]["one"]["files"] == launcher
 
 
 @pytest.mark.parametrize(

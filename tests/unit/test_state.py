@@ -58,6 +58,7 @@ def service(program, port, **environment):
     argv = [sys.executable, str(program), str(port)]
     return {
         "name": "llamacpp-worker-x",
+        "kind": "worker",
         "argv": argv,
         "process": argv,
         "environment": environment,
@@ -67,7 +68,7 @@ def service(program, port, **environment):
 
 
 def judged(prefix, planned):
-    return state.service_state(planned, state.processes(str(prefix), None))
+    return state.service_state(planned, state.processes(str(prefix), None), prefix / "state")
 
 
 def test_a_service_that_runs_as_planned(installation):
@@ -315,6 +316,7 @@ def planned(tmp_path):
         "account": None,
         "prefix": str(prefix),
         "cache": str(tmp_path / "cache"),
+        "state": str(prefix / "state"),
         "units": str(units),
         "names": names.of("llama_cluster").as_dict(),
         "service_manager": "supervisor",

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import (
+    fallback,
     firewall,
     knocks,
     links,
@@ -234,17 +235,24 @@ def clients(port: int) -> list[str]:
     return sorted({entry.remote for entry in sockets(IPV4) if entry.state == ESTABLISHED and entry.port == port})
 
 
-def service_state(service: dict, running: dict[int, list[str]]) -> dict:
+def service_state(service: dict, running: dict[int, list[str]], folder: Path) -> dict:
     """How a planned service stands: ``running`` as planned, ``waiting`` when its launcher runs as planned and waits for workers,
-    ``stopped``, ``foreign`` when something else has its port, or ``different``, with another command line or environment."""
+    ``stopped``, ``foreign`` when something else has its port, or ``different``, with another command line or environment. One that runs as a
+    planned fallback, as its launcher says, runs as planned, and ``fallback`` is its name.
+
+    :param folder: in which the launcher of the head writes down what it does.
+    """
     address, port = service["listens"].rsplit(":", 1)
+    served = fallback.served(service, running, folder)
     programs = [pid for pid, argv in running.items() if argv == service["process"]]
+    programs += [served.process] if served else []
     services = [pid for pid, argv in running.items() if argv == service["argv"]]
     own = programs or services or [pid for pid, ports in listeners(list(running)).items() if int(port) in ports]
     if services:
         actual = environment_of((programs or services)[0])
         same = actual is None or all(actual.get(name) == value for name, value in service["environment"].items())
-        state = ("running" if programs else "waiting") if same else "different"
+        strange = fallback.stranger(service, running, served)
+        state = ("running" if programs else "waiting") if same and not strange else "different"
     else:
         state = "different" if own else "foreign" if is_occupied(address, int(port)) else "stopped"
     return {
@@ -252,6 +260,7 @@ def service_state(service: dict, running: dict[int, list[str]]) -> dict:
         "pid": own[0] if own else None,
         "addresses": listening_addresses(int(port)),
         "clients": clients(int(port)),
+        **({"fallback": served.name} if served else {}),
     }
 
 
@@ -495,7 +504,8 @@ def drift(planned: dict) -> dict:
     """
     knocking = knocks.begin(planned["knocks"], interfaces.addresses() if planned["knocks"] else [])
     running = processes(planned["prefix"], planned["account"])
-    services = {service["name"]: service_state(service, running) for service in planned["services"]}
+    folder = Path(planned["state"])
+    services = {service["name"]: service_state(service, running, folder) for service in planned["services"]}
     defined = host.defined_services(planned["service_manager"], planned["units"], names.of(planned["names"]["cluster"]))
     manager = managers.manager_of(planned)
     manifests = {

@@ -271,6 +271,26 @@ def _network(plan: dict) -> list[str]:
     )
 
 
+def _fallbacks(plan: dict) -> list[str]:
+    """What is served while a used worker is away, a line for each."""
+    rows = [
+        [f"without {entry['without']}:", f"fits, {entry['generation_tokens_per_s']:g} tokens per second"]
+        for entry in plan["fallbacks"]
+    ]
+    rows += [[f"without {entry['without']}:", _why_nothing(entry)] for entry in plan["no_fallback"]]
+    after = plan["head"]["fallback_after"]
+    meaning = "llama_server_fallback is false: while one of them is away, nothing is served."
+    if after is not None:
+        meaning = f"llama_server_fallback is true: where it fits, that is served after {after} seconds."
+    return [*table(rows).splitlines(), *_wrapped("  ", meaning)] if rows else []
+
+
+def _why_nothing(entry: dict) -> str:
+    """:param entry: of ``no_fallback``."""
+    missing = entry["missing_mib"]
+    return f"cannot be planned: {entry['reason']}" if missing is None else f"does not fit, {missing} MiB missing"
+
+
 def changes_of(plan: dict, changes: dict, drifts: dict[str, dict], unasked: dict[str, str]) -> list[str]:
     """What an apply would change, as lines: each host's releases, differences and restarts.
 
@@ -317,6 +337,7 @@ def plan_parts(plan: dict, changed: list[str] | None = None) -> dict[str, list[s
         "Advisories": _advisories(plan),
         "Predicted speed": _speed(plan),
         "What the network adds": _network(plan),
+        "While a worker is away": _fallbacks(plan),
         "What site.yml would change": changed or [],
         **refused,
     }

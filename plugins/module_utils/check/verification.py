@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fallback, state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import is_loopback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
@@ -28,7 +28,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted 
     printable,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import runtime
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import journal, runtime, server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer, rpc
 
 SCHEMA = 1
@@ -212,6 +212,43 @@ def _said(reply: reading.Reply) -> str:
     return f"status {reply.status}: {text}" if reply.status else text
 
 
+def _answers_of_unused(plan: dict) -> dict:
+    """Endpoint → what a worker says now, of those that the head does not hold."""
+    answers = {}
+    for worker in (worker for planned in plan["hosts"].values() for worker in planned["workers"] if not worker["used"]):
+        address, port = worker["endpoint"].rsplit(":", 1)
+        answers[worker["endpoint"]] = rpc.probe(address, int(port), protocol=worker["protocol"])
+    return answers
+
+
+def _fallback_of(own: dict, running: dict[int, list[str]]) -> dict:
+    """``fallback`` of the evidence, where the head serves on one."""
+    served = (fallback.served(service, running, Path(own["state"])) for service in own["services"])
+    return next(({"fallback": {"name": one.name, "since": one.since}} for one in served if one), {})
+
+
+def as_served(plan: dict, evidence: dict) -> dict:
+    """The plan as it is while the head serves on a fallback: with its placement and its workers.
+
+    :param evidence: of collect.
+    """
+    said = evidence.get("fallback")
+    served = next((entry for entry in plan["fallbacks"] if entry["without"] == said["name"]), None) if said else None
+    if not served:
+        return plan
+
+    def used(workers: list[dict]) -> list[dict]:
+        return [{**worker, "used": worker["endpoint"] in served["workers"]} for worker in workers]
+
+    hosts = {host: {**planned, "workers": used(planned["workers"])} for host, planned in plan["hosts"].items()}
+    return {
+        **plan,
+        "placement": served["placement"],
+        "hosts": hosts,
+        "external_workers": used(plan["external_workers"]),
+    }
+
+
 def waits_for(answers: dict) -> list[str]:
     """What the head's launcher still waits for, a sentence for each worker."""
     return [
@@ -260,12 +297,14 @@ def collect(plan: dict, seconds: float) -> dict:
     evidence["ends"] = ends(folder / runtime.ENDS)
     launchers = [pid for pid, argv in running.items() if argv == [*head["launcher"], "--", *head["argv"]]]
     evidence["launched"] = bool(launchers)
+    evidence.update(_fallback_of(own, running))
+    plan = as_served(plan, evidence)
     try:
-        log = reading.read(folder / runtime.START_LOG, runtime.START_LOG_BYTES).decode("utf-8", "replace")
+        log = reading.read(folder / server.START_LOG, server.START_LOG_BYTES).decode("utf-8", "replace")
     except OSError:
         log = ""
     evidence["log"] = _last_lines(log.splitlines())
-    evidence["log_complete"] = bool(log) and runtime.INCOMPLETE not in log
+    evidence["log_complete"] = bool(log) and journal.INCOMPLETE not in log
     evidence["handshakes"] = handshakes(folder / runtime.HANDSHAKES, launchers)
     measured = host.measured_links(own["prefix"])
     evidence["links"] = {name: measured.get(name) for name in plan["links"]}
@@ -276,10 +315,7 @@ def collect(plan: dict, seconds: float) -> dict:
         evidence["drift"] = state.drift(own)
     evidence["buffers"] = buffers(log)
     evidence["rdma"] = connections_by_rdma(log)
-    for worker in (worker for planned in plan["hosts"].values() for worker in planned["workers"] if not worker["used"]):
-        address, port = worker["endpoint"].rsplit(":", 1)
-        answer = rpc.probe(address, int(port), protocol=worker["protocol"])
-        evidence["handshakes"]["workers"][worker["endpoint"]] = answer
+    evidence["handshakes"]["workers"].update(_answers_of_unused(plan))
     question = (
         {"prompt": "", "temperature": 0}
         if plan["model"]["known_answer"]
@@ -340,6 +376,7 @@ EVIDENCE = {
     },
     "links": Each(Maybe({"mbit_per_second": FIGURE, "round_trip_ms": FIGURE, "detail": LINES[0]})),
     "waits_for": Maybe(LINES),
+    "fallback": Maybe({"name": Text(), "since": Number()}),
     "certificate": Maybe({"names": Maybe(LINES), "until": Maybe(LINES[0]), "error": Maybe(LINES[0])}),
 }
 HEALTHY = {
@@ -667,17 +704,36 @@ def _completion(plan: dict, evidence: dict) -> dict:
 
 
 def may_become_healthy(plan: dict, drifts: dict[str, dict | None]) -> bool:
-    """Whether it makes sense to wait for the server: all workers that it uses run."""
+    """Whether it makes sense to wait for the server: all workers run that it uses, or that a fallback of it needs."""
     if plan["staging"]:
         return True
-    own = names.of(plan["cluster"])
+    known = names.of(plan["cluster"])
+    own: dict[str, bool] = {}
+    needed: list[list[str]] = [[]]
     for name, planned in plan["hosts"].items():
         services = (drifts.get(name) or {"services": {}})["services"]
         for worker in planned["workers"]:
-            service = services.get(own.service(f"worker-{worker['name']}"), {})
-            if worker["used"] and service.get("state") != "running":
-                return False
-    return True
+            service = services.get(known.service(f"worker-{worker['name']}"), {})
+            own[worker["endpoint"]] = service.get("state") == "running"
+            needed[0] += [worker["endpoint"]] if worker["used"] else []
+    if plan["head"]["fallback_after"] is not None:
+        needed += [entry["workers"] for entry in plan["fallbacks"]]
+    return any(all(own.get(endpoint, True) for endpoint in endpoints) for endpoints in needed)
+
+
+def _fallback(plan: dict, evidence: dict) -> list[dict]:
+    """Whether the whole plan is served, where the head may serve on a fallback."""
+    if plan["head"]["fallback_after"] is None:
+        return []
+    served = evidence.get("fallback")
+    if not served:
+        spared = f"{len(plan['fallbacks'])} of {len(plan['fallbacks']) + len(plan['no_fallback'])}"
+        return [_check("fallback", plan["head"]["url"], True, f"not needed; planned for {spared} losses")]
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(served["since"]))
+    said = (
+        f"the head serves without {served['name']} since {since} UTC, and with all workers again once that one answers"
+    )
+    return [_check("fallback", plan["head"]["url"], False, said)]
 
 
 def _staging(plan: dict, staged: dict) -> dict:
@@ -736,7 +792,9 @@ def judge(
     :param changed: hosts that the run changed, and that were compared again since.
     :returns: ``{"schema", "cluster", "passed", "checks"}``; passed says that no check failed.
     """
-    checks = (
+    checks = _fallback(plan, evidence) if evidence["health"]["healthy"] else []
+    plan = as_served(plan, evidence)
+    checks += (
         [] if plan["staging"] else _releases(plan, drifts) + _closed(plan, drifts, knocks, changed) + _links(evidence)
     )
     checks += [_staging(plan, staged)] if staged else []

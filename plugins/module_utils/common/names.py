@@ -41,6 +41,16 @@ DEFINITION_MARK = "Written by llamacpp.cluster"
 """Stands in the first lines of every definition of a service."""
 KEPT_FACTS = "facts.json"
 """File below the prefix of the head with the facts from which the last plan was made."""
+LEASE, LEASE_LOCK = "lease.json", "lease.lock"
+"""Files below the prefix of the head: which run may change hosts, and the lock of those who read and write that."""
+CHANGES_LOCK = "changes.lock"
+"""File below the prefix of each host whose lock belongs to the process that changes services there."""
+TAKE_OVER = "llama_lease_take_over"
+"""Variable with which an operator takes the lease from another run."""
+FALLBACKS = "fallbacks.json"
+"""File below the prefix of the head with what its launcher may serve on while a worker is away."""
+SERVING = "serving.json"
+"""File in the folder of the head's launcher that says what it serves on."""
 FIREWALLS = ("firewalld", "ufw", "nftables")
 """Managers of a host's firewall that are driven."""
 LINK_KINDS = ("ethernet", "thunderbolt", "usb4", "infiniband", "wireless")
@@ -55,8 +65,20 @@ CLUSTER_RECORD = "cluster.json"
 PLANS = "plans"
 """Folder below the prefix with the host's own part of the last plans."""
 INSTALLED = (
-    *("releases", "runtime", "state", "supervisor", "venv", "links", "lingering"),
-    *(KEPT_FACTS, CLUSTER_RECORD, PLANS),
+    "releases",
+    "runtime",
+    "state",
+    "supervisor",
+    "venv",
+    "links",
+    "lingering",
+    KEPT_FACTS,
+    LEASE,
+    LEASE_LOCK,
+    CHANGES_LOCK,
+    CLUSTER_RECORD,
+    FALLBACKS,
+    PLANS,
 )
 """What an installation has below its prefix, apart from models, which may be an operator's."""
 PORT_VARIABLES = {

@@ -4,151 +4,97 @@
 """The launcher of services, the one program of this collection that stays on a host. It works without a controller.
 
 For the head it waits until every worker shakes hands, writes down what they said, starts llama-server, keeps the log of this
-start, ends llama-server when a worker is lost, and writes down how it ended; the service manager then starts it anew. For a worker with a cache of
-tensors, from which llama.cpp never removes anything, it keeps that cache below its limit. It is installed beside a copy of
-rpc.py and needs nothing but Python 3.9.
-
-llama-server does not reconnect to a worker, and an idle one does not even notice that a worker died. So on Linux its
-connections are read from /proc once a second; elsewhere it ends by itself at the next request.
-
-Nothing that is written here is worth a service: on a full or read-only disk, or where nobody reads the log, it goes on without, and says so.
+start, ends llama-server when a worker is lost or nothing moves, and writes down how it ended; the service manager then starts it anew. Where
+a worker stays away, it serves on a fallback. It ends a worker that is stopped or does not notice that its client has gone. A worker's cache of
+tensors, from which llama.cpp never removes anything, it keeps below its limit. It is installed beside copies of the
+other modules of this folder and of rpc.py, and needs nothing but Python 3.9.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import importlib
-import json
 import os
-import re
-import select
-import signal
-import socket
-import ssl
-import stat
-import struct
 import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, cast
+from typing import NamedTuple
 
 try:
+    from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import (
+        journal,
+        progress,
+        server,
+        serving,
+        worker,
+    )
     from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
-except ImportError:
-    rpc = importlib.import_module("rpc")  # as installed on a host
+except ImportError:  # as installed on a host
+    progress, rpc, journal, serving, server, worker = (
+        importlib.import_module(name) for name in ("progress", "rpc", "journal", "serving", "server", "worker")
+    )
 
 HANDSHAKES = "handshakes.json"
-START_LOG = "start.log"
+START_LOG = server.START_LOG
 ENDS = "ends.json"
-START_LOG_BYTES = 8 * 1024 * 1024
-LAST_BYTES = 4096
 ENDS_BYTES = 64 * 1024
 """More than the last bytes of a log take as JSON."""
 LAST_LINES = 20
-INCOMPLETE = "llamacpp: this log is incomplete"
-"""Stands in a log of which a part could not be written."""
-READER_SECONDS = 5.0
-"""So long a reader of the log may take for one part of it, however slowly it reads, before the log goes on without it."""
-HEALTH_SECONDS = 2.0
-LOST_AFTER_POLLS = 2
-PRUNE_SECONDS = 300
-PR_SET_PDEATHSIG = 1
-ESTABLISHED = 1
+FRESH_SECONDS = 30.0
+"""So long the handshake of a worker that nobody uses is believed."""
+ASK_AGAIN_SECONDS = 0.25
+RETURN_EVERY, RETURN_TIMEOUT = 5.0, 2.0
 
 
-class Log:
-    """Where lines go. Nobody waits or ends for a full disk, nor for a reader that is gone or stands still."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-        self.missing = 0
-        self.incomplete = False
-        self.lock = threading.Lock()
-
-    def write(self, data: bytes) -> str | None:
-        """Writes what can be written now, after a line that says how much could not be before; the reason, the first time that there is one."""
-        with self.lock:
-            gap = f"\n{INCOMPLETE}: {self.missing} bytes are missing here\n".encode() if self.missing else b""
-            left, reason = gap + data, None
-            deadline = time.monotonic() + (0 if self.missing else READER_SECONDS)
-            try:
-                while left and not reason:
-                    seconds = max(0.0, deadline - time.monotonic())
-                    if select.select([], [self.descriptor], [], seconds)[1]:
-                        left = left[os.write(self.descriptor, left[: select.PIPE_BUF]) :]
-                    else:
-                        reason = "nobody reads it"
-            except OSError as error:
-                reason = str(error.strerror)
-            self.missing = self.missing + len(data) if len(left) > len(data) else len(left)
-            first, self.incomplete = not self.incomplete, self.incomplete or bool(reason)
-            return reason if first else None
-
-
-SERVICE_LOG = Log(1)
-"""The standard output: a journal, a pipe to supervisor, or a file."""
-
-
-def say(text: str) -> None:
-    SERVICE_LOG.write(f"llamacpp: {text}\n".encode("utf-8", "replace"))
-
-
-SAID: set[str] = set()
-
-
-def say_once(text: str) -> None:
-    if text not in SAID:
-        SAID.add(text)
-        say(text)
+def ask_worker(endpoint: str, protocol: str | None, timeout: float) -> dict:
+    """The answer of rpc.probe. Nobody may use the worker."""
+    journal.alive()
+    address, port = endpoint.rsplit(":", 1)
+    return rpc.probe(address, int(port), timeout, protocol)
 
 
 def shake_hands(
-    endpoints: list[str], protocol: str | None, timeout: float, note: Callable[[dict], object], pause: float = 1.0
+    endpoints: list[str],
+    protocol: str | None,
+    timeout: float,
+    note: Callable[[dict], object],
+    pause: float = 1.0,
+    enough: Callable[[dict], object] = lambda answers: False,
 ) -> dict:
     """Waits until every worker answers; returns their answers.
 
     A worker whose release does not fit is waited for like one that is not there yet: it is probably being replaced.
 
     :param note: called with ``{endpoint: last answer of rpc.probe}`` whenever one of them has changed.
+    :param enough: called with the same after each round; ends the wait where it says so.
     """
     answers: dict = {}
+    asked: dict[str, float] = {}
     while True:
+        journal.alive()
         for endpoint in endpoints:
             before = answers.get(endpoint, {}).get("state")
-            if before == "ok":
+            if before == "ok" and time.monotonic() - asked[endpoint] < FRESH_SECONDS:
                 continue
-            address, port = endpoint.rsplit(":", 1)
-            answers[endpoint] = rpc.probe(address, int(port), timeout, protocol)
+            answers[endpoint] = ask_worker(endpoint, protocol, timeout)
+            asked[endpoint] = time.monotonic()
             if answers[endpoint]["state"] != before:
                 note(answers)
                 if answers[endpoint]["state"] != "ok":
-                    say(f"waiting for worker {endpoint}: {answers[endpoint]['state']}, {answers[endpoint]['detail']}")
-        if all(answer["state"] == "ok" for answer in answers.values()):
+                    journal.say(
+                        f"waiting for worker {endpoint}: {answers[endpoint]['state']}, {answers[endpoint]['detail']}"
+                    )
+        if all(answer["state"] == "ok" for answer in answers.values()) or enough(answers):
             return answers
         time.sleep(pause)
-
-
-def write_state(path: Path, content: dict) -> bool:
-    """Replaces a file of the launcher's as a whole; says why where it cannot."""
-    partial = path.with_name(path.name + ".new")
-    try:
-        partial.write_text(json.dumps(content))
-        partial.replace(path)
-    except OSError as error:
-        say_once(f"{path} could not be written: {error.strerror}")
-        return False
-    return True
 
 
 def write_handshakes(state: Path, answers: dict) -> bool:
     """Older answers would be believed in place of these, so they go where these cannot be written; False then."""
     path = state / HANDSHAKES
-    written = write_state(path, {"time": int(time.time()), "process": os.getpid(), "workers": answers})
+    written = journal.write_state(path, {"time": int(time.time()), "process": os.getpid(), "workers": answers})
     if not written:
         with suppress(OSError):
             path.unlink()
@@ -158,164 +104,175 @@ def write_handshakes(state: Path, answers: dict) -> bool:
 def write_end(state: Path, how: str, said: str) -> None:
     """Counts the ends of llama-server, over all starts of the launcher, with how the last one came and the last lines of its log."""
     try:
-        with open(os.open(state / ENDS, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-            number = int(json.loads(file.read(ENDS_BYTES))["number"])
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        number = int(serving.read_json(state / ENDS, ENDS_BYTES)["number"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         number = 0
-    write_state(state / ENDS, {"number": number + 1, "how": how, "log": said.splitlines()[-LAST_LINES:]})
+    journal.write_state(state / ENDS, {"number": number + 1, "how": how, "log": said.splitlines()[-LAST_LINES:]})
 
 
-def connections(tcp_table: str, inodes: set[str], endpoints: list[str]) -> set[str]:
-    """The endpoints to which a process that holds the socket inodes has an established connection.
+class Settings(NamedTuple):
+    """What an operator may set about healing."""
 
-    :param tcp_table: text of /proc/net/tcp.
-    """
-    connected = set()
-    for line in tcp_table.splitlines()[1:]:
-        fields = line.split()
-        if int(fields[3], 16) == ESTABLISHED and fields[9] in inodes:
-            address, port = fields[2].split(":")
-            numeric = socket.inet_ntoa(struct.pack("=I", int(address, 16)))
-            connected.add(f"{numeric}:{int(port, 16)}")
-    return connected & set(endpoints)
+    fallbacks: Path | None = None
+    fallback_after: float = 60.0
+    """Seconds for which a worker is waited for."""
+    silence: float = server.SILENCE_SECONDS
 
 
-def socket_inodes(process: int) -> set[str]:
-    inodes = set()
-    for link in Path(f"/proc/{process}/fd").iterdir():
-        try:
-            target = os.readlink(link)
-        except OSError:
-            continue
-        if target.startswith("socket:["):
-            inodes.add(target[len("socket:[") : -1])
-    return inodes
+DEFAULTS = Settings()
 
 
-def healthy(url: str) -> bool:
-    """Whether llama-server answers that it serves, within two seconds altogether, however slowly something else sends. Whose certificate it shows
-    is no matter here: nothing is told to it."""
-    scheme, place = url.split("://", 1)
-    address, port = place.rsplit(":", 1)
-    deadline = time.monotonic() + HEALTH_SECONDS
-    said = b""
-    try:
-        with _connected(scheme, address, int(port), deadline) as connection:
-            connection.sendall(b"GET /health HTTP/1.1\r\nHost: llamacpp\r\nConnection: close\r\n\r\n")
-            while b"\n" not in said and len(said) < 256 and (left := deadline - time.monotonic()) > 0:
-                connection.settimeout(left)
-                part = connection.recv(256)
-                if not part:
-                    break
-                said += part
-    except OSError:
-        pass
-    return bool(re.match(rb"HTTP/1\.\d 200\b", said))
+class Chosen(NamedTuple):
+    """With what llama-server is started."""
+
+    argv: list[str]
+    endpoints: list[str]
+    answers: dict
+    fallback: serving.Fallback | None = None
+
+    @property
+    def without(self) -> tuple[str, ...]:
+        return (self.fallback.name,) if self.fallback else ()
 
 
-def _connected(scheme: str, address: str, port: int, deadline: float) -> socket.socket:
-    connection = socket.create_connection((address, port), HEALTH_SECONDS)
-    if scheme != "https":
-        return connection
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    connection.settimeout(max(deadline - time.monotonic(), 0.01))  # of the whole handshake
-    return context.wrap_socket(connection)
+class Start:
+    """One start of the launcher of a head: waits for the workers, starts llama-server, and watches it."""
 
-
-class Head:
-    """One llama-server process and what is watched about it."""
-
-    def __init__(self, argv: list[str], endpoints: list[str], url: str, state: Path) -> None:
-        self.endpoints = endpoints
+    def __init__(
+        self,
+        chosen: Chosen,
+        url: str,
+        state: Path,
+        protocol: str | None,
+        timeout: float,
+        pause: float,
+        settings: Settings,
+    ) -> None:
+        self.full = chosen
         self.url = url
-        self.ready = False
-        self.missing = 0
-        self.last = b""
-        self.process = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            preexec_fn=_end_with_parent,
-        )
-        self.relay = threading.Thread(target=self._relay, args=(state / START_LOG,), daemon=True)
-        self.relay.start()
+        self.state = state
+        self.protocol = protocol
+        self.timeout = timeout
+        self.pause = pause
+        self.settings = settings
+        self.record = serving.Record(state, journal.write_state, journal.say)
+        self.back = progress.Lasting()
+        self.asked = 0.0
 
-    def _relay(self, path: Path) -> None:
-        """Passes the output on to the service's log, and keeps the beginning of this start in a file, and its end in memory.
+    def wait(self) -> None:
+        """Waits until another start of llama-server is due."""
+        record = self.record
+        left = serving.wait_before_start(record.kept, time.time())
+        if left >= 1:
+            journal.say(f"llama-server ended {record.kept.failures} times in a row: the next start is in {left:.0f} s")
+        until = time.monotonic() + left
+        while time.monotonic() < until:
+            journal.alive()
+            record.set(serving.WAITING)
+            time.sleep(min(self.pause, max(0.0, until - time.monotonic())))
 
-        It reads to the end whatever becomes of these: llama-server stands still once its output is full.
-        """
-        pipe = cast(IO[bytes], self.process.stdout).fileno()
-        room = START_LOG_BYTES
-        with _open_start_log(path) as file:
-            start_log = Log(file.fileno())
-            while part := os.read(pipe, 65536):
-                reason = start_log.write(part[:room])
-                room -= len(part[:room])
-                if reason:
-                    _mark_incomplete(file.fileno())
-                    say(f"{path} is incomplete: {reason}")
-                self.last = (self.last + part)[-LAST_BYTES:]
-                reason = SERVICE_LOG.write(part)
-                if reason:
-                    start_log.write(f"llamacpp: the log of the service is incomplete: {reason}\n".encode())
+    def choose(self) -> Chosen:
+        """The full plan when all of its workers shook hands, a fallback when one of them stays away."""
+        began = time.monotonic()
+        patience = 0.0 if self.record.served_on_fallback else self.settings.fallback_after
+        found: list[Chosen] = []
 
-    def lost_workers(self) -> list[str]:
-        """Workers whose connection is gone, seen twice in a row after the server had become ready."""
-        if not sys.platform.startswith("linux"):
-            return []
-        if not self.ready:
-            self.ready = healthy(self.url)
-            return []
+        def note(answers: dict) -> None:
+            write_handshakes(self.state, answers)
+            waiting = tuple(endpoint for endpoint, answer in answers.items() if answer["state"] != "ok")
+            self.record.set(serving.WAITING, waiting_for=waiting)
+
+        def enough(answers: dict) -> bool:
+            self.record.set(serving.WAITING, waiting_for=self.record.waiting_for)
+            if self.settings.fallbacks and time.monotonic() - began >= patience:
+                found.extend(self._fallback(self.settings.fallbacks, answers))
+            return bool(found)
+
+        pause = min(self.pause, ASK_AGAIN_SECONDS)
+        answers = shake_hands(self.full.endpoints, self.protocol, self.timeout, note, pause, enough)
+        return found[0] if found else self.full._replace(answers=answers)
+
+    def _fallback(self, path: Path, answers: dict) -> list[Chosen]:
+        """The fallback that fits now, if there is one."""
         try:
-            inodes = socket_inodes(self.process.pid)
-            connected = connections(Path("/proc/net/tcp").read_text(), inodes, self.endpoints)
-        except OSError:
+            fallbacks = serving.read_fallbacks(path)
+        except (OSError, ValueError) as error:
+            journal.say_once(f"{path} gives no fallback: {error}")
             return []
-        lost = [endpoint for endpoint in self.endpoints if endpoint not in connected]
-        self.missing = self.missing + 1 if lost else 0
-        return lost if self.missing >= LOST_AFTER_POLLS else []
+        away = [endpoint for endpoint, answer in answers.items() if answer["state"] != "ok"]
+        others = {worker for fallback in fallbacks for worker in fallback.workers} - set(answers)
+        more = {worker: ask_worker(worker, self.protocol, RETURN_TIMEOUT) for worker in sorted(others)}
+        fallback = serving.fitting(fallbacks, away, {**answers, **more})
+        if fallback is None:
+            return []
+        workers = list(fallback.workers)
+        shaken = {worker: {**answers, **more}[worker] for worker in workers}
+        self.record.note(f"worker {', '.join(away)} stays away: llama-server is started without {fallback.name}")
+        return [Chosen(list(fallback.argv), workers, shaken, fallback)]
 
-    def stop(self) -> None:
-        self.process.terminate()
+    def serve(self, chosen: Chosen) -> None:
+        """Runs llama-server until it ends."""
+        record = self.record
+        silence = self.settings.silence * 2 ** min(len(record.kept.silences), 3)
+        record.set(serving.LOADING, chosen.without)
         try:
-            self.process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+            head = server.Head(chosen.argv, chosen.endpoints, self.url, self.state, silence)
+        except OSError as error:
+            write_end(self.state, f"before it began, {error}", "")
+            record.note(f"llama-server could not be started: {error}")
+            record.ended()
+            return
+        try:
+            fault = self._watch(head, chosen)
+        except SystemExit:
+            head.stop()
+            head.relay.join(timeout=5)
+            raise
+        head.relay.join(timeout=5)
+        if fault and fault.wanted:
+            record.returned()
+            record.set(serving.WAITING)
+            return
+        how = fault.how if fault else progress.ended_how(head.process.returncode)
+        if not fault:
+            record.note(f"llama-server ended {how}: it is started again")
+        record.ended(silent=bool(fault and fault.silent))
+        write_end(self.state, how, head.last.decode("utf-8", "replace"))
 
+    def _watch(self, head: server.Head, chosen: Chosen) -> server.Fault | None:
+        """Until llama-server ends; why it was ended, where it did not end by itself."""
+        recorded = False
+        while head.process.poll() is None:
+            journal.alive()
+            recorded = recorded or write_handshakes(self.state, chosen.answers)
+            with suppress(subprocess.TimeoutExpired):
+                head.process.wait(self.pause)
+                continue
+            fault = head.fault()
+            if fault:
+                self.record.note(f"{fault.saw}: llama-server is started again")
+                head.kill()
+                return fault
+            if not head.ready:
+                continue
+            self.record.set(serving.FALLBACK if chosen.fallback else serving.SERVING, chosen.without)
+            self.record.served(time.monotonic())
+            if chosen.fallback and self._may_return(head, chosen):
+                self.record.note(f"worker {chosen.fallback.without} is back: llama-server is started with all workers")
+                head.stop()
+                return server.Fault("the worker is back", wanted=True)
+        return None
 
-def _open_start_log(path: Path) -> IO[bytes]:
-    try:
-        return path.open("wb", buffering=0)
-    except OSError as error:
-        say(f"{path} could not be written: {error.strerror}")
-        return open(os.devnull, "wb", buffering=0)
-
-
-def _mark_incomplete(descriptor: int) -> None:
-    """Says so at the end of the file, in place of what stands there: on a full disk there is no other room."""
-    mark = f"\n{INCOMPLETE}\n".encode()
-    with suppress(OSError):
-        os.pwrite(descriptor, mark, max(0, os.fstat(descriptor).st_size - len(mark)))
-
-
-def _end_with_parent() -> None:
-    """A llama-server whose launcher was killed would keep the port and the workers."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def ended_how(status: int) -> str:
-    """What the return code of a process says of its end."""
-    return f"with status {status}" if status >= 0 else f"by signal {-status}"
-
-
-def _asked_to_stop(_number: int, _frame: object) -> None:
-    raise SystemExit(0)
+    def _may_return(self, head: server.Head, chosen: Chosen) -> bool:
+        """Whether all workers of the full plan have answered for long enough and nobody waits for an answer. Workers in use are not asked."""
+        now = time.monotonic()
+        if now - self.asked >= RETURN_EVERY:
+            self.asked = now
+            away = [endpoint for endpoint in self.full.endpoints if endpoint not in chosen.endpoints]
+            answers = [ask_worker(endpoint, self.protocol, RETURN_TIMEOUT) for endpoint in away]
+            self.back.seconds("back", all(answer["state"] == "ok" for answer in answers), now)
+        since = self.back.since.get("back", now)
+        return now - since >= self.record.steady and not head.busy()
 
 
 def run(
@@ -326,97 +283,16 @@ def run(
     protocol: str | None,
     timeout: float,
     pause: float = 1.0,
+    settings: Settings = DEFAULTS,
 ) -> int:
     """Waits, starts and watches; returns the exit status of the service: 0 only when it was asked to stop."""
-    signal.signal(signal.SIGTERM, _asked_to_stop)
-    signal.signal(signal.SIGINT, _asked_to_stop)
+    progress.end_when_asked()
     with suppress(OSError):  # a folder that is missing still is said by what cannot be written there
         state.mkdir(exist_ok=True)
     write_handshakes(state, {})
-    answers = shake_hands(endpoints, protocol, timeout, lambda answers: write_handshakes(state, answers), pause)
-    try:
-        head = Head(argv, endpoints, url, state)
-    except OSError as error:
-        write_end(state, f"before it began, {error}", "")
-        say(f"llama-server could not be started: {error}")
-        time.sleep(pause)
-        return 1
-    how = ""
-    recorded = False
-    try:
-        while head.process.poll() is None:
-            recorded = recorded or write_handshakes(state, answers)
-            time.sleep(pause)
-            lost = head.lost_workers()
-            if lost:
-                how = f"since it had lost worker {', '.join(lost)}"
-                say(f"lost worker {', '.join(lost)}: restarting llama-server")
-                head.stop()
-    except SystemExit:
-        head.stop()
-        head.relay.join(timeout=5)
-        raise
-    head.relay.join(timeout=5)
-    how = how or ended_how(head.process.returncode)
-    say(f"llama-server ended {how}")
-    write_end(state, how, head.last.decode("utf-8", "replace"))
-    time.sleep(pause)
-    return 1
-
-
-def prune(folder: Path, limit: int) -> list[str]:
-    """Removes files, those that were used longest ago first, until the folder holds no more than so many bytes; returns their names."""
-    files = []
-    for place, _folders, inside in os.walk(folder):
-        for name in inside:
-            path = Path(place, name)
-            try:
-                found = path.lstat()
-            except OSError:
-                continue
-            if stat.S_ISREG(found.st_mode):
-                files.append((max(found.st_atime, found.st_mtime), found.st_size, path))
-    held = sum(size for _used, size, _path in files)
-    removed, reason = [], None
-    for _used, size, path in sorted(files):
-        if held <= limit:
-            break
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            reason = error.strerror
-            continue
-        held -= size
-        removed.append(path.name)
-    if reason:
-        say(f"{folder} could not be brought below {limit // rpc.MIB} MiB: {reason}")
-    return removed
-
-
-def _bound(cache: Path, limit: int) -> None:
-    removed = prune(cache, limit)
-    if removed:
-        say(f"removed {len(removed)} files from {cache} to keep it below {limit // rpc.MIB} MiB")
-
-
-def run_worker(argv: list[str], cache: Path, limit: int, pause: float = PRUNE_SECONDS) -> int:
-    """Runs a worker and keeps its cache below the limit in bytes; returns the exit status of the service."""
-    signal.signal(signal.SIGTERM, _asked_to_stop)
-    signal.signal(signal.SIGINT, _asked_to_stop)
-    _bound(cache, limit)
-    # A worker has to go on ignoring SIGPIPE, which a connection that was given up would end it with.
-    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, preexec_fn=_end_with_parent, restore_signals=False)
-    try:
-        while process.poll() is None:
-            try:
-                process.wait(timeout=pause)
-            except subprocess.TimeoutExpired:
-                _bound(cache, limit)
-    except SystemExit:
-        process.terminate()
-        process.wait()
-        raise
-    say(f"the worker ended with status {process.returncode}")
+    start = Start(Chosen(argv, endpoints, {}), url, state, protocol, timeout, pause, settings)
+    start.wait()
+    start.serve(start.choose())
     return 1
 
 
@@ -431,15 +307,28 @@ def main() -> int:
     head.add_argument("--timeout", type=float, default=5.0, help="seconds for one handshake")
     head.add_argument("--url", required=True, help="where llama-server answers")
     head.add_argument("--state", required=True, type=Path, help="folder for the handshakes and the log of this start")
-    worker = parts.add_parser("worker", help="run a worker and bound its cache of tensors")
-    worker.add_argument("--cache", required=True, type=Path, help="folder of the cache")
-    worker.add_argument("--limit-mib", required=True, type=int, help="what the cache may hold")
-    for part in (head, worker):
+    head.add_argument("--fallbacks", type=Path, metavar="FILE", help="what to serve on when a worker stays away")
+    head.add_argument("--fallback-after", type=float, default=60.0, metavar="SECONDS", help="when it stays away")
+    head.add_argument(
+        "--silence",
+        type=float,
+        default=server.SILENCE_SECONDS,
+        metavar="SECONDS",
+        help="when a server that works has to move",
+    )
+    lender = parts.add_parser("worker", help="run a worker, watch it, and bound its cache of tensors")
+    lender.add_argument("--port", default="", help="where it listens; without it the worker is not watched")
+    lender.add_argument("--cache", type=Path, help="folder of the cache")
+    lender.add_argument("--limit-mib", type=int, default=0, help="what the cache may hold")
+    for part in (head, lender):
         part.add_argument("argv", nargs="+", help="the program and its arguments, after --")
     options = parser.parse_args()
     if options.part == "worker":
-        return run_worker(options.argv, options.cache, options.limit_mib * rpc.MIB)
-    return run(options.argv, options.worker, options.url, options.state, options.protocol, options.timeout)
+        return worker.run(options.argv, options.cache, options.limit_mib * rpc.MIB, port=options.port)
+    settings = Settings(options.fallbacks, options.fallback_after, options.silence)
+    return run(
+        options.argv, options.worker, options.url, options.state, options.protocol, options.timeout, settings=settings
+    )
 
 
 if __name__ == "__main__":

@@ -369,6 +369,25 @@ ADVISORIES = (
         (("where", "*devices* on *host*"),),
     ),
     Advisory(
+        "memory-of-other-cluster",
+        "warning",
+        conditions.memory_of_neighbours,
+        "Two clusters plan with the same memory: {where}. Whichever loads last may find it taken.",
+        (
+            offers.always(
+                "set memory_mib in llama_worker_endpoints, and llama_server_memory_mib on the head, so that both fit",
+                offers.facts_become(neighbours=()),
+            ),
+        ),
+        "docs/operating.md",
+        (
+            (
+                "where",
+                "*mib* MiB on *device* of *host* beside *mib* MiB of the cluster *cluster*, where *mib* MiB can be used",
+            ),
+        ),
+    ),
+    Advisory(
         "options-elsewhere",
         "warning",
         conditions.option_files,
@@ -497,6 +516,18 @@ ADVISORIES = (
         (Remedy("remove {option} from llama_build_cmake_options of {hosts}", offers.without_option),),
         "https://github.com/ggml-org/llama.cpp/pull/20590",
         (("where", "*host*"), ("reason", "The units there let no /dev/infiniband in, so that RPC stays on TCP")),
+    ),
+    Advisory(
+        "no-fallback",
+        "warning",
+        conditions.without_fallback,
+        "llama_server_fallback is true, but nothing can be served while one of these is away: {where}.",
+        (
+            offers.always("add a worker with as much memory"),
+            offers.always("set llama_server_fallback to false", offers.server_becomes(fallback=False)),
+        ),
+        "docs/operating.md",
+        (("where", "*host*:*worker* (*number* MiB are missing)"),),
     ),
 )
 

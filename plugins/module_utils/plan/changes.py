@@ -20,6 +20,7 @@ SERVICE = {
     "pid": Maybe(Number()),
     "addresses": [Text()],
     "clients": [Text()],
+    "fallback": Maybe(Text()),
 }
 ANSWER = {
     "drift": Maybe(

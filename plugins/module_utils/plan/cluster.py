@@ -21,6 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import (
     equipment,
     estimate,
     external,
+    fallbacks,
     idle,
     layout,
     neighbours,
@@ -40,6 +41,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
     Build,
     Catalogue,
     Cluster,
+    Device,
     Equipped,
     Facts,
     Host,
@@ -79,13 +81,13 @@ def make(
     """
     cluster = cluster._replace(elsewhere=external.hosts_of(cluster.external))
 
-    def attempt(given: Cluster) -> Planned:
+    def attempt(given: Cluster, trial: bool = True) -> Planned:
         changed = given._replace(hosts={name: tuning.after_reboot(host) for name, host in given.hosts.items()})
         prepared = _prepare(staging.cluster_of(changed, only) if staged else changed, model_found, catalogue, staged)
-        return _plan(prepared, runtime_id, staged)
+        return _plan(prepared, runtime_id, staged, not (trial or staged))
 
     try:
-        planned = attempt(cluster)
+        planned = attempt(cluster, trial=False)
     except Refusal as refusal:
         return refused(cluster.name, refusal)
     return _judge(_with_remedies(planned, cluster, attempt), cluster.accepted)
@@ -149,6 +151,8 @@ class Prepared(NamedTuple):
     """The backend whose llama-server runs."""
     model: Model
     placed: placement.Placed
+    offered: tuple[Device, ...]
+    """Every device that could be used."""
 
     @property
     def head(self) -> Equipped:
@@ -249,21 +253,68 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     if running and not serving:
         raise Refusal(_no_worker_of_its_release(cluster, serves, equipped[head.name].backends, running))
     lent = devices.of_workers([*serving, *others], cluster.places, release, bounded)
-    placed = layout.lay_out(cluster.server, cluster.placement, model, release, [*lent, *own], head.name, cluster.places)
+    offered = (*lent, *own)
+    placed = layout.lay_out(cluster.server, cluster.placement, model, release, offered, head.name, cluster.places)
     if placed.reasons:
-        placed = placed._replace(reasons=(*placed.reasons, *idle.sentence(equipped, [*lent, *own], placed)))
-    return Prepared(cluster, equipped, wanted, builds, serves, model, placed)
+        placed = placed._replace(reasons=(*placed.reasons, *idle.sentence(equipped, offered, placed)))
+    return Prepared(cluster, equipped, wanted, builds, serves, model, placed, offered)
 
 
-def _plan(prepared: Prepared, runtime_id: str, staged: bool) -> Planned:
-    """The plan with its advisories, before ``_with_remedies`` and ``_judge``."""
-    cluster, placed, model, release = prepared.cluster, prepared.placed, prepared.model, prepared.release
-    without = heads.uncounted(cluster.server)
-    placing = layout.as_json(placed, heads.as_planned(cluster.server) and release.mainline, cluster.server.load_mode)
+class Laid(NamedTuple):
+    """A placement as the plan has it, and what its devices hold."""
+
+    placed: placement.Placed
+    placement: Sequence[Mapping[str, Any]]
+    holders: Sequence[devices.Holder]
+
+
+def _lay(prepared: Prepared, placed: placement.Placed) -> Laid:
+    cluster = prepared.cluster
+    as_planned, without = heads.as_planned(cluster.server), heads.uncounted(cluster.server)
+    placing = layout.as_json(placed, as_planned and prepared.release.mainline, cluster.server.load_mode)
     holders = [
         devices.holder(device, cluster.places[device.host].facts, entry["weights_mib"], entry["kv_mib"])
         for device, entry in zip(placed.devices, placing)
     ]
+    return Laid(placed, [{**entry, "without": without} for entry in placing], holders)
+
+
+def _after_losses(prepared: Prepared) -> list[fallbacks.Fallback]:
+    """What is served after each loss; nothing where the model does not even fit on all devices."""
+    if prepared.placed.reasons:
+        return []
+    cluster = prepared.cluster
+    case = fallbacks.Case(
+        cluster.server,
+        cluster.placement,
+        prepared.model,
+        prepared.release,
+        prepared.offered,
+        cluster.head,
+        cluster.places,
+    )
+    return fallbacks.of_plan(case, prepared.placed)
+
+
+def _fallback(prepared: Prepared, loss: fallbacks.Loss, laid: Laid, runtime_id: str) -> dict[str, Any]:
+    """What the plan says of a fallback."""
+    works = estimate.works_of(_case(prepared._replace(placed=laid.placed)))
+    return {
+        "without": loss.name,
+        "endpoint": loss.workers[0].endpoint,
+        "placement": laid.placement,
+        "head": {"argv": heads.argv_of(_serving_head(prepared, laid, runtime_id, False))},
+        "workers": [worker.endpoint for worker in laid.placed.lent()],
+        "generation_tokens_per_s": estimate.generation_of(prepared.release, works),
+    }
+
+
+def _plan(prepared: Prepared, runtime_id: str, staged: bool, with_fallbacks: bool) -> Planned:
+    """The plan with its advisories, before ``_with_remedies`` and ``_judge``."""
+    cluster, placed, model, release = prepared.cluster, prepared.placed, prepared.model, prepared.release
+    laid = _lay(prepared, placed)
+    lost = _after_losses(prepared) if with_fallbacks else []
+    spare = [(entry.loss, _lay(prepared, entry.placed)) for entry in lost if entry.placed]
     plan: dict[str, Any] = {
         "schema": SCHEMA,
         "cluster": cluster.name,
@@ -282,27 +333,29 @@ def _plan(prepared: Prepared, runtime_id: str, staged: bool) -> Planned:
         },
         "hosts": {name: _host(prepared, entry, runtime_id, staged) for name, entry in prepared.equipped.items()},
         "external_workers": _external(prepared),
-        "head": _head(prepared, holders, runtime_id, staged),
-        "placement": [{**entry, "without": without} for entry in placing],
+        "head": _head(prepared, [laid, *(other for _loss, other in spare)], runtime_id, staged),
+        "placement": laid.placement,
         "fits": not placed.reasons,
         "links": [
             name
             for name, entry in prepared.equipped.items()
             if entry.host.links and name != cluster.head and not all(worker.tunnel for worker in entry.workers)
         ],
-        "fallbacks": [],
-        "estimate": _estimate(prepared),
+        "fallbacks": [_fallback(prepared, loss, other, runtime_id) for loss, other in spare],
+        "no_fallback": [entry.as_json() for entry in lost if not entry.placed],
+        "estimate": estimate.of_plan(_case(prepared), bool(cluster.server.override_tensor)),
     }
     hosts = {name: {**host, "services": services.of_host(plan, name)} for name, host in plan["hosts"].items()}
-    seen = Seen(plan, cluster, release, model.summary, holders)
+    seen = Seen(plan, cluster, release, model.summary, laid.holders)
     met = advisories.meet(seen)
     return Planned({**plan, "hosts": hosts, "advisories": advisories.untried(met)}, seen, met)
 
 
-def _estimate(prepared: Prepared) -> dict[str, Any]:
+def _case(prepared: Prepared) -> estimate.Case:
+    """What is estimated."""
     cluster, placed = prepared.cluster, prepared.placed
     known = {backend for entry in prepared.equipped.values() for backend in entry.backends}
-    case = estimate.Case(
+    return estimate.Case(
         release=prepared.release,
         placed=placed,
         summary=prepared.model.summary,
@@ -314,7 +367,6 @@ def _estimate(prepared: Prepared) -> dict[str, Any]:
             name: heads.backend_of(cluster.server, entry.backends, known) for name, entry in prepared.equipped.items()
         },
     )
-    return estimate.of_plan(case, bool(cluster.server.override_tensor))
 
 
 def _backends(cluster: Cluster, catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
@@ -484,31 +536,38 @@ def _check_names_of_the_head(head: Host, equipped: Mapping[str, Equipped]) -> No
             )
 
 
-def _head(prepared: Prepared, holders: Sequence[devices.Holder], runtime_id: str, staged: bool) -> dict[str, Any]:
-    server, facts, placed = prepared.cluster.server, prepared.head.host.facts, prepared.placed
-    name = prepared.cluster.head
-    build = prepared.builds[name][prepared.serves]
-    serving = heads.Serving(
-        server=server._replace(load_mode=heads.load_mode_of(server.load_mode, prepared.release, holders, name)),
+def _serving_head(prepared: Prepared, laid: Laid, runtime_id: str, staged: bool) -> heads.Serving:
+    """What llama-server's command line is made of, for one placement."""
+    server, facts, name = prepared.cluster.server, prepared.head.host.facts, prepared.cluster.head
+    return heads.Serving(
+        server=server._replace(load_mode=heads.load_mode_of(server.load_mode, prepared.release, laid.holders, name)),
         host=prepared.head.host,
         release=prepared.release,
         model=prepared.model,
-        placed=placed,
-        build=build.id,
+        placed=laid.placed,
+        build=prepared.builds[name][prepared.serves].id,
         runtime=_runtime(facts, runtime_id),
         state=_state_folder(facts, staged),
         service=names.of(prepared.cluster.name).service("server", staged),
     )
+
+
+def _head(prepared: Prepared, laid: Sequence[Laid], runtime_id: str, staged: bool) -> dict[str, Any]:
+    """:param laid: the placement that is planned, and those of fallbacks: one environment serves all that may be run."""
+    server, facts = prepared.cluster.server, prepared.head.host.facts
+    build = prepared.builds[prepared.cluster.head][prepared.serves]
+    run = laid if server.fallback else laid[:1]
     own = devices.environment_of_head(
         facts,
         [worker.device for worker in prepared.head.workers],
         prepared.serves,
-        bool(placed.own()),
-        bool(placed.lent()),
+        any(other.placed.own() for other in run),
+        any(other.placed.lent() for other in run),
     )
-    own.update(devices.heap_of_head(holders, facts, server.environment))
+    own.update(devices.heap_of_head([holder for other in run for holder in other.holders], facts, server.environment))
     environment = {**backends.service_environment(build.backend, build.environment), **own}
-    return heads.plan_of(serving, environment)
+    used = sorted({device.backend for other in run for device in other.placed.own()})
+    return {**heads.plan_of(_serving_head(prepared, laid[0], runtime_id, staged), environment), "backends": used}
 
 
 def _runtime(facts: Facts, runtime_id: str) -> str:
@@ -524,7 +583,9 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) ->
     host, facts = entry.host, entry.host.facts
     is_head, system = host.name == prepared.cluster.head, facts.scope == "system"
     sources = {prepared.wanted[backend].source for backend in entry.backends}
-    needs_runtime = is_head or any(worker.cache for worker in entry.workers)
+    needs_runtime = is_head or any(
+        services.needs_launcher(facts.service_manager, worker.cache) for worker in entry.workers
+    )
     built = prepared.builds[host.name]
     manager = service_managers.MANAGERS[facts.service_manager]
     own = names.of(prepared.cluster.name)

@@ -13,7 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.versions import numbers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, remedies
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, neighbours, remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.seen import Cases, Seen
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Facts
 
@@ -486,9 +486,30 @@ def faulty_firmware(seen: Seen) -> Cases:
     ]
 
 
+def memory_of_neighbours(seen: Seen) -> Cases:
+    """By the names of devices: memory that graphics and processor share counts once for each of them."""
+    cases: Cases = []
+    for name in seen.plan["hosts"]:
+        for device, (total, capacity) in neighbours.memory_of(seen.plan, name).items():
+            for neighbour in seen.cluster.hosts[name].facts.neighbours:
+                theirs = neighbour.memory_mib.get(device, 0)
+                if theirs and total and total + theirs > capacity:
+                    place = f"{round(total)} MiB on {device} of {name} beside {theirs} MiB of the cluster {neighbour.cluster}"
+                    cases.append((name, {"where": f"{place}, where {round(capacity)} MiB can be used"}))
+    return cases
+
+
 def option_files(seen: Seen) -> Cases:
     """Only llama-server reads them."""
     head = seen.cluster.head
     files = seen.cluster.hosts[head].facts.option_files
     reads = seen.release.mainline and seen.generation > READS_NO_OPTION_FILES
     return [(head, {"files": " and ".join(files)})] if files and reads else []
+
+
+def without_fallback(seen: Seen) -> Cases:
+    """The workers that cannot be spared, where the operator wants that."""
+    if not seen.server.fallback:
+        return []
+    lost = [f"{entry['without']} ({entry['reason']})" for entry in seen.plan["no_fallback"]]
+    return [(None, {"where": place}) for place in lost]

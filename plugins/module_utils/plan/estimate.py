@@ -205,6 +205,11 @@ def speeds_of(case: Case, works: Sequence[speed.Work]) -> Speeds:
     return Speeds(1000 / speed.token_ms(case.release, works), 1000 * speed.PROMPT / prompt)
 
 
+def generation_of(release: Release, works: Sequence[speed.Work]) -> float:
+    """Tokens per second."""
+    return _rounded(1000 / speed.token_ms(release, works))
+
+
 def of_plan(case: Case, moved: bool) -> dict[str, Any]:
     """``estimate`` of the plan.
 

@@ -52,6 +52,7 @@ LIMITS = {
     "threads": (1, MOST_THREADS),
     "gpu_layers": (0, (1 << 31) - 1),
     "start_timeout": (1, 7 * 86400),
+    "fallback_after": (1, 7 * 86400),
 }
 """Field of Server → its smallest and its largest value."""
 
@@ -334,6 +335,9 @@ def plan_of(serving: Serving, environment: Mapping[str, str]) -> dict[str, Any]:
     launcher += ["--protocol", protocol] if protocol else []
     for worker in placed.lent():
         launcher += ["--worker", worker.endpoint]
+    if server.fallback:
+        launcher += ["--fallbacks", f"{serving.facts.prefix}/{names.FALLBACKS}"]
+        launcher += ["--fallback-after", str(server.fallback_after)]
     return {
         "host": serving.host.name,
         "service": serving.service,
@@ -342,7 +346,6 @@ def plan_of(serving: Serving, environment: Mapping[str, str]) -> dict[str, Any]:
         "runtime": serving.runtime,
         "environment": {**environment, **server.environment},
         "devices": [device.name for device in own],
-        "backends": sorted({device.backend for device in own}),
         "url": f"{scheme}://{_address_for_clients(server, serving.host)}:{server.port}",
         "own_url": own_url,
         "address": server.host,
@@ -350,6 +353,7 @@ def plan_of(serving: Serving, environment: Mapping[str, str]) -> dict[str, Any]:
         "port": server.port,
         **{field: getattr(server, field) for field in CREDENTIALS.values()},
         "start_timeout": server.start_timeout,
+        "fallback_after": server.fallback_after if server.fallback else None,
         "context": context_of(server, serving.model.summary),
         "context_per_request": context_per_request(server, serving.model.summary),
         "load_mode": server.load_mode,

@@ -81,7 +81,8 @@ def lay_out(
     load = placement.Load(model.summary, settings, release.generation, overrides)
     gpu_layers = load.units if server.gpu_layers is None else min(server.gpu_layers, load.units)
     if not devices or not gpu_layers:
-        return placement.Placed((), (), load, 0, _over_without_devices(name, facts, load))
+        missing = _missing_on_head(facts, load, load.units)
+        return placement.Placed((), (), load, 0, _over_without_devices(name, missing), missing_mib=missing)
     first = load.units - gpu_layers
     selects = release.capabilities["device_name"] is not None
     every = mode == ALL or (mode is None and model.known_answer is not None)
@@ -91,8 +92,12 @@ def lay_out(
         runners = _runners(load, devices, paces_of(devices, hosts, release, model.summary), model.summary)
         placed, fits = _fastest(_ordered(runners, load, selects), load, first, every, selects)
     _check_number(placed.devices, bool(server.tensor_split), every)
-    on_head = _over_on_head(name, facts, load, first) if first or overrides else ()
-    return placed._replace(reasons=(*on_head, *_over_on_devices(placed, fits)))
+    missing = _missing_on_head(facts, load, first) if first or overrides else 0
+    over = placed.over()
+    return placed._replace(
+        reasons=(*_over_on_head(name, load, first, missing), *_over_on_devices(over, fits)),
+        missing_mib=missing + sum(mib for _device, mib in over),
+    )
 
 
 def _as_asked(
@@ -280,36 +285,36 @@ def _check_number(used: Sequence[Device], asked: bool, every: bool) -> None:
     )
 
 
-def _over_without_devices(name: str, facts: Facts, load: placement.Load) -> tuple[str, ...]:
+def _missing_on_head(facts: Facts, load: placement.Load, first: int) -> int:
+    """MiB that are missing in the head's memory for the layers before ``first``, 0 where they fit."""
+    held = load.on_head(range(first)) + sum(load.kv[:first])
+    room = facts.memory_mib - workers.reserve_mib(facts.memory_mib, shared=True)
+    return max(0, -(-held // MIB) - room)
+
+
+def _over_without_devices(name: str, missing: int) -> tuple[str, ...]:
     """A sentence if the whole model does not fit into the head's memory."""
-    missing = -(-(load.on_head(range(load.units)) + sum(load.kv)) // MIB) - _room_on_head(facts)
-    if missing <= 0:
+    if not missing:
         return ()
     return (f"the model does not fit into the memory of {name}: {missing} MiB are missing; add a worker",)
 
 
-def _room_on_head(facts: Facts) -> int:
-    return facts.memory_mib - workers.reserve_mib(facts.memory_mib, shared=True)
-
-
-def _over_on_head(name: str, facts: Facts, load: placement.Load, first: int) -> tuple[str, ...]:
+def _over_on_head(name: str, load: placement.Load, first: int, missing: int) -> tuple[str, ...]:
     """A sentence if the layers before ``first`` do not fit into the head's memory."""
-    weights, kv = load.on_head(range(first)), sum(load.kv[:first])
-    missing = -(-(weights + kv) // MIB) - _room_on_head(facts)
-    if missing <= 0:
+    if not missing:
         return ()
     return (
-        f"llama_server_gpu_layers and llama_server_override_tensor leave {first} layers and {weights // MIB} MiB of weights on the head, but "
-        f"{missing} MiB are missing in the memory of {name}: keep less there",
+        f"llama_server_gpu_layers and llama_server_override_tensor leave {first} layers and {load.on_head(range(first)) // MIB} MiB of weights on "
+        f"the head, but {missing} MiB are missing in the memory of {name}: keep less there",
     )
 
 
-def _over_on_devices(placed: placement.Placed, asked: bool) -> list[str]:
+def _over_on_devices(over: Sequence[tuple[Device, int]], asked: bool) -> list[str]:
     """What is missing where.
 
+    :param over: of Placed.over.
     :param asked: whether the operator's own shares are the reason, since the model would fit.
     """
-    over = placed.over()
     if asked:
         return [
             f"llama_server_tensor_split or llama_server_override_tensor is too much for {device.label}: {missing} MiB are missing, "

@@ -229,6 +229,8 @@ class Placed(NamedTuple):
     """Why it does not fit, if so."""
     why: tuple[str, ...] = ()
     """Of each device why it gets what it gets."""
+    missing_mib: int = 0
+    """By how much it does not fit, on all devices and in the head's memory."""
 
     def lent(self) -> list[Worker]:
         """The workers whose devices are used."""

@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import kept, names, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes
 
 SUMMARIES = {"plans": [kept.SUMMARY], "unreadable": [Text(longest=8192)]}
 DRIFT = {
     **{part: [kept.LINE] for part in ("defined", "stale", "missing_builds", "redefined", "changed_files")},
-    "services": untrusted.Each({"state": ("running", "waiting", "stopped", "foreign", "different")}),
+    "services": untrusted.Each({"state": changes.SERVICE["state"]}),
 }
 SHOWN = 5
 

@@ -8,21 +8,37 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
 
 
-def _cache_keeper(plan: dict[str, Any], host: str, worker: dict[str, Any]) -> list[str]:
-    """The launcher of a worker that keeps tensors on disk: it may hold what was asked for, and never less than the planned model needs.
-    A worker on its staging port shares that cache and leaves the keeping of it to the one that serves."""
-    if not worker["cache"] or plan["staging"]:
-        return []
+def _placements(plan: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    """The placement that is planned, and those that the head may fall back to."""
+    fallbacks = plan["fallbacks"] if plan["head"]["fallback_after"] is not None else []
+    return [plan["placement"], *(fallback["placement"] for fallback in fallbacks)]
+
+
+def needs_launcher(manager: str, cache: bool) -> bool:
+    """Whether a worker has a launcher: on Linux to be watched, elsewhere only to keep its cache in bounds."""
+    return cache or service_managers.MANAGERS[manager].system == service_managers.LINUX
+
+
+def _launcher(plan: dict[str, Any], host: str, worker: dict[str, Any]) -> list[str]:
+    """The launcher of a worker. Its cache may hold what was asked for, and never less than the planned model needs.
+    A worker on its staging port has none: it shares that cache and leaves the keeping of it to the one that serves."""
     own = plan["hosts"][host]
-    needed = sum(entry["weights_mib"] for entry in plan["placement"] if entry["endpoint"] == worker["endpoint"])
-    limit = max(worker["cache_mib"], math.ceil(needed))
-    launcher = [own["python"], own["runtime"] + "/runtime.py", "worker"]
-    return [*launcher, "--cache", f"{worker['environment']['LLAMA_CACHE']}/rpc", "--limit-mib", str(limit), "--"]
+    if plan["staging"] or not needs_launcher(own["service_manager"], worker["cache"]):
+        return []
+    launcher = [own["python"], own["runtime"] + "/runtime.py", "worker", "--port", worker["listens"].rsplit(":", 1)[1]]
+    if worker["cache"]:
+        needed = max(
+            sum(entry["weights_mib"] for entry in placement if entry["endpoint"] == worker["endpoint"])
+            for placement in _placements(plan)
+        )
+        limit = max(worker["cache_mib"], math.ceil(needed))
+        launcher += ["--cache", f"{worker['environment']['LLAMA_CACHE']}/rpc", "--limit-mib", str(limit)]
+    return [*launcher, "--"]
 
 
 def _reachable_for_head(plan: dict[str, Any]) -> list[str]:
@@ -30,8 +46,7 @@ def _reachable_for_head(plan: dict[str, Any]) -> list[str]:
     head = plan["head"]
     if not head["allowed"]:
         return []
-    workers = [*plan["external_workers"], *(worker for host in plan["hosts"].values() for worker in host["workers"])]
-    used = [worker["endpoint"] for worker in workers if worker["used"]]
+    used = [entry["endpoint"] for placement in _placements(plan) for entry in placement if entry["endpoint"]]
     own = [] if head["address"] == names.EVERY_ADDRESS else [head["address"]]
     return sorted({"localhost", *own, *(endpoint.rsplit(":", 1)[0] for endpoint in used), *head["allowed"]})
 
@@ -51,7 +66,7 @@ def of_host(plan: dict[str, Any], host: str) -> list[dict[str, Any]]:
             "kind": "worker",
             "temporary": plan["staging"],
             "description": f"llama.cpp RPC worker {worker['name']} ({worker['device']})",
-            "argv": [*_cache_keeper(plan, host, worker), *worker["argv"]],
+            "argv": [*_launcher(plan, host, worker), *worker["argv"]],
             "process": worker["argv"],
             "environment": worker["environment"],
             "listens": worker["listens"],
@@ -81,6 +96,10 @@ def of_host(plan: dict[str, Any], host: str) -> list[dict[str, Any]]:
                 "description": f"llama.cpp server of cluster {plan['cluster']}",
                 "argv": [*head["launcher"], "--", *head["argv"]],
                 "process": head["argv"],
+                "fallbacks": [
+                    {"name": fallback["without"], "process": fallback["head"]["argv"]}
+                    for fallback in (plan["fallbacks"] if head["fallback_after"] is not None else [])
+                ],
                 "environment": head["environment"],
                 "listens": f"{head['address']}:{head['port']}",
                 "reads": [plan["model"]["path"], *credentials.values()],

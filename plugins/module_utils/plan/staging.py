@@ -50,6 +50,7 @@ def cluster_of(cluster: Cluster, only: str | None = None) -> Cluster:
             gpu_layers=None,
             tensor_split=(),
             override_tensor=(),
+            fallback=False,
         ),
     )
 

@@ -232,6 +232,10 @@ class Server(NamedTuple):
     extra_args: tuple[str, ...]
     environment: Mapping[str, str]
     start_timeout: int
+    fallback: bool = False
+    """Whether it serves without a worker that stays away, where the model fits on the rest."""
+    fallback_after: int = 60
+    """Seconds that such a worker is waited for."""
     memory_mib: Mapping[str, int] = {}
     """Device that llama-server itself drives → MiB to plan with."""
     reserve_mib: int | None = None

@@ -1,0 +1,144 @@
+"""What can go wrong, done to the hosts of the scenario. A fault returns what takes it away again, or None where nothing has to."""
+
+import random
+import shlex
+import subprocess
+
+from conftest import HOSTS, PLAN
+
+HEAD = PLAN["head"]["host"]
+WORKERS = [name for name, host in PLAN["hosts"].items() if host["workers"]]
+STATE = PLAN["hosts"][HEAD]["state"]
+SERVICES = {name: [service["name"] for service in host["services"]] for name, host in PLAN["hosts"].items()}
+(SERVER,) = SERVICES[HEAD]
+PROGRAM = "llama-server"
+WORKER_PROGRAM = PLAN["hosts"][WORKERS[0]]["workers"][0]["argv"][0].rsplit("/", 1)[1]
+HOLDING = """
+import socket, sys, time
+held = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+time.sleep(900)
+"""
+
+
+def container(name):
+    return f"llamacpp-test-{name}"
+
+
+def inside(name, command, check=True, detach=False):
+    """Output of a shell command on a host, by way of the container, so that it needs no network."""
+    argv = ["podman", "exec", *(["--detach"] if detach else []), container(name), "sh", "-c", command]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert not check or done.returncode == 0, f"{name}: {command}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def signal_worker(name, number):
+    inside(name, f"pkill -{number} --full '^[^ ]*/bin/{WORKER_PROGRAM} '")
+
+
+def signal_server(number):
+    inside(HEAD, f"pkill -{number} --full '^[^ ]*/bin/{PROGRAM} '")
+
+
+def worker_killed(name):
+    signal_worker(name, "KILL")
+
+
+def worker_hung(name):
+    signal_worker(name, "STOP")
+
+
+def worker_rebooted(name):
+    subprocess.run(["podman", "restart", "--time", "5", container(name)], check=True, capture_output=True)
+
+
+def worker_cut_off(name):
+    """Packets between it and the head are dropped."""
+    own, head = HOSTS[name]["test_addresses"][0], HOSTS[HEAD]["test_addresses"][0]
+    rules = f"""
+    add table inet cut
+    add chain inet cut in {{ type filter hook input priority -300; }}
+    add chain inet cut out {{ type filter hook output priority -300; }}
+    add rule inet cut in ip saddr {head} ip daddr {own} drop
+    add rule inet cut out ip saddr {own} ip daddr {head} drop
+    """
+    inside(name, f"echo '{rules}' | nft -f -")
+    return lambda: inside(name, "nft delete table inet cut")
+
+
+def worker_address_changed(name):
+    """To another one, and back again later."""
+    own = HOSTS[name]["test_addresses"][0]
+    other = own.rsplit(".", 1)[0] + ".99"
+    route = inside(name, "ip route show default").strip()
+    inside(name, f"ip address add {other}/24 dev eth0 && ip address del {own}/24 dev eth0")
+
+    def back():
+        inside(name, f"ip address add {own}/24 dev eth0; ip address del {other}/24 dev eth0")
+        if route:
+            inside(name, f"ip route replace {route}", check=False)
+
+    return back
+
+
+def worker_held_by_a_stale_client(name):
+    """One that connects before the head, says nothing and stays."""
+    address, port = PLAN["hosts"][name]["workers"][0]["endpoint"].split(":")
+    inside(HEAD, f"exec python3 -c {shlex.quote(HOLDING)} {address} {port}", detach=True)
+    signal_server("KILL")
+    return lambda: inside(HEAD, f"pkill --full 'python3 -c .* {address} {port}'", check=False)
+
+
+def head_killed(_name):
+    signal_server("KILL")
+
+
+def launcher_killed(_name):
+    inside(HEAD, f"systemctl kill --signal=KILL --kill-whom=main {SERVER}")
+
+
+def head_hung(_name):
+    signal_server("STOP")
+
+
+def head_out_of_memory(_name):
+    """The kernel kills every process of a unit that has OOMPolicy=kill."""
+    inside(HEAD, f"systemctl kill --signal=KILL --kill-whom=all {SERVER}")
+
+
+def all_rebooted(_name):
+    names = [container(name) for name in random.sample(list(HOSTS), len(HOSTS))]
+    restarts = [
+        subprocess.Popen(
+            ["podman", "restart", "--time", "5", name], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        for name in names
+    ]
+    assert not any(restart.wait() for restart in restarts)
+
+
+def disk_full(_name):
+    """Where the launcher writes; then llama-server is killed, so that it has to."""
+    owner = inside(HEAD, f"stat --format=%u:%g {STATE}").strip()
+    inside(HEAD, f"mount -t tmpfs -o size=64k,mode=0750 tmpfs {STATE} && chown {owner} {STATE}")
+    inside(HEAD, f"dd if=/dev/zero of={STATE}/filler bs=1k 2>/dev/null", check=False)
+    signal_server("KILL")
+    return lambda: inside(HEAD, f"umount --lazy {STATE}")
+
+
+ALL = [
+    worker_killed,
+    worker_hung,
+    worker_rebooted,
+    worker_cut_off,
+    worker_address_changed,
+    worker_held_by_a_stale_client,
+    head_killed,
+    launcher_killed,
+    head_hung,
+    head_out_of_memory,
+    all_rebooted,
+    disk_full,
+]
+HEAL_WHILE_THEY_LAST = (worker_held_by_a_stale_client, disk_full)
+"""Faults with which the cluster has to serve again before they are taken away."""

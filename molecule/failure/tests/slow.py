@@ -1,0 +1,90 @@
+"""Makes the workers slow, by the time that the kernel gives their processes."""
+
+import contextlib
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+from asker import ask
+from faults import SERVICES, WORKER_PROGRAM, WORKERS, container, inside
+
+PERIOD_US = 100_000
+TRIES = 6
+
+
+class BySystemd:
+    """Where the container's systemd has the controller for processors (cgroup v2)."""
+
+    def limit(self, share):
+        for name in WORKERS:
+            units = " ".join(SERVICES[name])
+            inside(
+                name,
+                f"for unit in {units}; do systemctl set-property --runtime $unit CPUQuota={100 * share:.2f}%; done",
+            )
+
+    def close(self):
+        for name in WORKERS:
+            inside(
+                name,
+                f"for unit in {' '.join(SERVICES[name])}; do systemctl set-property --runtime $unit CPUQuota=; done",
+            )
+
+
+class ByMachine:
+    """Where the machine's own controller (cgroup v1) is not handed to containers: in a mount of this scenario's namespace."""
+
+    def __init__(self):
+        self.mount = Path(tempfile.mkdtemp())
+        subprocess.run(["mount", "-t", "cgroup", "-o", "cpu", "none", self.mount], check=True)
+        self.groups = []
+        for name in WORKERS:
+            group = self.mount / f"llamacpp-test-{name}"
+            group.mkdir(exist_ok=True)
+            self.groups.append(group)
+
+    def limit(self, share):
+        for name, group in zip(WORKERS, self.groups):
+            (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+            (group / "cpu.cfs_quota_us").write_text(str(max(1000, int(share * PERIOD_US))))
+            for process in _processes(name):
+                (group / "cgroup.procs").write_text(str(process))
+
+    def close(self):
+        for group in self.groups:
+            for process in (group / "cgroup.procs").read_text().split():
+                (self.mount / "cgroup.procs").write_text(process)
+            group.rmdir()
+        subprocess.run(["umount", self.mount], check=True)
+        os.rmdir(self.mount)
+
+
+def _processes(name):
+    """Of the worker's program, as the machine numbers them."""
+    shown = subprocess.run(
+        ["podman", "top", container(name), "hpid", "args"], capture_output=True, text=True, check=True
+    )
+    lines = [line.split() for line in shown.stdout.splitlines()[1:]]
+    return [int(words[0]) for words in lines if words[1].endswith(f"/bin/{WORKER_PROGRAM}")]
+
+
+@contextlib.contextmanager
+def slowed(tokens_per_second):
+    """While it lasts, the model answers about so fast; the speed that was measured."""
+    controllers = inside(WORKERS[0], "cat /sys/fs/cgroup/cgroup.controllers", check=False).split()
+    throttle = BySystemd() if "cpu" in controllers else ByMachine()
+    try:
+        share, speed = 0.05, None
+        for _try in range(TRIES):
+            throttle.limit(share)
+            speed = ask(600, max_tokens=6).tokens_per_second
+            if speed and 0.6 * tokens_per_second <= speed <= 1.4 * tokens_per_second:
+                break
+            share = min(1.0, max(0.01, share * tokens_per_second / (speed or tokens_per_second / 2)))
+        else:
+            pytest.fail(f"the model answers at {speed} tokens per second with {100 * share:.1f} % of a processor")
+        yield speed
+    finally:
+        throttle.close()

@@ -1,0 +1,262 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whether a process gets on with its work: what the kernel of Linux says of it and of its TCP connections over IPv4.
+
+A slow process and a hung one differ in what moves, not in how long they take. So this reads processor time, bytes that were read, and bytes that
+came and went on connections. For bytes the kernel lends this process a copy of the other one's socket (pidfd_getfd, Linux 5.6), as it does for children.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+ON_LINUX = sys.platform.startswith("linux")
+PR_SET_PDEATHSIG = 1
+STOPPED_SECONDS = 5.0
+"""Nobody needs a service that a signal has stopped; a debugger's stop is another state."""
+ESTABLISHED, CLOSE_WAIT, LISTEN = 1, 8, 10
+RETRANSMISSION = "01"
+"""Timer of a connection on which sent data wait for an acknowledgement, in /proc/net/tcp."""
+PIDFD_GETFD = 438
+"""The same number on all processors."""
+TCP_INFO_BYTES = 136
+KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+"""The kernel ends an idle connection 25 s after the last sign of the other host. llama.cpp sets no keepalive (transport.cpp of 0.3.36)."""
+BUSY_SHARE = 1 / 600
+"""Of a processor. A question for /health took less than 0.5 ms of llama-server 0.7.0, so one in each second is less than this."""
+READ_BYTES = 1 << 20
+FAULTS = 16
+
+
+class Link(NamedTuple):
+    """A TCP socket."""
+
+    local: str
+    remote: str
+    """ADDRESS:PORT, as ``local``."""
+    state: int
+    received: int
+    """Bytes that its process has not read; connections that wait for it, where it listens."""
+    retransmissions: int
+    """How often the kernel has sent the same data again without an acknowledgement."""
+    inode: str
+
+
+class Traffic(NamedTuple):
+    """Of one connection, since it began."""
+
+    sent: int
+    """Bytes that the other side has acknowledged."""
+    received: int
+    since_sent: int
+    """Milliseconds."""
+    since_received: int
+    """Milliseconds."""
+
+    @property
+    def awaits_answer(self) -> bool:
+        return self.since_sent < self.since_received
+
+
+class Activity(NamedTuple):
+    """Of a process, since it began."""
+
+    state: str
+    """A letter; T means that a signal has stopped it."""
+    seconds: float
+    """Of processors."""
+    read: int
+    """Bytes that it asked for, and bytes that came from a disk for it."""
+    faults: int
+    """Pages of files that it had to wait for."""
+
+
+class Look(NamedTuple):
+    """A process at one moment."""
+
+    activity: Activity
+    links: list[Link]
+    traffic: Mapping[str, Traffic]
+    """Inode of a link → its traffic. Empty where the kernel lends no sockets."""
+
+
+def links_of(table: str) -> list[Link]:
+    """:param table: text of /proc/net/tcp."""
+    found = []
+    for line in table.splitlines()[1:]:
+        fields = line.split()
+        timer, again = fields[5].split(":")[0], int(fields[6], 16)
+        found.append(
+            Link(
+                local=_endpoint(fields[1]),
+                remote=_endpoint(fields[2]),
+                state=int(fields[3], 16),
+                received=int(fields[4].split(":")[1], 16),
+                retransmissions=again if timer == RETRANSMISSION else 0,
+                inode=fields[9],
+            )
+        )
+    return found
+
+
+def _endpoint(text: str) -> str:
+    address, port = text.split(":")
+    return f"{socket.inet_ntoa(struct.pack('=I', int(address, 16)))}:{int(port, 16)}"
+
+
+def descriptors(process: int) -> dict[str, int]:
+    """Inode of each socket of a process → its descriptor there."""
+    found = {}
+    for link in Path(f"/proc/{process}/fd").iterdir():
+        with suppress(OSError):
+            target = os.readlink(link)
+            if target.startswith("socket:["):
+                found[target[len("socket:[") : -1]] = int(link.name)
+    return found
+
+
+@contextmanager
+def lent(process: int, descriptor: int) -> Iterator[socket.socket]:
+    """A copy of a socket of another process.
+
+    :raises OSError: the kernel is too old, or does not allow it.
+    """
+    if not hasattr(os, "pidfd_open"):
+        raise OSError("this kernel or Python lends no sockets")
+    libc = ctypes.CDLL(None, use_errno=True)
+    handle = os.pidfd_open(process)
+    try:
+        number = libc.syscall(PIDFD_GETFD, handle, descriptor, 0)
+    finally:
+        os.close(handle)
+    if number < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    with socket.socket(fileno=number) as copy:
+        yield copy
+
+
+def traffic_of(connection: socket.socket) -> Traffic:
+    """From struct tcp_info (include/uapi/linux/tcp.h)."""
+    told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+    sent_ms, received_ms = struct.unpack_from("=I4xI", told, 44)
+    sent, received = struct.unpack_from("=QQ", told, 120)
+    return Traffic(sent, received, sent_ms, received_ms)
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Has the kernel end the connection when the other host is gone, whatever its process set."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEPALIVE.items():
+        connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def activity_of(process: int) -> Activity:
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    read = 0
+    with suppress(OSError):
+        counts = dict(line.split(": ") for line in Path(f"/proc/{process}/io").read_text().splitlines())
+        read = int(counts["rchar"]) + int(counts["read_bytes"])
+    ticks = int(fields[11]) + int(fields[12])
+    return Activity(fields[0], ticks / os.sysconf("SC_CLK_TCK"), read, int(fields[9]))
+
+
+def look_at(process: int, kept_alive: set[str], ports: set[str]) -> Look:
+    """What a process does now. Its connections from or to these ports are kept alive.
+
+    :param kept_alive: inodes of the connections for which that is done; new ones are added.
+    :raises OSError: the process is gone, or the kernel does not say.
+    """
+    own = descriptors(process)
+    links = [link for link in links_of(Path("/proc/net/tcp").read_text()) if link.inode in own]
+    traffic = {}
+    for link in links:
+        if link.state == ESTABLISHED:
+            with suppress(OSError), lent(process, own[link.inode]) as connection:
+                if link.inode not in kept_alive and {port_of(link.local), port_of(link.remote)} & ports:
+                    keep_alive(connection)
+                    kept_alive.add(link.inode)
+                traffic[link.inode] = traffic_of(connection)
+    return Look(activity_of(process), links, traffic)
+
+
+def port_of(endpoint: str) -> str:
+    return endpoint.rsplit(":", 1)[1]
+
+
+class Lasting:
+    """For how long conditions have been met without a break."""
+
+    def __init__(self) -> None:
+        self.since: dict[str, float] = {}
+
+    def seconds(self, name: str, met: bool, now: float) -> float:
+        if not met:
+            self.since.pop(name, None)
+            return 0.0
+        return now - self.since.setdefault(name, now)
+
+
+class Stillness:
+    """For how long nothing has moved: no byte on the given connections, and neither processor time nor reading worth the name."""
+
+    def __init__(self, window: float, now: float) -> None:
+        self.window = window
+        """Seconds over which processor time and reading are counted."""
+        self.since = now
+        self.counted: tuple[float, Activity | None] = (now, None)
+        self.bytes: dict[str, tuple[int, int]] = {}
+
+    def seconds(self, look: Look, remotes: list[str], now: float) -> float:
+        """:param remotes: the other ends of the connections that count."""
+        moved = {
+            link.inode: look.traffic[link.inode][:2]
+            for link in look.links
+            if link.remote in remotes and link.inode in look.traffic
+        }
+        if moved != self.bytes:
+            self.bytes, self.since = moved, now
+        began, before = self.counted
+        if before is None or now - began >= self.window:
+            if before is not None and _active(before, look.activity, now - began):
+                self.since = now
+            self.counted = (now, look.activity)
+        return now - self.since
+
+
+def _active(before: Activity, after: Activity, seconds: float) -> bool:
+    return (
+        after.seconds - before.seconds > seconds * BUSY_SHARE
+        or after.read - before.read >= READ_BYTES
+        or after.faults - before.faults >= FAULTS
+    )
+
+
+def end_with_parent() -> None:
+    """A program whose launcher was killed would keep the port and the workers."""
+    if ON_LINUX:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def end_when_asked() -> None:
+    """SIGTERM and SIGINT raise SystemExit from now on."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _asked_to_stop)
+
+
+def _asked_to_stop(_number: int, _frame: object) -> None:
+    raise SystemExit(0)
+
+
+def ended_how(status: int) -> str:
+    """What the return code of a process says of its end."""
+    return f"with status {status}" if status >= 0 else f"by signal {-status}"

@@ -1,0 +1,274 @@
+"""What the head can serve on while a worker is away: planned for each worker, written for the launcher, and said to a person."""
+
+import copy
+import json
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_action
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import serving
+from conftest import Cluster, known_answer_of
+from test_advisories import strix_halos
+
+GPU = {"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}
+TOOLS = {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", "nvcc": "12.9"}
+WITH_GPU = {"accelerators": [GPU], "toolchain": TOOLS}
+WITH_TWO = {"accelerators": [GPU, GPU], "toolchain": TOOLS}
+WORKERS = ("192.0.2.11:50052", "192.0.2.12:50052")
+
+
+def gpus(big_model, count, layers=40, head=None, **variables):
+    """A head and workers with 24 GiB each, and a model of so many layers of 1 GiB."""
+    summary = {
+        **big_model,
+        "layers": layers,
+        "layer_bytes": [1 << 30] * layers,
+        "tensors": [
+            {**row, "layers": list(range(layers))} if row["layers"] is not None else row for row in big_model["tensors"]
+        ],
+    }
+    cluster = Cluster().add(
+        "head",
+        "head",
+        address="192.0.2.10",
+        facts=head,
+        llama_model_path="/srv/m.gguf",
+        llama_model_gguf_summary=summary,
+        **variables,
+    )
+    for index in range(count):
+        cluster.add(f"worker{index + 1}", "worker", address=f"192.0.2.{11 + index}", facts=WITH_GPU)
+    return cluster
+
+
+def layers(placement):
+    return {entry["endpoint"]: entry["layers"] for entry in placement}
+
+
+def test_each_worker_has_a_fallback_that_is_the_plan_without_it(pair):
+    plan = pair.plan()
+    assert [(entry["without"], entry["endpoint"]) for entry in plan["fallbacks"]] == [
+        ("worker1:cpu", WORKERS[0]),
+        ("worker2:cpu", WORKERS[1]),
+    ]
+    assert plan["no_fallback"] == []
+    for index, name in enumerate(("worker1", "worker2")):
+        rest = copy.deepcopy(pair)
+        del rest.hosts[name]
+        alone = rest.plan()
+        fallback = plan["fallbacks"][index]
+        assert fallback["placement"] == alone["placement"]
+        assert fallback["head"]["argv"] == alone["head"]["argv"]
+        assert fallback["workers"] == [WORKERS[1 - index]]
+        assert fallback["generation_tokens_per_s"] == alone["estimate"]["generation_tokens_per_s"]
+
+
+def test_workers_that_the_plan_does_not_use_stand_in(big_model):
+    plan = gpus(big_model, 3).plan()
+    used = [worker["endpoint"] for host in plan["hosts"].values() for worker in host["workers"] if worker["used"]]
+    assert len(used) == 2
+    for fallback in plan["fallbacks"]:
+        assert fallback["endpoint"] in used
+        assert fallback["endpoint"] not in fallback["workers"]
+        assert len(fallback["workers"]) == 2
+
+
+def test_what_does_not_fit_is_no_fallback_and_says_how_much_is_missing(big_model):
+    plan = gpus(big_model, 2).plan()
+    assert plan["fallbacks"] == []
+    assert [entry["without"] for entry in plan["no_fallback"]] == ["worker1:cuda0", "worker2:cuda0"]
+    rest = gpus(big_model, 1).plan()
+    assert not rest["fits"]
+    missing = plan["no_fallback"][0]["missing_mib"]
+    assert f"{missing} MiB are missing" in rest["reasons"][0]
+
+
+def test_the_head_alone_may_be_a_fallback(big_model):
+    """On its processor, whose memory counts as for any head without devices."""
+    cluster = gpus(big_model, 1, layers=20, head={"memory_mib": 65536})
+    (fallback,) = cluster.plan()["fallbacks"]
+    assert (fallback["placement"], fallback["workers"]) == ([], [])
+    cluster.hosts["head"]["facts"]["memory_mib"] = 8192
+    plan = cluster.plan()
+    assert plan["fallbacks"] == []
+    (lost,) = plan["no_fallback"]
+    assert lost["missing_mib"] > 10000
+
+
+def test_a_host_with_several_workers_may_go_away_as_a_whole(big_model):
+    cluster = gpus(big_model, 3)
+    cluster.hosts["worker1"]["facts"].update(WITH_TWO)
+    cluster.hosts["head"]["variables"]["llama_placement"] = "all"
+    plan = cluster.plan()
+    assert [entry["without"] for entry in plan["fallbacks"]] == [
+        "worker1:cuda0",
+        "worker1:cuda1",
+        "worker2:cuda0",
+        "worker3:cuda0",
+        "worker1",
+    ]
+    whole = plan["fallbacks"][-1]
+    assert whole["endpoint"] == "192.0.2.11:50052"
+    assert set(whole["workers"]) == {"192.0.2.12:50052", "192.0.2.13:50052"}
+
+
+def test_two_workers_of_the_head_do_not_go_away_together(local):
+    plan = local.plan()
+    assert [entry["without"] for entry in plan["fallbacks"]] == ["here:one", "here:two"]
+
+
+def test_a_worker_that_others_run_may_be_lost_too(pair):
+    pair.hosts["head"]["variables"].update(
+        llama_external_workers=[{"endpoint": "198.51.100.7:50052", "memory_mib": 16384, "host": "office"}],
+        llama_accept_advisories=["external-worker"],
+    )
+    names_of = [entry["without"] for entry in pair.plan()["fallbacks"]]
+    assert names_of == ["worker1:cpu", "worker2:cpu", "office:external0"]
+
+
+def test_shares_of_the_operator_leave_no_fallback(pair):
+    pair.hosts["head"]["variables"]["llama_server_tensor_split"] = [1, 1]
+    plan = pair.plan()
+    assert plan["fallbacks"] == []
+    assert [(entry["missing_mib"], entry["reason"]) for entry in plan["no_fallback"]] == [
+        (None, "llama_server_tensor_split says what each device gets")
+    ] * 2
+
+
+def test_a_worker_that_an_override_names_cannot_be_spared(pair):
+    device = pair.plan()["placement"][0]["device"]
+    pair.hosts["head"]["variables"]["llama_server_override_tensor"] = [f"blk.1.ffn.*={device}"]
+    plan = pair.plan()
+    assert [entry["reason"] for entry in plan["no_fallback"]] == ["llama_server_override_tensor puts tensors there"]
+    assert [entry["without"] for entry in plan["fallbacks"]] == ["worker2:cpu"]
+    pair.hosts["head"]["variables"]["llama_server_override_tensor"] = ["blk.1.ffn.*=CPU"]
+    assert len(pair.plan()["fallbacks"]) == 2
+
+
+def test_a_refused_and_a_staged_plan_have_none(pair, big_model):
+    assert gpus(big_model, 1).plan()["fallbacks"] == []
+    pair.hosts["head"]["variables"]["llama_server_fallback"] = True
+    staged = pair.plan(staging=True)
+    assert (staged["fallbacks"], staged["no_fallback"], staged["head"]["fallback_after"]) == ([], [], None)
+    assert "--fallbacks" not in staged["head"]["launcher"]
+
+
+def write(path, text):
+    path.write_text(text)
+    return path
+
+
+def test_the_launcher_gets_them_only_where_the_operator_wants_that(pair, tmp_path):
+    without = pair.plan()
+    plan_action.complete(without)
+    pair.hosts["head"]["variables"].update(llama_server_fallback=True, llama_server_fallback_after=90)
+    wanted = pair.plan()
+    plan_action.complete(wanted)
+    path = "/opt/llamacpp/fallbacks.json"
+    added = ["--fallbacks", path, "--fallback-after", "90"]
+    assert wanted["head"]["launcher"] == [*without["head"]["launcher"], *added]
+    assert without["fallbacks"] == wanted["fallbacks"]
+    assert path not in {file["path"] for file in without["hosts"]["head"]["files"]}
+    (file,) = [file for file in wanted["hosts"]["head"]["files"] if file["path"] == path]
+    assert file["mode"] == "0644"
+    assert json.loads(file["content"]) == [
+        {
+            "name": fallback["without"],
+            "without": fallback["endpoint"],
+            "workers": fallback["workers"],
+            "argv": fallback["head"]["argv"],
+        }
+        for fallback in wanted["fallbacks"]
+    ]
+    read = serving.read_fallbacks(write(tmp_path / "fallbacks.json", file["content"]))
+    assert [entry.without for entry in read] == list(WORKERS)
+    service = wanted["hosts"]["head"]["services"][-1]
+    assert [entry["name"] for entry in service["fallbacks"]] == ["worker1:cpu", "worker2:cpu"]
+    assert [entry["process"] for entry in service["fallbacks"]] == [
+        entry["head"]["argv"] for entry in wanted["fallbacks"]
+    ]
+    assert without["hosts"]["head"]["services"][-1]["fallbacks"] == []
+    assert names.FALLBACKS in names.INSTALLED
+
+
+def test_the_file_is_written_where_nothing_can_be_spared(big_model):
+    plan = gpus(big_model, 2, llama_server_fallback=True).plan()
+    plan_action.complete(plan)
+    (file,) = [file for file in plan["hosts"]["head"]["files"] if file["path"].endswith("/fallbacks.json")]
+    assert json.loads(file["content"]) == []
+
+
+def test_units_let_the_head_reach_the_workers_of_fallbacks(big_model):
+    open_server = {"llama_server_host": "192.0.2.10", "llama_server_allowed": ["198.51.100.0/24"]}
+    cluster = gpus(big_model, 3, llama_server_api_key_file="/etc/keys", **open_server)
+    plan = cluster.plan()
+    (idle,) = [
+        host["workers"][0] for host in plan["hosts"].values() if host["workers"] and not host["workers"][0]["used"]
+    ]
+    address = idle["endpoint"].split(":")[0]
+    assert address not in plan["hosts"]["head"]["services"][-1]["allow"]
+    cluster.hosts["head"]["variables"]["llama_server_fallback"] = True
+    assert address in cluster.plan()["hosts"]["head"]["services"][-1]["allow"]
+
+
+def test_a_cache_holds_what_a_fallback_needs():
+    cluster = Cluster().add("head", "head", address="192.0.2.10", llama_model_known_answer=known_answer_of(32, 1024))
+    for index in (1, 2):
+        endpoints = [{"cache": True, "cache_mib": 1}]
+        cluster.add(f"worker{index}", "worker", address=f"192.0.2.{10 + index}", llama_worker_endpoints=endpoints)
+
+    def limit():
+        argv = cluster.plan()["hosts"]["worker1"]["services"][0]["argv"]
+        return int(argv[argv.index("--limit-mib") + 1])
+
+    before = limit()
+    cluster.hosts["head"]["variables"]["llama_server_fallback"] = True
+    assert limit() > 1.8 * before
+
+
+def test_the_environment_of_the_head_serves_its_own_devices_too(big_model):
+    """Those that the plan leaves to workers alone are hidden from llama-server, unless a fallback needs them."""
+    head = {"accelerators": [{**GPU, "name": "small", "memory_mib": 8192}], "toolchain": TOOLS}
+    cluster = gpus(big_model, 1, layers=5, head=head)
+    cluster.hosts["worker1"]["facts"]["rates"] = {"CUDA0": {"name": "GPU", "gb_per_s": 5000.0}}
+    cluster.hosts["head"]["facts"]["rates"] = {"CUDA0": {"name": "small", "gb_per_s": 10.0}}
+    cluster.hosts["head"]["variables"]["llama_accept_advisories"] = ["slower-than-one-host"]
+    plan = cluster.plan()
+    assert {entry["endpoint"] for entry in plan["placement"]} == {WORKERS[0]}
+    assert plan["head"]["environment"]["CUDA_VISIBLE_DEVICES"] in ("", "-1")
+    assert [entry["device"] for entry in plan["fallbacks"][0]["placement"]] == ["CUDA0"]
+    devices = plan["hosts"]["head"]["services"][-1]["devices"]
+    cluster.hosts["head"]["variables"]["llama_server_fallback"] = True
+    wanted = cluster.plan()
+    assert "CUDA_VISIBLE_DEVICES" not in wanted["head"]["environment"]
+    assert wanted["head"]["backends"] == ["cuda"]
+    assert set(wanted["hosts"]["head"]["services"][-1]["devices"]) > set(devices)
+
+
+@pytest.mark.parametrize("seconds", [0, 10**7])
+def test_seconds_that_cannot_be(pair, seconds):
+    pair.hosts["head"]["variables"].update(llama_server_fallback=True, llama_server_fallback_after=seconds)
+    assert f"llama_server_fallback_after is {seconds}" in pair.reason()
+
+
+def test_the_page_says_of_each_worker_whether_it_can_be_spared(pair):
+    plan = pair.plan()
+    part = report.plan_parts(plan)["While a worker is away"]
+    speed = plan["fallbacks"][0]["generation_tokens_per_s"]
+    assert part[0] == f"  without worker1:cpu:  fits, {speed:g} tokens per second"
+    assert "llama_server_fallback is false" in part[-1]
+    pair.hosts["head"]["variables"]["llama_server_fallback"] = True
+    assert "is served after 60 seconds" in " ".join(report.plan_parts(pair.plan())["While a worker is away"])
+    pair.hosts["head"]["variables"]["llama_server_tensor_split"] = [1, 1]
+    part = report.plan_parts(pair.plan())["While a worker is away"]
+    assert part[0] == "  without worker1:cpu:  cannot be planned: llama_server_tensor_split says what each device gets"
+    missing = report.plan_parts(strix_halos(2, 200).plan())["While a worker is away"]
+    assert missing[0].startswith("  without strix0:rocm0:  does not fit, ")
+    assert missing[0].endswith(" MiB missing")
+
+
+def test_a_head_without_workers_has_no_such_part(pair):
+    for name in ("worker1", "worker2"):
+        del pair.hosts[name]
+    assert "While a worker is away" not in report.plan_parts(pair.plan())

@@ -1,0 +1,253 @@
+"""A head that serves on a fallback is as planned, as long as it does exactly what its launcher and the plan say."""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.action import verify as verify_action
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fallback, state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import serving
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes
+from test_planning import drifts
+from test_state import free_port
+
+WORKERS = ("192.0.2.11:50052", "192.0.2.12:50052")
+SERVER = "import time\nprint(1, flush=True)\ntime.sleep(60)\n"
+
+
+@pytest.fixture
+def service(tmp_path):
+    """A planned head whose programs are scripts, with a fallback."""
+    (tmp_path / "server").write_text(SERVER)
+    server = [sys.executable, str(tmp_path / "server")]
+    return {
+        "name": "llamacpp-server",
+        "kind": "head",
+        "argv": [sys.executable, str(tmp_path / "launcher"), server[1], "--full"],
+        "process": [*server, "--full"],
+        "fallbacks": [{"name": "worker1:cpu", "process": [*server, "--small"]}],
+        "environment": {},
+        "listens": f"127.0.0.1:{free_port()}",
+    }
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Starts the launcher as the service manager does, with a llama-server of these arguments; returns the launcher's process."""
+    started = []
+
+    def start(service, *arguments):
+        program = str(tmp_path / "server")
+        script = f"import os, subprocess, sys\nsubprocess.run({[sys.executable, program, *arguments]!r})\n"
+        (tmp_path / "launcher").write_text(script)
+        process = subprocess.Popen(service["argv"], stdout=subprocess.PIPE)
+        process.stdout.readline()
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        for pid in state.processes(str(tmp_path), None):
+            os.kill(pid, 9)
+        process.wait()
+        process.stdout.close()
+
+
+def says(tmp_path, launcher, **said):
+    usual = {
+        "state": "fallback",
+        "without": ["worker1:cpu"],
+        "waiting_for": [],
+        "since": 1700000000,
+        "process": launcher,
+    }
+    (tmp_path / names.SERVING).write_text(json.dumps({**usual, **said}))
+
+
+def judged(tmp_path, service):
+    return state.service_state(service, state.processes(str(tmp_path), None), tmp_path)
+
+
+def test_a_planned_fallback_runs_as_planned(tmp_path, service, launch):
+    process = launch(service, "--small")
+    for doing in ("fallback", "loading"):
+        says(tmp_path, process.pid, state=doing)
+        found = judged(tmp_path, service)
+        assert (found["state"], found["fallback"]) == ("running", "worker1:cpu")
+        assert found["pid"] != process.pid
+
+
+def test_the_file_is_the_one_that_the_launcher_writes():
+    assert names.SERVING == serving.FILE
+    assert set(fallback.STATES) == {serving.WAITING, serving.LOADING, serving.SERVING, serving.FALLBACK}
+
+
+def test_the_plan_itself_is_no_fallback(tmp_path, service, launch):
+    says(tmp_path, launch(service, "--full").pid, state="serving", without=[])
+    found = judged(tmp_path, service)
+    assert found["state"] == "running"
+    assert "fallback" not in found
+
+
+@pytest.mark.parametrize(
+    "argument, said",
+    [
+        ("--small", {"state": "serving"}),
+        ("--small", {"state": "waiting"}),
+        ("--small", {"without": []}),
+        ("--small", {"without": ["worker2:cpu"]}),
+        ("--small", {"process": 1}),
+        ("--small", {"state": "other"}),
+        ("--small", {"since": "yesterday"}),
+        ("--small", {"without": [["worker1:cpu"]]}),
+        ("--other", {}),
+    ],
+)
+def test_anything_else_that_the_launcher_runs_is_different(tmp_path, service, launch, argument, said):
+    """As where the plan has changed since, or somebody else wrote the file."""
+    says(tmp_path, launch(service, argument).pid, **said)
+    found = judged(tmp_path, service)
+    assert found["state"] == "different"
+    assert "fallback" not in found
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: None])
+def test_a_file_that_is_none_makes_it_different(tmp_path, service, launch, make):
+    launch(service, "--small")
+    make(tmp_path / names.SERVING)
+    assert judged(tmp_path, service)["state"] == "different"
+
+
+def test_a_process_that_the_launcher_has_not_started_is_not_served(tmp_path, service, launch):
+    process = launch(service, "--full")
+    stranger = subprocess.Popen(service["fallbacks"][0]["process"], stdout=subprocess.PIPE)
+    stranger.stdout.readline()
+    says(tmp_path, process.pid)
+    assert fallback.served(service, state.processes(str(tmp_path), None), tmp_path) is None
+    stranger.kill()
+    stranger.wait()
+    stranger.stdout.close()
+
+
+# ---------------------------------------------------------------------------------------- decided and judged from a plan
+
+
+@pytest.fixture
+def plan(pair):
+    pair.hosts["head"]["variables"]["llama_server_fallback"] = True
+    return pair.plan()
+
+
+def on_fallback(plan):
+    """What hosts and head report while worker1 is off."""
+    found = drifts(plan)
+    found["head"]["services"]["llamacpp-server"]["fallback"] = "worker1:cpu"
+    del found["worker1"]
+    (served,) = [entry for entry in plan["fallbacks"] if entry["without"] == "worker1:cpu"]
+    answer = {"state": "ok", "detail": "", "protocol": "7.0.0", "devices": [{"free_mib": 1, "total_mib": 65536}]}
+    evidence = {
+        "health": {"healthy": True, "said": "ok"},
+        "fallback": {"name": "worker1:cpu", "since": 1700000000},
+        "handshakes": {
+            "workers": {
+                WORKERS[1]: answer,
+                WORKERS[0]: {"state": "unreachable", "detail": "timed out", "protocol": None, "devices": []},
+            }
+        },
+        "buffers": {
+            entry["device"]: {"model": [entry["weights_mib"], 1], "KV": [entry["kv_mib"], 1]}
+            for entry in served["placement"]
+        },
+        "completion": {"text": known_answer.SENTENCE, "tokens": 33, "tokens_per_second": 7.0},
+        "log": [],
+        "log_complete": True,
+        "links": {},
+        "rdma": 0,
+    }
+    return found, evidence
+
+
+def test_a_run_restarts_no_head_that_serves_on_a_fallback(plan):
+    found, _evidence = on_fallback(plan)
+    changes.check(plan, {name: {"drift": drift} for name, drift in found.items()})
+    decided = changes.decide(plan, found)
+    assert decided["restarts"]["head"] == []
+    assert decided["behind"] == []
+    assert decided["unreached"] == ["worker1"]
+
+
+def test_verify_judges_the_fallback_and_fails_since_the_cluster_is_degraded(plan):
+    found, evidence = on_fallback(plan)
+    report = verification.judge(plan, {**found, "worker1": None}, evidence, {})
+    status = {(check["name"], check["subject"]): check["status"] for check in report["checks"]}
+    assert status["fallback", plan["head"]["url"]] == "failed"
+    assert status["release", "head"] == "passed"
+    assert status["release", "worker1"] == "failed"
+    assert status["handshake", WORKERS[1]] == "passed"
+    assert status["handshake", WORKERS[0]] == "failed"
+    assert [state for (name, _subject), state in status.items() if name == "buffers"] == ["passed"]
+    assert status["known answer", plan["head"]["url"]] == "passed"
+    (said,) = [check["evidence"] for check in report["checks"] if check["name"] == "fallback"]
+    assert said.startswith("the head serves without worker1:cpu since 2023-11-14 22:13:20 UTC")
+    assert not report["passed"]
+
+
+def test_verify_says_that_no_fallback_is_needed(plan):
+    _found, evidence = on_fallback(plan)
+    del evidence["fallback"]
+    (check,) = [
+        check for check in verification.judge(plan, drifts(plan), evidence, {})["checks"] if check["name"] == "fallback"
+    ]
+    assert (check["status"], check["evidence"]) == ("passed", "not needed; planned for 2 of 2 losses")
+
+
+def test_without_the_variable_there_is_no_such_check(pair):
+    plan = pair.plan()
+    _found, evidence = on_fallback(plan)
+    del evidence["fallback"]
+    names_of = [check["name"] for check in verification.judge(plan, drifts(plan), evidence, {})["checks"]]
+    assert "fallback" not in names_of
+
+
+def test_a_fallback_that_the_plan_does_not_know_is_judged_by_the_plan(plan):
+    _found, evidence = on_fallback(plan)
+    evidence["fallback"]["name"] = "worker7:cpu"
+    assert verification.as_served(plan, evidence) == plan
+    evidence["fallback"]["name"] = "worker1:cpu"
+    served = verification.as_served(plan, evidence)
+    used = {worker["endpoint"]: worker["used"] for host in served["hosts"].values() for worker in host["workers"]}
+    assert used == {WORKERS[0]: False, WORKERS[1]: True}
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_verify_waits_for_a_server_that_may_fall_back(pair, wanted):
+    pair.hosts["head"]["variables"]["llama_server_fallback"] = wanted
+    plan = pair.plan()
+    found = drifts(plan)
+    assert verification.may_become_healthy(plan, found)
+    del found["worker1"]
+    assert verification.may_become_healthy(plan, found) == wanted
+    del found["worker2"]
+    assert not verification.may_become_healthy(plan, found)
+
+
+def test_verify_waits_longer_than_the_launcher_for_a_worker(monkeypatch, plan):
+    """Else it would end before the launcher gives the worker up."""
+    answers = {
+        "evidence": {"health": {"healthy": False, "said": "-"}, "waits_for": ["it waits"], "ends": {"number": 0}}
+    }
+    clock = iter(range(0, 10000, 10))
+    action = object.__new__(verify_action.ActionModule)
+    monkeypatch.setattr(verify_action.ActionModule, "_execute_module", lambda *_, **__: copy.deepcopy(answers))
+    monkeypatch.setattr(verify_action, "_check", lambda *_: None)
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    began = next(clock)
+    action._collect({}, plan, 600, {})
+    assert next(clock) - began > 60 + verify_action.SECONDS_FOR_WORKERS
