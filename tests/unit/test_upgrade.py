@@ -104,6 +104,7 @@ def test_what_no_process_has_read_restarts_nothing(three, kind, subject):
     found["head"]["changed_files"] = [subject] if kind == "file" else []
     decided = decide(plan, found)
     assert decided["behind"] == ["head"]
+    assert decided["unopened"] == ([] if kind == "file" else ["head"])
     assert not any(decided["restarts"].values())
 
 
@@ -201,6 +202,9 @@ def test_compare_says_who_can_prove_itself(pair):
     decided = run(plan=plan, answers=room)
     assert [entry["worker"] for entry in decided["alone"]] == ["worker1:cpu", "worker2:cpu"]
     assert len(decided["obstacles"]) == len(decided["unproven"]) == 2
+    room["worker1"] = {"msg": "no \x1b[2J room"}
+    refused = run(plan=plan, answers=room)
+    assert all(text.isprintable() for text in (*refused["obstacles"], *refused["unproven"]))
 
 
 # --------------------------------------------------------------------------------------------------------------- judgement
