@@ -122,6 +122,7 @@ class ActionModule(ActionBase):
                 "worker": {"type": "str"},
                 "empty": {"type": "bool", "default": False},
                 "page": {"type": "bool", "default": False},
+                "show": {"type": "bool", "default": True},
                 "html": {"type": "path"},
             }
         )
@@ -142,7 +143,7 @@ class ActionModule(ActionBase):
             keep_facts(plan, cluster)
         if not plan["refused"] and not staging:
             identify(plan)
-        if staging:
+        if staging or not arguments["show"]:
             return {"changed": False, "plan": plan}
         if arguments["path"]:
             output.write("llama_plan_path", arguments["path"], json.dumps(plan, indent=2) + "\n")

@@ -51,6 +51,8 @@ FALLBACKS = "fallbacks.json"
 """File below the prefix of the head with what its launcher may serve on while a worker is away."""
 SERVING = "serving.json"
 """File in the folder of the head's launcher that says what it serves on."""
+VERIFIED = "verified.json"
+"""File below the prefix of the head with the result of the last verification."""
 FIREWALLS = ("firewalld", "ufw", "nftables")
 """Managers of a host's firewall that are driven."""
 LINK_KINDS = ("ethernet", "thunderbolt", "usb4", "infiniband", "wireless")
@@ -73,6 +75,7 @@ INSTALLED = (
     "links",
     "lingering",
     KEPT_FACTS,
+    VERIFIED,
     LEASE,
     LEASE_LOCK,
     CHANGES_LOCK,

@@ -13,7 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.versions import numbers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, neighbours, remedies
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, neighbours, physical, remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.seen import Cases, Seen
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Facts
 
@@ -187,6 +187,20 @@ def unknown_variables(seen: Seen) -> Cases:
         for variable, meant in sorted(pairs)
         for name, host in seen.cluster.hosts.items()
         if host.unknown_variables.get(variable) == meant
+    ]
+
+
+def unsized_devices(seen: Seen) -> Cases:
+    """Accelerators of the head that its llama-server would drive, if their memory were known."""
+    head = seen.plan["head"]["host"]
+    facts, planned = seen.cluster.places[head].facts, seen.plan["hosts"][head]
+    same = physical.twins(facts)
+    taken = {same[worker["device"]] for worker in planned["workers"] if worker["device"] in same}
+    serving = [build["backend"] for build in planned["builds"] if "llama-server" in build["targets"]]
+    return [
+        (head, {"where": f"{accelerator.name} ({name}) of {head}"})
+        for name, accelerator in physical.named(facts)
+        if not accelerator.memory_mib and accelerator.backend in serving and same[name] not in taken
     ]
 
 
