@@ -9,6 +9,7 @@ from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import proof, report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes, staging
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import built, output
@@ -25,9 +26,9 @@ def _of_staging(plan, answers, arguments):
     possible, unproven = staging.alone(plan, answers) if obstacles else ([], [])
     return {
         "changed": False,
-        "obstacles": obstacles,
+        "obstacles": [untrusted.printable(text) for text in obstacles],
         "alone": [worker._asdict() for worker in possible],
-        "unproven": unproven,
+        "unproven": [untrusted.printable(text) for text in unproven],
     }
 
 

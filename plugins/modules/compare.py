@@ -92,6 +92,11 @@ replaced:
   returned: when O(plan) is not for the staging ports
   type: list
   elements: str
+unopened:
+  description: Hosts whose staging ports may not be reached yet, since links or rules of the firewall differ from the plan.
+  returned: when O(plan) is not for the staging ports
+  type: list
+  elements: str
 unreached:
   description: Hosts that did not answer.
   returned: when O(plan) is not for the staging ports

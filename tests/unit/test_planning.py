@@ -978,6 +978,7 @@ def test_nothing_is_done_while_all_is_as_planned(local):
         "behind": [],
         "unreached": [],
         "replaced": [],
+        "unopened": [],
         "builders": [],
         "shared": {},
         "sources": [],

@@ -470,6 +470,20 @@ def test_connections_that_cannot_be_read_end_nothing(tmp_path, monkeypatch):
     head.stop()
 
 
+DEAF = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
+
+
+def test_a_server_that_does_not_end_by_itself_is_not_waited_for(tmp_path):
+    """Clients of a cluster that is upgraded wait for it."""
+    head = llama_server.Head([sys.executable, "-c", DEAF], [], "http://127.0.0.1:1", tmp_path)
+    while b"ready" not in head.last:
+        time.sleep(0.05)
+    started = time.monotonic()
+    head.stop()
+    assert head.process.returncode == -signal.SIGKILL
+    assert llama_server.STOP_SECONDS <= time.monotonic() - started < 4 * llama_server.STOP_SECONDS
+
+
 def cached(folder, name, size, age):
     path = folder / "rpc" / name
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -89,7 +89,7 @@ def machine(request, tmp_path, monkeypatch):
 def machine_with(name, tmp_path, monkeypatch):
     made = Machine(tmp_path, name)
     monkeypatch.setattr(commands, "SEARCH", f"{made.folder}:{commands.SEARCH}")
-    monkeypatch.setattr(services.host_facts, "supervisor_runs", lambda prefix: True)
+    monkeypatch.setattr(services.running, "supervisor_runs", lambda prefix: True)
     monkeypatch.setattr(services.OpenRc, "levels", str(made.folder / "runlevels"))
     monkeypatch.setattr(services.Launchd, "poll_seconds", 0)
     # The program that enables units of systemd knows one target.
@@ -273,9 +273,9 @@ def test_systemd_of_a_user_is_called_as_such(tmp_path, monkeypatch):
     machine = machine_with("systemd_user", tmp_path, monkeypatch)
     machine.apply(WORKER)
     assert all(line.startswith("systemctl --user ") for line in machine.lines("calls"))
-    monkeypatch.setattr(services.host_facts, "lingers", lambda user: False)
+    monkeypatch.setattr(services.running, "lingers", lambda user: False)
     assert [line.split(" of ")[0] for line in machine.manager.problems()] == ["services"]
-    monkeypatch.setattr(services.host_facts, "lingers", lambda user: True)
+    monkeypatch.setattr(services.running, "lingers", lambda user: True)
     assert machine.manager.problems() == []
 
 
@@ -319,7 +319,7 @@ def test_domains_of_launchd():
 def test_supervisor_that_does_not_run(tmp_path, monkeypatch):
     machine = machine_with("supervisor", tmp_path, monkeypatch)
     machine.apply(WORKER)
-    monkeypatch.setattr(services.host_facts, "supervisor_runs", lambda prefix: False)
+    monkeypatch.setattr(services.running, "supervisor_runs", lambda prefix: False)
     assert machine.manager.problems() == ["supervisor does not run"]
     assert machine.apply(WORKER, check=True) == {WORKER: (STOPPED, RUNNING)}
     with pytest.raises(services.ServiceError, match=r"supervisor.* does not run: run site.yml"):

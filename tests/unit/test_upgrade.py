@@ -1,6 +1,9 @@
 """What differs between two runs decides what restarts, and other programs prove themselves before anything stops."""
 
+from pathlib import Path
+
 import pytest
+import yaml
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import proof
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import staging
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.changes import decide
@@ -8,6 +11,7 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definition
 from test_compare import answers, run
 from test_planning import drifts, said
 
+ROOT = Path(__file__).resolve().parents[2]
 OLD = {"source": "pypi", "version": "0.3.20", "checksum": "sha256:" + "b" * 64}
 
 
@@ -104,6 +108,7 @@ def test_what_no_process_has_read_restarts_nothing(three, kind, subject):
     found["head"]["changed_files"] = [subject] if kind == "file" else []
     decided = decide(plan, found)
     assert decided["behind"] == ["head"]
+    assert decided["unopened"] == ([] if kind == "file" else ["head"])
     assert not any(decided["restarts"].values())
 
 
@@ -201,6 +206,9 @@ def test_compare_says_who_can_prove_itself(pair):
     decided = run(plan=plan, answers=room)
     assert [entry["worker"] for entry in decided["alone"]] == ["worker1:cpu", "worker2:cpu"]
     assert len(decided["obstacles"]) == len(decided["unproven"]) == 2
+    room["worker1"] = {"msg": "no \x1b[2J room"}
+    refused = run(plan=plan, answers=room)
+    assert all(text.isprintable() for text in (*refused["obstacles"], *refused["unproven"]))
 
 
 # --------------------------------------------------------------------------------------------------------------- judgement
@@ -281,3 +289,55 @@ def test_where_the_log_is_depends_on_the_service_manager(pair, manager, place):
     plan = pair.plan(staging=True)
     plan["hosts"]["worker1"]["service_manager"] = manager
     assert place in proof.failure(plan, {**NONE, "worker1": "it ended"}, None)
+
+
+# ------------------------------------------------------------------------------------------------------------ the playbook
+
+
+def flat(tasks):
+    for task in tasks:
+        yield task
+        yield from flat(task.get("block", []))
+
+
+def applied():
+    """Tasks of the play Apply by name, in their order."""
+    plays = yaml.safe_load((ROOT / "playbooks" / "site.yml").read_text())
+    (play,) = (play for play in plays if play["name"] == "Apply")
+    return {task["name"]: task for task in flat(play["tasks"])}
+
+
+def test_everything_is_ready_and_proven_before_the_head_stops():
+    names = list(applied())
+    order = [
+        "Build",
+        "Write the files of the plan",
+        "Let programs that replace those of a cluster that serves prove themselves beside it",
+        "Read into memory what starts next",
+        "Stop the head before its model or its workers change",
+        "Run the workers",
+        "Run the head",
+    ]
+    places = [names.index(name) for name in order]
+    assert places == sorted(places)
+
+
+def test_a_cluster_waits_for_no_task_that_can_be_spared():
+    tasks = applied()
+    for name in ("Run the workers", "Run the head"):
+        assert tasks[name]["ansible.builtin.import_role"]["rolespec_validate"] is False
+    for name, kind in (
+        ("Set up direct links", "'link' in"),
+        ("Open ports to those who are planned to connect", "['firewall', 'link']"),
+    ):
+        assert any(kind in condition for condition in tasks[name]["when"])
+
+
+def test_instances_are_removed_whatever_becomes_of_the_proof():
+    (block,) = yaml.safe_load((ROOT / "playbooks" / "tasks" / "staging.yml").read_text())
+    assert [task["name"] for task in block["always"]] == ["Stop the head before its workers", "Remove the instances"]
+    proof_of = yaml.safe_load((ROOT / "playbooks" / "tasks" / "prove_instances.yml").read_text())
+    assert [next(key for key in task if "." in key) for task in proof_of] == [
+        "ansible.builtin.include_tasks",
+        "llamacpp.cluster.compare",
+    ]

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, files, names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file, text_of
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host as host_facts
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import running
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import parts
 
 COMMAND_SECONDS = 120
 """Definitions give a service 30 seconds to end before it is killed."""
@@ -205,7 +205,7 @@ class SystemdUser(Systemd):
 
     def problems(self) -> list[str]:
         user = pwd.getpwuid(os.geteuid()).pw_name
-        return [] if host_facts.lingers(user) else [f"services of {user} end at logout"]
+        return [] if running.lingers(user) else [f"services of {user} end at logout"]
 
 
 class OpenRc(Manager):
@@ -310,7 +310,7 @@ class Supervisor(Manager):
         return _run([python, "-m", "supervisor.supervisorctl", "-c", settings, *words], may_fail)
 
     def _runs(self) -> bool:
-        return host_facts.supervisor_runs(self.host.prefix)
+        return running.supervisor_runs(self.host.prefix)
 
     def state(self, services: Collection[str]) -> dict[str, str]:
         # Its status says whether all of them run.
@@ -475,7 +475,7 @@ def read_ahead(services: Iterable[Mapping[str, Any]]) -> None:
     for service in services:
         paths += sorted(Path(service["process"][0]).parent.glob("*"))
         for path in map(Path, service["reads"]):
-            first = gguf.FIRST_PART.fullmatch(path.name)
+            first = parts.FIRST.fullmatch(path.name)
             paths += sorted(path.parent.glob(f"{glob.escape(first[1])}-*-of-{first[2]}.gguf")) if first else [path]
     files.read_ahead(paths, files.free_bytes())
 

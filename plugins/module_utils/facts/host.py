@@ -11,7 +11,6 @@ import platform
 import pwd
 import re
 import shutil
-import socket
 import stat
 import subprocess
 import sys
@@ -37,6 +36,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import (
     speeds,
     toolchains,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.running import lingers, supervisor_runs
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 
 MINIMUM_PYTHON = (3, 9)
@@ -359,21 +359,3 @@ def supervisor(prefix: str) -> dict:
         "version": version_of([prefix + "/venv/bin/supervisord", "--version"]),
         "running": supervisor_runs(prefix),
     }
-
-
-def supervisor_runs(prefix: str) -> bool:
-    """Whether the installation's own supervisor runs. One that stands still takes no connection, and is not waited for."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control:
-        control.setblocking(False)
-        try:
-            control.connect(prefix + "/supervisor/control.sock")
-        except (PermissionError, BlockingIOError):
-            return True
-        except OSError:
-            return False
-    return True
-
-
-def lingers(user: str) -> bool:
-    """Whether services of a user go on without a login."""
-    return os.path.exists("/var/lib/systemd/linger/" + user)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import printable
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, tensor_types
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, parts, tensor_types
 
 MAX_HEADER_BYTES = 128 * MIB
 MAX_KEPT_BYTES = 8 * MIB
@@ -379,17 +379,13 @@ def _read_file(reader: _Reader, source: Any, tensors: dict[str, Tensor]) -> tupl
     return metadata, types
 
 
-FIRST_PART = re.compile(r"(.*)-00001-of-(\d{5})\.gguf", re.DOTALL)
-"""Name of the first file of a model that has several."""
-
-
 def _other_parts(name: str, metadata: dict[str, Any], types: Mapping[str, str]) -> Iterator[str]:
     """Names of the files that belong to the first one, whose name is ``name``."""
     count = metadata.get("split.count", 1)
     if count in (0, 1):
         _hold_type(types, "split.count", "uint16")
         return
-    match = FIRST_PART.fullmatch(name)
+    match = parts.FIRST.fullmatch(name)
     if not is_whole(count) or not match or int(match.group(2)) != count:
         raise GGUFError(
             f"is one of {short(count)} parts: name the first one, which ends in -00001-of-{short(count):0>5}.gguf"

@@ -210,7 +210,8 @@ def decide(plan: dict[str, Any], drifts: dict[str, dict[str, Any] | None]) -> di
     :returns: ``kinds`` (host → kinds of its differences), ``restarts`` (host → names of the services that have to be restarted), ``behind``
         (hosts on which anything differs), ``builders`` (hosts that compile something), ``shared`` (id of a build that a host lacks
         and does not compile → the host that it gets it from), ``sources`` (ids of the releases of what is compiled or unpacked),
-        ``unreached`` (hosts that did not answer), ``replaced`` (hosts on which other programs are to run than those that serve now).
+        ``unreached`` (hosts that did not answer), ``replaced`` (hosts on which other programs are to run than those that serve now),
+        ``unopened`` (hosts whose staging ports may not be reached yet, since links or rules of the firewall differ).
     """
     reached = {name: drift for name, drift in drifts.items() if drift is not None}
     restarts = _restarts(plan, reached)
@@ -226,6 +227,11 @@ def decide(plan: dict[str, Any], drifts: dict[str, dict[str, Any] | None]) -> di
         ),
         "unreached": sorted(set(plan["hosts"]) - set(reached)),
         "replaced": _replaced(plan, reached),
+        "unopened": sorted(
+            name
+            for name, drift in reached.items()
+            if any(difference["kind"] in ("firewall", "link") for difference in drift["differences"])
+        ),
         **building,
     }
 
