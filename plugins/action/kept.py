@@ -55,7 +55,9 @@ def _record(plan: dict, name: str) -> dict:
 def _decide(given: dict) -> dict:
     if given["state"] == "chosen":
         answers = {name: _of(answer, ("plans", "unreadable")) for name, answer in given["answers"].items()}
-        target = rollback.choose(given["cluster"], given["heads"], answers, given["wanted"], given["failed"])
+        target = rollback.choose(
+            given["cluster"], given["heads"], answers, given["wanted"], given["failed"], given["lost"]
+        )
         return {"target": target._asdict()}
     if given["state"] == "accepted":
         answers = {

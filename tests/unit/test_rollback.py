@@ -365,6 +365,16 @@ def test_all_hosts_go_back_to_the_same_plan_or_none(change, said):
         chosen(answers, wanted="b1")
 
 
+def test_a_host_that_is_lost_in_the_middle_does_not_keep_the_others():
+    answers = kept_by((1, 10), (2, 20, "applying"))
+    del answers["worker2"]
+    target = rollback.choose("llama_cluster", ["head"], answers, failed=f"{2:016x}", lost=["worker2"])
+    assert (int(target.id, 16), target.hosts) == (1, ("head", "worker1"))
+    with pytest.raises(Refusal, match="has no head"):
+        without = {"worker1": answers["worker1"]}
+        rollback.choose("llama_cluster", ["head"], without, failed=f"{2:016x}", lost=["head", "worker2"])
+
+
 def test_a_worker_cannot_invent_a_plan():
     answers = kept_by((1, 10), (2, 20))
     answers["worker1"]["plans"].append(summary(9, 99, head=True, hosts=["worker1"]))

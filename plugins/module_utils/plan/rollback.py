@@ -96,7 +96,12 @@ def check_summaries(answers: Mapping[str, Any]) -> None:
 
 
 def choose(
-    cluster: str, heads: Collection[str], answers: Mapping[str, Any], wanted: str = "", failed: str = ""
+    cluster: str,
+    heads: Collection[str],
+    answers: Mapping[str, Any],
+    wanted: str = "",
+    failed: str = "",
+    lost: Collection[str] = (),
 ) -> Target:
     """The plan to go back to. Without a wish that is the plan before the one that served last, or, while a change is not finished, the last
     one that served.
@@ -105,11 +110,12 @@ def choose(
     :param answers: host → what it reports of the plans that it keeps.
     :param wanted: id of a plan, or id, ref or build of a release.
     :param failed: id of the plan that was applied just now and does not serve.
+    :param lost: hosts that this run lost: the others go back without them.
     :raises Refusal: there is none, with what each host keeps.
     """
     check_summaries(answers)
     plans = {name: answer["plans"] for name, answer in answers.items()}
-    possible, obstacles = _possible(cluster, heads, plans)
+    possible, obstacles = _possible(cluster, heads, plans, lost)
     newest = {name: kept.newest_first(own)[0] for name, own in plans.items() if own}
     unfinished = any(plan["state"] == kept.APPLYING for plan in newest.values())
     if wanted:
@@ -125,7 +131,8 @@ def choose(
         raise Refusal(_why_none(wanted, answers, reasons))
     target = fitting[0]
     left = tuple(sorted(set(answers) - set(target["hosts"])))
-    return Target(target["id"], target["release"], _heads(target["id"], heads, plans)[0], tuple(target["hosts"]), left)
+    hosts = tuple(name for name in target["hosts"] if name in answers)
+    return Target(target["id"], target["release"], _heads(target["id"], heads, plans)[0], hosts, left)
 
 
 def _is(plan: Mapping[str, Any], wanted: str) -> bool:
@@ -141,7 +148,7 @@ def _heads(plan: str, heads: Collection[str], plans: Mapping[str, Any]) -> list[
 
 
 def _possible(
-    cluster: str, known: Collection[str], plans: Mapping[str, list[dict[str, Any]]]
+    cluster: str, known: Collection[str], plans: Mapping[str, list[dict[str, Any]]], lost: Collection[str]
 ) -> tuple[list[dict[str, Any]], list[tuple[dict[str, Any], str]]]:
     """Plans that served on all of their hosts, as their heads report them, the newest first; and each other one with a sentence why not."""
     possible, obstacles = [], []
@@ -149,7 +156,7 @@ def _possible(
         entries = {name: entry for name, own in plans.items() for entry in own if entry["id"] == identity_of}
         heads = _heads(identity_of, known, plans)
         entry = entries[heads[0]] if heads else next(iter(entries.values()))
-        why = _obstacle(cluster, entries, heads, entry)
+        why = _obstacle(cluster, entries, heads, entry, lost)
         if not why and not set(known).intersection(entry["hosts"]):
             why = f"has no part on {', '.join(known)}, the head of the inventory"
         if why:
@@ -160,10 +167,14 @@ def _possible(
 
 
 def _obstacle(
-    cluster: str, entries: Mapping[str, Mapping[str, Any]], heads: list[str], entry: Mapping[str, Any]
+    cluster: str,
+    entries: Mapping[str, Mapping[str, Any]],
+    heads: list[str],
+    entry: Mapping[str, Any],
+    lost: Collection[str],
 ) -> str | None:
     foreign = [name for name, own in entries.items() if own["cluster"] != cluster]
-    lacking = [name for name in entry["hosts"] if name not in entries]
+    lacking = [name for name in entry["hosts"] if name not in entries and name not in lost]
     unlike = [name for name, own in entries.items() if sorted(own["hosts"]) != sorted(entry["hosts"])]
     never = [name for name, own in entries.items() if own["state"] != kept.SERVED]
     if foreign:
