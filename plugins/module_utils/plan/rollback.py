@@ -24,6 +24,8 @@ DRIFT = {
     "services": untrusted.Each({"state": changes.SERVICE["state"]}),
 }
 SHOWN = 5
+UNTOUCHED = "No service was touched"
+"""Ends a refusal before anything was changed."""
 
 
 def identity(plan: Mapping[str, Any]) -> str:
@@ -221,7 +223,7 @@ def accept(target: Mapping[str, Any], cluster: str, answers: Mapping[str, Any]) 
     if lost:
         raise Refusal(
             f"{', '.join(lost)} could not be reached or failed above, and has a part in plan {target['id']}: bring the host back and run the playbook "
-            "again. No service was touched."
+            "again. {UNTOUCHED}."
         )
     for name in target["hosts"]:
         _check_part(name, target, cluster, answers[name])
@@ -233,7 +235,7 @@ def accept(target: Mapping[str, Any], cluster: str, answers: Mapping[str, Any]) 
     if gone:
         raise Refusal(
             f"Plan {target['id']} ({target['release']}) cannot serve any more: {'; '.join(gone)}. Put files back, choose another plan with "
-            "llama_rollback_to, or set llama_release and run site.yml, which builds again. No service was touched."
+            "llama_rollback_to, or set llama_release and run site.yml, which builds again. {UNTOUCHED}."
         )
     head = answers[target["head"]]["record"]
     return {
@@ -264,7 +266,7 @@ def _check_part(name: str, target: Mapping[str, Any], cluster: str, answer: Mapp
     if found:
         raise Refusal(
             f"The part of {name} in plan {target['id']} cannot be used: {found.where[3:] or 'it'} {found.why}. Choose another plan with "
-            "llama_rollback_to, or set llama_release and run site.yml. No service was touched."
+            f"llama_rollback_to, or set llama_release and run site.yml. {UNTOUCHED}."
         )
 
 
@@ -376,7 +378,7 @@ def unfinished(target: Mapping[str, Any], reasons: Mapping[str, str], lost: Coll
     :param target: empty where none was chosen.
     """
     said = _reasons(reasons, lost)
-    if not target:
+    if not target or UNTOUCHED in said:
         return f"The cluster did not go back: {said}."
     after = f"When {', '.join(sorted(lost))} answers again" if lost else "Fix that"
     return (
@@ -385,7 +387,7 @@ def unfinished(target: Mapping[str, Any], reasons: Mapping[str, str], lost: Coll
     )
 
 
-def returned(target: Mapping[str, Any], release: str) -> str:
+def returned(target: Mapping[str, Any], release: str, check: bool = False) -> str:
     """What serves after a rollback, and what the next run of site.yml would do.
 
     :param release: llama_release of the inventory as JSON; empty text where it is not given.
@@ -397,7 +399,7 @@ def returned(target: Mapping[str, Any], release: str) -> str:
         else ""
     )
     return untrusted.printable(
-        f"Plan {target['id']} with release {target['release']} serves. The inventory {named}, and the next site.yml goes to what the inventory says: "
+        f"Plan {target['id']} with release {target['release']} {'would serve' if check else 'serves'}. The inventory {named}, and the next site.yml goes to what the inventory says: "
         f"set it to {target['release']} to stay here. rollback.yml without llama_rollback_to would go to the plan before this.{left}"
     )
 
