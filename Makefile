@@ -106,5 +106,6 @@ test-full: test ## Run all tests, those that compile more, the other scenarios, 
 	@$(MAKE) --no-print-directory molecule SCENARIO=clusters ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=failure ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=newest ACTION=test
+	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/python tests/benchmarks/kills.py 5
 	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/python tests/benchmarks/no_change_run.py
 	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/python tests/benchmarks/first_run.py

@@ -16,7 +16,14 @@ from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import progress, runtime, serving
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import (
+    journal,
+    progress,
+    runtime,
+    server,
+    serving,
+    worker,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer, rpc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import cluster as cluster_plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import empty, entry, neighbours, releases, rollback
@@ -26,7 +33,7 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definition
 display = Display()
 
 RUNTIME = Path(runtime.__file__)
-RUNTIME_FILES = [RUNTIME, *(Path(module.__file__) for module in (progress, serving, rpc))]
+RUNTIME_FILES = [RUNTIME, *(Path(module.__file__) for module in (server, worker, progress, serving, journal, rpc))]
 """The runtime as it is installed on hosts: runtime.py and what it needs beside it."""
 
 
@@ -115,6 +122,7 @@ class ActionModule(ActionBase):
                 "worker": {"type": "str"},
                 "empty": {"type": "bool", "default": False},
                 "page": {"type": "bool", "default": False},
+                "show": {"type": "bool", "default": True},
                 "html": {"type": "path"},
             }
         )
@@ -135,7 +143,7 @@ class ActionModule(ActionBase):
             keep_facts(plan, cluster)
         if not plan["refused"] and not staging:
             identify(plan)
-        if staging:
+        if staging or not arguments["show"]:
             return {"changed": False, "plan": plan}
         if arguments["path"]:
             output.write("llama_plan_path", arguments["path"], json.dumps(plan, indent=2) + "\n")

@@ -70,6 +70,7 @@ free_mib:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import (
+    alone,
     firewall,
     links,
     plans,
@@ -97,7 +98,8 @@ def read(params):
         found = host.facts(params["scope"], params["packages"], params["measure"], params["cluster"])
         return {"facts": {**found, "plans": plans.summaries(found["prefix"])}}
     free = {"free_mib": memory.free_mib()} if params["free"] else {}
-    return {"drift": state.drift(params["plan"]), **free}
+    with alone.alone(params["plan"]["prefix"], changes=False):
+        return {"drift": state.drift(params["plan"]), **free}
 
 
 def main():

@@ -42,10 +42,6 @@ options:
     elements: dict
     required: true
     suboptions:
-  cluster:
-    description: The cluster, by the name of its group, whose links these are. Files of others are left alone.
-    type: str
-    default: llama_cluster
       interface:
         description: Name of the interface.
         type: str

@@ -51,6 +51,10 @@ options:
       - P(llamacpp.cluster.compare#module) shows a plan that is not refused, after the comparison of the hosts with it.
     type: bool
     default: false
+  show:
+    description: Whether to show the plan and its advisories, and to fail where it is refused.
+    type: bool
+    default: true
   html:
     description: File on the controller for the page as HTML. It needs no other file.
     type: path

@@ -18,7 +18,7 @@ description:
 attributes:
   check_mode:
     support: full
-    description: Changes nothing in either mode, apart from writing O(path).
+    description: Changes nothing in either mode, apart from writing O(path). Outside check mode the head gets a record of the result.
 options:
   plan:
     description: The plan.
@@ -57,6 +57,11 @@ options:
     description: Seconds to wait for the server in one call. The action plugin calls the module until the plan's start timeout is over.
     type: float
     default: 5.0
+  record:
+    description:
+      - The result, for V(verified.json) in the head's installation, which playbooks/status.yml shows. Then nothing else is done.
+      - The action plugin passes it.
+    type: dict
 """
 
 EXAMPLES = r"""
@@ -82,6 +87,7 @@ evidence:
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall, links, tuning
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures
 
 
 def main():
@@ -95,12 +101,18 @@ def main():
             "obstacles": {"type": "list", "elements": "str"},
             "gate": {"type": "bool", "default": False},
             "wait": {"type": "float", "default": 5.0},
+            "record": {"type": "dict"},
         },
         supports_check_mode=True,
         no_log=True,
     )
+    plan = module.params["plan"]
+    if module.params["record"] is not None:
+        with failures.reported(module):
+            verification.record(plan["hosts"][plan["head"]["host"]]["prefix"], module.params["record"])
+        module.exit_json(changed=False)
     try:
-        evidence = verification.collect(module.params["plan"], module.params["wait"])
+        evidence = verification.collect(plan, module.params["wait"])
     except (OSError, firewall.FirewallError, links.LinkError, tuning.TuningError) as error:
         module.fail_json(
             msg=f"The state of the head could not be read: {error}. Fix that on the head and run the playbook again."

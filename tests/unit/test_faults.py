@@ -24,6 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.modules import firewall as fir
 from ansible_collections.llamacpp.cluster.plugins.modules import (
     gguf_info,
     host_info,
+    lease,
     link,
     link_speed,
     release,
@@ -340,6 +341,7 @@ MODULES = {
     gguf_info: ((gguf_info.gguf, "read_path"), {"path": "/m.gguf"}),
     host_info: ((host_info.host, "facts"), {}),
     kept_module: ((kept_module.plans, "read_all"), {"state": "listed", "prefix": "/p"}),
+    lease: ((lease.lease, "release"), {"prefix": "/", "state": "released", "run": {"run": "x"}}),
     link: ((link.links, "apply"), {"links": []}),
     link_speed: ((link_speed.links, "measure"), {"address": "192.0.2.1"}),
     release: ((release.state, "unneeded_releases"), {"state": "pruned", "host": {"builds": []}}),

@@ -14,6 +14,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.changes impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import release_variables
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.staging import MODEL as staging_model
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.staging import obstacles
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.workers import SHARING
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import sources
 from conftest import CATALOGUE, FACTS, Cluster, known_answer_of
 
@@ -254,6 +255,7 @@ def test_tensors_go_where_the_operator_wants_them(pair):
         ("a,b=CPU", "without , and ="),
         ("ffn=CUDA0", "one of CPU"),
         ("(=CPU", "whose expression is not valid: missing )"),
+        ("(.*)*x=CPU", "llama_server_override_tensor has '(.*)*x=CPU', whose expression may take hours to compare"),
     ],
 )
 def test_an_override_that_cannot_be(pair, entry, told):
@@ -1299,7 +1301,7 @@ def test_a_cache_holds_what_was_asked_for_and_never_less_than_the_model_needs(pa
         *service["process"],
     ]
     assert service["process"][-1] == "-c"
-    assert service["environment"] == {"LLAMA_CACHE": "/opt/llamacpp/state/cache/cpu"}
+    assert service["environment"] == {**SHARING, "LLAMA_CACHE": "/opt/llamacpp/state/cache/cpu"}
     assert worker["runtime"] == "/opt/llamacpp/runtime/runtime-id"
 
 
@@ -1843,7 +1845,7 @@ def test_values_of_an_environment_become_text_as_programs_read_it(local):
     plan = local.plan()
     expected = {"radv_enable_unified_heap_on_apu": "true", "NUMBER": "1", "TEXT": "a b"}
     assert plan["head"]["environment"] == expected
-    assert plan["hosts"]["here"]["workers"][0]["environment"] == {"FLAG": "false"}
+    assert plan["hosts"]["here"]["workers"][0]["environment"] == {**SHARING, "FLAG": "false"}
 
 
 @pytest.mark.parametrize("value", [None, {"a": 1}, ["a"]])

@@ -15,7 +15,9 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import progress, runtime, serving
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import journal, progress, runtime, serving
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import server as llama_server
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import worker as workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 from test_rpc import Server, worker
 
@@ -34,6 +36,7 @@ http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 
 
+MODULES = (runtime, llama_server, workers, progress, serving, journal, rpc)
 QUICK = """
 import functools, runtime
 runtime.run = functools.partial(runtime.run, pause=0.1)
@@ -81,7 +84,7 @@ def launcher(tmp_path):
     folder = tmp_path / "runtime"
     folder.mkdir()
     (folder / "quick.py").write_text(QUICK)
-    for path in (Path(module.__file__) for module in (runtime, progress, serving, rpc)):
+    for path in (Path(module.__file__) for module in MODULES):
         (folder / path.name).write_text(path.read_text())
     return folder
 
@@ -240,12 +243,12 @@ def test_connections_of_a_process():
         "   2: 0100007F:A002 0100007F:C386 01 00000000:00000000 00:00000000 00000000     0        0 333 1\n"
     )
     endpoints = ["127.0.0.1:50052", "127.0.0.1:50053", "127.0.0.1:50054"]
-    assert runtime.connections(table, {"111", "222"}, endpoints) == {"127.0.0.1:50052"}
+    assert llama_server.connections(table, {"111", "222"}, endpoints) == {"127.0.0.1:50052"}
 
 
 def test_the_log_of_a_start_is_bounded(launch, tmp_path, monkeypatch):
-    monkeypatch.setattr(runtime, "START_LOG_BYTES", 100)
-    head = runtime.Head([sys.executable, "-c", "print('x' * 1000)"], [], "http://127.0.0.1:1", tmp_path)
+    monkeypatch.setattr(llama_server, "START_LOG_BYTES", 100)
+    head = llama_server.Head([sys.executable, "-c", "print('x' * 1000)"], [], "http://127.0.0.1:1", tmp_path)
     head.process.wait()
     head.relay.join()
     assert len((tmp_path / runtime.START_LOG).read_text()) == 100
@@ -317,14 +320,14 @@ def test_a_full_disk_does_not_stop_the_server_and_its_log_goes_on_with_space(tal
     assert f"{full_disk / runtime.START_LOG} is incomplete: No space left on device" in said
     assert said.count(f"{full_disk / runtime.HANDSHAKES} could not be written: No space left on device") == 1
     assert (said.count("is incomplete"), "the end" in said) == (1, True)
-    assert f"{runtime.INCOMPLETE}: 1000007 bytes are missing here" in (full_disk / runtime.START_LOG).read_text()
+    assert f"{journal.INCOMPLETE}: 1000007 bytes are missing here" in (full_disk / runtime.START_LOG).read_text()
 
 
 def test_a_log_that_breaks_off_says_so_at_its_end(small_disk):
-    head = runtime.Head([sys.executable, "-c", "print('x' * 1000000)"], [], "http://127.0.0.1:1", small_disk)
+    head = llama_server.Head([sys.executable, "-c", "print('x' * 1000000)"], [], "http://127.0.0.1:1", small_disk)
     head.process.wait(50)
     head.relay.join()
-    assert (small_disk / runtime.START_LOG).read_text().endswith(f"\n{runtime.INCOMPLETE}\n")
+    assert (small_disk / runtime.START_LOG).read_text().endswith(f"\n{journal.INCOMPLETE}\n")
 
 
 def test_a_service_log_on_a_full_disk_goes_on_with_space(talks, full_disk, tmp_path):
@@ -334,7 +337,7 @@ def test_a_service_log_on_a_full_disk_goes_on_with_space(talks, full_disk, tmp_p
         (full_disk / "rest").unlink()
         (tmp_path / "space").touch()
         assert process.wait(50) == 1
-    assert f"{runtime.INCOMPLETE}: 1000007 bytes are missing here" in (full_disk / "service.log").read_text()
+    assert f"{journal.INCOMPLETE}: 1000007 bytes are missing here" in (full_disk / "service.log").read_text()
     assert "the end" in (tmp_path / runtime.START_LOG).read_text()
 
 
@@ -352,18 +355,18 @@ def test_nobody_reads_the_service_log(talks, tmp_path, device):
 
 
 def test_a_reader_that_stands_still_is_not_waited_for_twice(monkeypatch):
-    monkeypatch.setattr(runtime, "READER_SECONDS", 0.1)
+    monkeypatch.setattr(journal, "READER_SECONDS", 0.1)
     reader, writer = os.pipe()
-    log = runtime.Log(writer)
+    log = journal.Log(writer)
     assert log.write(b"x" * 100000) == "nobody reads it"
     written, started = len(os.read(reader, 100000)), time.monotonic()
     assert log.write(b"y" * 100000) is None
     os.read(reader, 200000)
-    monkeypatch.setattr(runtime, "READER_SECONDS", 50)
+    monkeypatch.setattr(journal, "READER_SECONDS", 50)
     assert log.write(b"z\n") is None
     assert time.monotonic() - started < 5
     said = os.read(reader, 200000).decode()
-    assert said.startswith(f"\n{runtime.INCOMPLETE}: ")
+    assert said.startswith(f"\n{journal.INCOMPLETE}: ")
     assert (said.endswith(" bytes are missing here\nz\n"), written > 0) == (True, True)
     os.close(reader)
     os.close(writer)
@@ -419,7 +422,7 @@ def test_a_count_of_ends_that_is_a_pipe_or_a_link_begins_anew(tmp_path):
     ],
 )
 def test_health_is_one_answer_within_a_time(monkeypatch, answer, seconds, expected):
-    monkeypatch.setattr(runtime, "HEALTH_SECONDS", 0.5)
+    monkeypatch.setattr(llama_server, "HEALTH_SECONDS", 0.5)
 
     def drip(client):
         client.recv(4096)
@@ -429,7 +432,7 @@ def test_health_is_one_answer_within_a_time(monkeypatch, answer, seconds, expect
         client.close()
 
     server, started = Server(drip), time.monotonic()
-    assert runtime.healthy(f"http://127.0.0.1:{server.port}") == expected
+    assert llama_server.healthy(f"http://127.0.0.1:{server.port}") == expected
     assert time.monotonic() - started < 5
     server.listener.close()
 
@@ -445,20 +448,20 @@ def test_health_is_asked_by_https(certify, secured, expected):
             client.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
 
     server = Server(script)
-    assert runtime.healthy(f"https://127.0.0.1:{server.port}") == expected
+    assert llama_server.healthy(f"https://127.0.0.1:{server.port}") == expected
     server.listener.close()
 
 
 def test_health_by_https_that_nobody_answers_ends_in_time(monkeypatch):
-    monkeypatch.setattr(runtime, "HEALTH_SECONDS", 0.3)
+    monkeypatch.setattr(llama_server, "HEALTH_SECONDS", 0.3)
     server, started = Server(lambda client: time.sleep(2)), time.monotonic()
-    assert not runtime.healthy(f"https://127.0.0.1:{server.port}")
+    assert not llama_server.healthy(f"https://127.0.0.1:{server.port}")
     assert time.monotonic() - started < 1.5
     server.listener.close()
 
 
 def test_connections_that_cannot_be_read_end_nothing(tmp_path, monkeypatch):
-    head = runtime.Head(
+    head = llama_server.Head(
         [sys.executable, "-c", "import time; time.sleep(60)"], ["127.0.0.1:1"], "http://127.0.0.1:1", tmp_path
     )
     head.ready = True
@@ -479,17 +482,17 @@ def test_what_was_used_longest_ago_is_removed_first(tmp_path):
     old, used, new = (cached(tmp_path, name, 100, age) for name, age in (("old", 300), ("used", 900), ("new", 1)))
     os.utime(used, (time.time(), used.stat().st_mtime))
     (tmp_path / "link").symlink_to(new)
-    assert runtime.prune(tmp_path, 300) == []
-    assert runtime.prune(tmp_path, 250) == ["old"]
+    assert workers.prune(tmp_path, 300) == []
+    assert workers.prune(tmp_path, 250) == ["old"]
     assert not old.exists()
-    assert sorted(runtime.prune(tmp_path, 0)) == ["new", "used"]
-    assert runtime.prune(tmp_path / "no-such-folder", 0) == []
+    assert sorted(workers.prune(tmp_path, 0)) == ["new", "used"]
+    assert workers.prune(tmp_path / "no-such-folder", 0) == []
 
 
 def test_a_cache_that_cannot_be_pruned_does_not_end_its_worker(small_disk, capfd):
     cached(small_disk, "kept", 5000, 1)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    assert runtime.run_worker([sys.executable, "-c", ""], small_disk, 1000) == 1
+    assert workers.run([sys.executable, "-c", ""], small_disk, 1000) == 1
     said = capfd.readouterr().out
     assert f"{small_disk} could not be brought below 0 MiB: Read-only file system" in said
     assert "the worker ended with status 0" in said
@@ -524,7 +527,7 @@ def test_the_cache_is_bounded_while_the_worker_runs(tmp_path):
     cache = tmp_path / "cache"
     program = f"import pathlib, time; pathlib.Path({str(cache / 'x')!r}).write_bytes(bytes(9)); time.sleep(0.5)"
     cache.mkdir()
-    assert runtime.run_worker([sys.executable, "-c", program], cache, 5, pause=0.1) == 1
+    assert workers.run([sys.executable, "-c", program], cache, 5, pause=0.1) == 1
     assert not (cache / "x").exists()
 
 
@@ -547,9 +550,9 @@ def test_a_worker_that_ends_is_a_failure_for_the_service_manager(worker_service,
 
 def test_a_reader_that_takes_a_little_now_and_then_holds_nobody_up(monkeypatch):
     """llama-server stands still while its log is written. Each part has one deadline, not each page of it."""
-    monkeypatch.setattr(runtime, "READER_SECONDS", 0.5)
+    monkeypatch.setattr(journal, "READER_SECONDS", 0.5)
     reader, writer = os.pipe()
-    log = runtime.Log(writer)
+    log = journal.Log(writer)
     ended = threading.Event()
 
     def drip():

@@ -523,6 +523,21 @@ def test_a_file_whose_time_is_ahead_of_the_clock_restarts_its_service_once(plann
     assert state.drift(planned)["redefined"] == []
 
 
+def test_a_file_that_is_replaced_a_second_after_the_start_is_read_again(planned, installation):
+    """verify says of another certificate that site.yml restarts the server."""
+    prefix, program, start = installation
+    port = free_port()
+    certificate = prefix / "certificate"
+    certificate.write_text("one")
+    start(port)
+    planned.update(prefix=str(prefix), folders=[], files=[], builds=[])
+    planned["services"] = [{**service(program, port), "definition": DEFINED, "reads": [str(certificate)]}]
+    assert state.drift(planned)["redefined"] == []
+    time.sleep(1)
+    certificate.write_text("two")
+    assert state.drift(planned)["redefined"] == ["llamacpp-x"]
+
+
 def test_a_clock_that_was_set_back_restarts_nothing(planned, installation, monkeypatch):
     prefix, program, start = installation
     port = free_port()

@@ -98,6 +98,8 @@ def asked():
     wait_for_answer()
     yield
     on(HEAD).check_output("systemctl stop asker")
+    if {"upgrade_gap_s", "bare_restart_s"} <= set(measured):
+        measured["ratio"] = round(measured["upgrade_gap_s"] / measured["bare_restart_s"], 2)
     measured["wrong_answers"] = sum(how == "wrong" for _ended, how in answers())
     (WORK / "result.json").write_text(json.dumps(measured))
 
@@ -125,13 +127,14 @@ def test_an_upgrade_costs_one_restart():
     assert serves(NEW["version"])
     assert "Stop where the release has not proven itself" in said
 
+
+def test_a_restart_by_hand_for_comparison():
     gaps = []
     for _start in range(STARTS):
         begin = time.time()
         restart_by_hand()
         gaps.append(gap(begin))
     measured["bare_restart_s"] = statistics.median(gaps)
-    measured["ratio"] = round(measured["upgrade_gap_s"] / measured["bare_restart_s"], 2)
 
 
 def test_an_upgrade_to_workers_that_do_not_serve_costs_nothing():

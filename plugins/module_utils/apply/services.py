@@ -107,6 +107,10 @@ class Manager:
         """Those that do not start at boot though the manager could start them."""
         return set()
 
+    def restarts(self, services: Collection[str]) -> dict[str, int]:
+        """Service → how often the manager has started it again by itself since it was last started on purpose, where the manager counts that."""
+        return {}
+
     def problems(self) -> list[str]:
         """Why the manager itself cannot run services, a sentence each."""
         return []
@@ -182,6 +186,13 @@ class Systemd(Manager):
         except commands.CommandError:
             return set()
         return {name for name, value in shown.items() if value == "yes"}
+
+    def restarts(self, services: Collection[str]) -> dict[str, int]:
+        try:
+            shown = self._show(services, "NRestarts")
+        except commands.CommandError:
+            return {}
+        return {name: int(value) for name, value in shown.items() if value.isdigit()}
 
     def not_at_boot(self, services: Collection[str]) -> set[str]:
         target = "default" if self.user else "multi-user"

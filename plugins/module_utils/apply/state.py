@@ -37,7 +37,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 
 CLOCK_SECONDS = 3
-"""Start of a process and time of a file are compared with so much tolerance."""
+"""Start of a process and time of a file that a run writes are compared with so much tolerance."""
+READ_SECONDS = 0.5
+"""The same of a file that the operator replaces while the process runs: the later it starts to read, the less of a change is missed."""
 HASHED_BYTES = 256 * 1024 * 1024
 """Files that are larger are compared by size alone."""
 
@@ -357,8 +359,8 @@ def _redefined(planned: dict, services: dict) -> list[str]:
         except OSError:
             same = False
         started = started_at(services[service["name"]]["pid"])
-        written = max(_modified(read) for read in (path, *service["reads"]))
-        newer = started is not None and started + CLOCK_SECONDS < written
+        changed = [(path, CLOCK_SECONDS), *((read, READ_SECONDS) for read in service["reads"])]
+        newer = started is not None and any(started + most < _modified(file) for file, most in changed)
         if not same or newer or service["name"] in unread:
             names.append(service["name"])
     return names
@@ -379,10 +381,10 @@ def started_at(pid: int | None) -> float | None:
     """When a process started, in seconds since 1970 (Linux), or None where that is not known."""
     try:
         ticks = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
-        boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
-    except (OSError, StopIteration):
+    except OSError:
         return None
-    return int(boot.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)  # btime of /proc/stat has whole seconds alone
+    return booted + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _system(planned: dict) -> Iterator[Difference]:

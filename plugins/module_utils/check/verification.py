@@ -8,6 +8,7 @@ A check is ``{"name", "subject", "status", "evidence"}``; status is passed, fail
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import ssl
@@ -18,7 +19,8 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fallback, state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, untrusted
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import is_loopback
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import VERIFIED, is_loopback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import (
     Each,
@@ -28,7 +30,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted 
     printable,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import runtime
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import journal, runtime, server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer, rpc
 
 SCHEMA = 1
@@ -38,6 +40,10 @@ RECORD_BYTES, KEY_BYTES = 1024 * 1024, 64 * 1024
 """Of a file of the launcher's, and of the API keys, at most."""
 LINE, DEVICES = 500, 256
 """Characters of a line of the log that are shown, and devices of a log that are kept."""
+FAILED_CHECKS = 20
+"""That are recorded on the head."""
+LOADING = "the model is loading"
+"""What is said of a server that answers 503."""
 NAMES = 32
 """Of a certificate, that are shown."""
 PARTIAL_CHAIN = 0x80000
@@ -109,6 +115,23 @@ def ends_at_each_start(evidence: dict, before: int) -> bool:
     said = f"llama-server ended {recorded['number'] - before} times while verify waited for it, the last time {recorded['how']}"
     evidence.update(health={"healthy": False, "said": said}, waits_for=[], log=recorded["log"])
     return True
+
+
+def record(prefix: str, verified: dict) -> None:
+    """Leaves on the head what a verification has found, for status.
+
+    :param verified: ``passed``, ``failed`` and ``release``.
+    :raises OSError: names the file.
+    """
+    path = Path(prefix, VERIFIED)
+    replace_file(path, json.dumps({"schema": SCHEMA, "time": int(time.time()), **verified}) + "\n", 0o644)
+
+
+def recorded(plan: dict, judged: dict) -> dict:
+    """What record writes of a report."""
+    failed = [check for check in judged["checks"] if check["status"] == "failed"]
+    texts = [f"{check['name']} of {check['subject']}: {check['evidence']}"[:LINE] for check in failed]
+    return {"passed": judged["passed"], "failed": texts[:FAILED_CHECKS], "release": plan["release"]["ref"]}
 
 
 def first_key(path: str | None) -> str | None:
@@ -190,15 +213,20 @@ def examine_certificate(url: str, path: str) -> dict:
     return {"names": names[:NAMES], "until": printable(found["notAfter"])}
 
 
-def wait_for_health(url: str, seconds: float, certificate: bytes | None = None) -> dict:
-    """``{"healthy", "said"}`` after at most so many seconds. A server with another certificate is not waited for: it keeps that until it ends."""
+def wait_for_health(
+    url: str, seconds: float, certificate: bytes | None = None, patience: float = HEALTH_SECONDS
+) -> dict:
+    """``{"healthy", "said"}`` after at most so many seconds. A server with another certificate is not waited for: it keeps that until it ends.
+
+    :param patience: seconds that one answer may take.
+    """
     deadline = time.monotonic() + seconds
     while True:
-        reply = reading.ask(_address(url), "/health", HEALTH_SECONDS, certificate=certificate)
+        reply = reading.ask(_address(url), "/health", patience, certificate=certificate)
         if reply.status == 200:
             return {"healthy": True, "said": "ok"}
         if reply == (0, reading.OTHER_CERTIFICATE) or time.monotonic() >= deadline:
-            said = "the model is loading" if reply.status == 503 else _said(reply)
+            said = LOADING if reply.status == 503 else _said(reply)
             return {"healthy": False, "said": said}
         time.sleep(0.5)
 
@@ -300,11 +328,11 @@ def collect(plan: dict, seconds: float) -> dict:
     evidence.update(_fallback_of(own, running))
     plan = as_served(plan, evidence)
     try:
-        log = reading.read(folder / runtime.START_LOG, runtime.START_LOG_BYTES).decode("utf-8", "replace")
+        log = reading.read(folder / server.START_LOG, server.START_LOG_BYTES).decode("utf-8", "replace")
     except OSError:
         log = ""
     evidence["log"] = _last_lines(log.splitlines())
-    evidence["log_complete"] = bool(log) and runtime.INCOMPLETE not in log
+    evidence["log_complete"] = bool(log) and journal.INCOMPLETE not in log
     evidence["handshakes"] = handshakes(folder / runtime.HANDSHAKES, launchers)
     measured = host.measured_links(own["prefix"])
     evidence["links"] = {name: measured.get(name) for name in plan["links"]}

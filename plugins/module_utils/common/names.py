@@ -41,10 +41,18 @@ DEFINITION_MARK = "Written by llamacpp.cluster"
 """Stands in the first lines of every definition of a service."""
 KEPT_FACTS = "facts.json"
 """File below the prefix of the head with the facts from which the last plan was made."""
+LEASE, LEASE_LOCK = "lease.json", "lease.lock"
+"""Files below the prefix of the head: which run may change hosts, and the lock of those who read and write that."""
+CHANGES_LOCK = "changes.lock"
+"""File below the prefix of each host whose lock belongs to the process that changes services there."""
+TAKE_OVER = "llama_lease_take_over"
+"""Variable with which an operator takes the lease from another run."""
 FALLBACKS = "fallbacks.json"
 """File below the prefix of the head with what its launcher may serve on while a worker is away."""
 SERVING = "serving.json"
 """File in the folder of the head's launcher that says what it serves on."""
+VERIFIED = "verified.json"
+"""File below the prefix of the head with the result of the last verification."""
 FIREWALLS = ("firewalld", "ufw", "nftables")
 """Managers of a host's firewall that are driven."""
 LINK_KINDS = ("ethernet", "thunderbolt", "usb4", "infiniband", "wireless")
@@ -67,6 +75,10 @@ INSTALLED = (
     "links",
     "lingering",
     KEPT_FACTS,
+    VERIFIED,
+    LEASE,
+    LEASE_LOCK,
+    CHANGES_LOCK,
     CLUSTER_RECORD,
     FALLBACKS,
     PLANS,

@@ -273,6 +273,14 @@ def _installed(tools: Mapping[str, str | None], packages: dict | None) -> list[s
     return sorted([*(tool for tool, version in tools.items() if version), *(packages["installed"] if packages else [])])
 
 
+def place_of(wanted_scope: str, cluster: str) -> dict:
+    """``scope``, ``service_manager``, ``prefix``, ``cache`` and ``units`` of a cluster's installation here, whether it is there or not."""
+    own_scope = scope(wanted_scope)
+    manager = service_manager(own_scope)
+    environment = {"HOME": pwd.getpwuid(os.getuid()).pw_dir, **os.environ}
+    return {"scope": own_scope, "service_manager": manager, **names.places(own_scope, manager, environment, cluster)}
+
+
 def facts(
     wanted_scope: str, catalogue: dict | None = None, measure: bool = False, cluster: str = names.DEFAULT_CLUSTER
 ) -> dict:
@@ -282,12 +290,11 @@ def facts(
     :param measure: whether to measure speeds.
     :param cluster: whose installation is looked at.
     """
-    wanted_scope = scope(wanted_scope)
-    manager = service_manager(wanted_scope)
+    place = place_of(wanted_scope, cluster)
+    wanted_scope, manager = place["scope"], place["service_manager"]
     record = service_managers.MANAGERS[manager]
     user = pwd.getpwuid(os.geteuid()).pw_name
     environment = {"HOME": pwd.getpwuid(os.getuid()).pw_dir, **os.environ}
-    place = names.places(wanted_scope, manager, environment, cluster)
     interpreter = python(wanted_scope)
     installed = toolchains.find()
     memory = hardware.memory_mib()
@@ -311,13 +318,11 @@ def facts(
         "toolchain": tools,
         "toolchains": installed,
         "tools": _installed(tools, packages),
-        "scope": wanted_scope,
         "user": user,
         "uid": os.geteuid(),
         "accounts": {entry.pw_name: entry.pw_dir for entry in pwd.getpwall() if entry.pw_name.startswith(names.ROOT)},
         "device_groups": [group.gr_name for group in grp.getgrall() if group.gr_name in DEVICE_GROUPS],
         "python": interpreter,
-        "service_manager": manager,
         "lingering": {"enabled": lingers(user), "by_us": os.path.exists(place["prefix"] + "/lingering")},
         "firewall": firewall.of_host() if record.host_settings else None,
         "units_filter": firewall.of_units(interpreter) if record.closes_ports_by else None,

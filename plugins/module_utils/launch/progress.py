@@ -11,13 +11,19 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import socket
 import struct
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+ON_LINUX = sys.platform.startswith("linux")
+PR_SET_PDEATHSIG = 1
+STOPPED_SECONDS = 5.0
+"""Nobody needs a service that a signal has stopped; a debugger's stop is another state."""
 ESTABLISHED, CLOSE_WAIT, LISTEN = 1, 8, 10
 RETRANSMISSION = "01"
 """Timer of a connection on which sent data wait for an acknowledgement, in /proc/net/tcp."""
@@ -233,3 +239,24 @@ def _active(before: Activity, after: Activity, seconds: float) -> bool:
         or after.read - before.read >= READ_BYTES
         or after.faults - before.faults >= FAULTS
     )
+
+
+def end_with_parent() -> None:
+    """A program whose launcher was killed would keep the port and the workers."""
+    if ON_LINUX:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def end_when_asked() -> None:
+    """SIGTERM and SIGINT raise SystemExit from now on."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _asked_to_stop)
+
+
+def _asked_to_stop(_number: int, _frame: object) -> None:
+    raise SystemExit(0)
+
+
+def ended_how(status: int) -> str:
+    """What the return code of a process says of its end."""
+    return f"with status {status}" if status >= 0 else f"by signal {-status}"

@@ -25,9 +25,9 @@ FILE_BYTES = 256 * 1024
 FALLBACKS_BYTES = 4 * 1024 * 1024
 WRITE_SECONDS = 10.0
 LONGEST_WAIT = 60
-SETTLED_SECONDS = 300
-"""A llama-server that has served for so long had a good start: the next restart comes without a wait."""
-RECENT_SECONDS = 60
+SETTLED_SECONDS = 30
+"""For each so many seconds for which llama-server serves, one of its ends is forgotten."""
+RECENT_SECONDS = 120
 DAY = 86400
 STEADY_SECONDS, LONGEST_STEADY_SECONDS = 30, 1800
 
@@ -35,14 +35,14 @@ STEADY_SECONDS, LONGEST_STEADY_SECONDS = 30, 1800
 class Kept(NamedTuple):
     """What one start leaves for the next."""
 
-    state: str = WAITING
-    time: int = 0
+    on_fallback: int = 0
+    """When it last served on a fallback."""
     restarts: int = 0
     failures: int = 0
-    """Ends of llama-server that nobody asked for, since it last served for SETTLED_SECONDS."""
+    """Ends of llama-server that nobody asked for, and that are not forgotten yet."""
     ended: int = 0
     returns: int = 0
-    """How often it returned from a fallback, since it last served for SETTLED_SECONDS after that."""
+    """How often it returned from a fallback, and that is not forgotten yet."""
     silences: tuple[int, ...] = ()
     """When llama-server was ended since nothing moved, within the last day."""
     last: tuple[dict[str, Any], ...] = ()
@@ -74,10 +74,10 @@ def read_kept(path: Path) -> Kept:
         told = read_json(path, FILE_BYTES)
         if not isinstance(told, dict):
             return Kept()
-        numbers = {name: int(told.get(name, 0)) for name in ("time", "restarts", "failures", "ended", "returns")}
+        numbers = {name: int(told.get(name, 0)) for name in ("on_fallback", "restarts", "failures", "ended", "returns")}
         last = [{"time": int(line["time"]), "text": str(line["text"])[:TEXT]} for line in told.get("last", [])]
         silences = tuple(int(when) for when in told.get("silences", []))
-        return Kept(str(told.get("state")), **numbers, silences=silences[-LAST:], last=tuple(last[-LAST:]))
+        return Kept(**numbers, silences=silences[-LAST:], last=tuple(last[-LAST:]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return Kept()
 
@@ -95,7 +95,7 @@ class Record:
 
     def __init__(self, folder: Path, write: Callable[[Path, dict], bool], say: Callable[[str], None]) -> None:
         self.path = folder / FILE
-        self.before = self.kept = read_kept(self.path)
+        self.kept = read_kept(self.path)
         self._write_file = write
         self._say = say
         self.state = WAITING
@@ -116,11 +116,12 @@ class Record:
             self._write(now)
 
     def served(self, now: float) -> None:
-        """Notes that llama-server serves now; after a while it has settled, and what happened before is over."""
+        """Notes that llama-server serves now, and forgets one of its ends, and one return from a fallback, for every SETTLED_SECONDS."""
         self.served_since = now if self.served_since is None else self.served_since
         if now - self.served_since >= SETTLED_SECONDS:
-            returns = self.kept.returns if self.state == FALLBACK else 0
-            self.kept = self.kept._replace(failures=0, returns=returns)
+            self.served_since = now
+            returns = self.kept.returns if self.state == FALLBACK else self.kept.returns - 1
+            self.kept = self.kept._replace(failures=max(0, self.kept.failures - 1), returns=max(0, returns))
 
     def note(self, text: str) -> None:
         """Says one line, and keeps it."""
@@ -132,6 +133,7 @@ class Record:
     def ended(self, silent: bool = False) -> None:
         """Counts an end of llama-server that nobody asked for."""
         kept, now = self.kept, int(time.time())
+        self.state, self.since, self.without = WAITING, time.time(), ()
         silences = [when for when in kept.silences if now - when < DAY] + ([now] if silent else [])
         self.kept = kept._replace(
             restarts=kept.restarts + 1, failures=kept.failures + 1, ended=now, silences=tuple(silences)
@@ -139,12 +141,12 @@ class Record:
         self._write(time.monotonic())
 
     def returned(self) -> None:
-        self.kept = self.kept._replace(returns=self.kept.returns + 1, restarts=self.kept.restarts + 1)
+        self.kept = self.kept._replace(returns=self.kept.returns + 1, restarts=self.kept.restarts + 1, on_fallback=0)
 
     @property
     def served_on_fallback(self) -> bool:
         """Whether the start before this one served on a fallback just now."""
-        return self.before.state == FALLBACK and 0 <= time.time() - self.before.time < RECENT_SECONDS
+        return 0 <= time.time() - self.kept.on_fallback < RECENT_SECONDS
 
     @property
     def steady(self) -> float:
@@ -152,6 +154,8 @@ class Record:
         return min(LONGEST_STEADY_SECONDS, STEADY_SECONDS * 2 ** min(self.kept.returns, 10))
 
     def _write(self, now: float) -> None:
+        if self.state == FALLBACK:
+            self.kept = self.kept._replace(on_fallback=int(time.time()))
         kept = self.kept._asdict()
         self._write_file(
             self.path,

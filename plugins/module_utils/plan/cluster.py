@@ -99,6 +99,7 @@ class Planned(NamedTuple):
     plan: dict[str, Any]
     seen: Seen
     met: list[advisories.Met]
+    idle: Sequence[idle.Idle]
 
 
 def _with_remedies(planned: Planned, cluster: Cluster, attempt: Callable[[Cluster], Planned]) -> dict[str, Any]:
@@ -115,9 +116,10 @@ def _with_remedies(planned: Planned, cluster: Cluster, attempt: Callable[[Cluste
 
     trial = remedies.Trial(cluster, _judge(plan, cluster.accepted), judged)
     room = [] if plan["fits"] else remedies.for_more_room(trial)
+    offer = idle.sentence(planned.idle, trial)
     return {
         **plan,
-        "reasons": [*plan["reasons"], *([f"it fits this way: {', or '.join(room)}"] if room else [])],
+        "reasons": [*plan["reasons"], *offer, *([f"it fits this way: {', or '.join(room)}"] if room else [])],
         "advisories": advisories.with_remedies(planned.seen, planned.met, trial),
     }
 
@@ -153,6 +155,8 @@ class Prepared(NamedTuple):
     placed: placement.Placed
     offered: tuple[Device, ...]
     """Every device that could be used."""
+    idle: Sequence[idle.Idle]
+    """What could hold layers of a model that does not fit."""
 
     @property
     def head(self) -> Equipped:
@@ -243,6 +247,7 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     running = [worker for entry in equipped.values() for worker in entry.workers]
     _check_tunnels([*running, *others], cluster.server)
     _check_endpoints([*running, *others])
+    external.check_addresses(cluster.external, cluster.hosts)
     _check_names_of_the_head(head, equipped)
     if not staged:
         neighbours.check(cluster, {name: _ports(cluster, entry) for name, entry in equipped.items()})
@@ -255,9 +260,9 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     lent = devices.of_workers([*serving, *others], cluster.places, release, bounded)
     offered = (*lent, *own)
     placed = layout.lay_out(cluster.server, cluster.placement, model, release, offered, head.name, cluster.places)
-    if placed.reasons:
-        placed = placed._replace(reasons=(*placed.reasons, *idle.sentence(equipped, offered, placed)))
-    return Prepared(cluster, equipped, wanted, builds, serves, model, placed, offered)
+    request = cluster.releases[releases.variable_of(serves, cluster.releases)]
+    unused = idle.devices_of(equipped, offered, placed, request) if placed.reasons else []
+    return Prepared(cluster, equipped, wanted, builds, serves, model, placed, offered, unused)
 
 
 class Laid(NamedTuple):
@@ -348,7 +353,7 @@ def _plan(prepared: Prepared, runtime_id: str, staged: bool, with_fallbacks: boo
     hosts = {name: {**host, "services": services.of_host(plan, name)} for name, host in plan["hosts"].items()}
     seen = Seen(plan, cluster, release, model.summary, laid.holders)
     met = advisories.meet(seen)
-    return Planned({**plan, "hosts": hosts, "advisories": advisories.untried(met)}, seen, met)
+    return Planned({**plan, "hosts": hosts, "advisories": advisories.untried(met)}, seen, met, prepared.idle)
 
 
 def _case(prepared: Prepared) -> estimate.Case:

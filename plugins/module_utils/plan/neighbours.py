@@ -74,29 +74,36 @@ def _same_place(one: Port, other: Port) -> bool:
 
 def _free(port: int, used: Collection[int]) -> int:
     """The next port that nobody on the host has by plan."""
-    after = [*range(port + 1, 65536), *range(1024, port)]
+    after: list[int] = [*range(port + 1, 65536), *range(1024, port)]
     return next(other for other in after if other not in used)
 
 
 def record(plan: Mapping[str, Any], host: str) -> str:
     """What a cluster leaves on a host for others: its ports, and the MiB that it plans with on each device."""
-    memory: dict[str, float] = {}
-    for entry in plan["placement"]:
-        if entry["host"] == host:
-            device = _device(plan, host, entry)
-            memory[device] = memory.get(device, 0) + entry["total_mib"]
+    memory = {device: math.ceil(total) for device, (total, _capacity) in sorted(memory_of(plan, host).items())}
     return (
         json.dumps(
             {
                 "schema": SCHEMA,
                 "cluster": plan["cluster"],
                 "ports": plan["hosts"][host]["ports"],
-                "memory_mib": {device: math.ceil(mib) for device, mib in sorted(memory.items())},
+                "memory_mib": memory,
             },
             indent=1,
         )
         + "\n"
     )
+
+
+def memory_of(plan: Mapping[str, Any], host: str) -> dict[str, tuple[float, float]]:
+    """Device of a host → MiB that the plan puts there, and MiB that it may hold."""
+    memory: dict[str, tuple[float, float]] = {}
+    for entry in plan["placement"]:
+        if entry["host"] == host:
+            device = _device(plan, host, entry)
+            total, capacity = memory.get(device, (0, 0))
+            memory[device] = total + entry["total_mib"], max(capacity, entry["capacity_mib"])
+    return memory
 
 
 def _device(plan: Mapping[str, Any], host: str, entry: Mapping[str, Any]) -> str:

@@ -223,7 +223,7 @@ def accept(target: Mapping[str, Any], cluster: str, answers: Mapping[str, Any]) 
     if lost:
         raise Refusal(
             f"{', '.join(lost)} could not be reached or failed above, and has a part in plan {target['id']}: bring the host back and run the playbook "
-            "again. {UNTOUCHED}."
+            f"again. {UNTOUCHED}."
         )
     for name in target["hosts"]:
         _check_part(name, target, cluster, answers[name])
@@ -235,7 +235,7 @@ def accept(target: Mapping[str, Any], cluster: str, answers: Mapping[str, Any]) 
     if gone:
         raise Refusal(
             f"Plan {target['id']} ({target['release']}) cannot serve any more: {'; '.join(gone)}. Put files back, choose another plan with "
-            "llama_rollback_to, or set llama_release and run site.yml, which builds again. {UNTOUCHED}."
+            f"llama_rollback_to, or set llama_release and run site.yml, which builds again. {UNTOUCHED}."
         )
     head = answers[target["head"]]["record"]
     return {
@@ -398,8 +398,9 @@ def returned(target: Mapping[str, Any], release: str, check: bool = False) -> st
         if target["left"]
         else ""
     )
+    serves = "would serve" if check else "serves"
     return untrusted.printable(
-        f"Plan {target['id']} with release {target['release']} {'would serve' if check else 'serves'}. The inventory {named}, and the next site.yml goes to what the inventory says: "
+        f"Plan {target['id']} with release {target['release']} {serves}. The inventory {named}, and the next site.yml goes to what the inventory says: "
         f"set it to {target['release']} to stay here. rollback.yml without llama_rollback_to would go to the plan before this.{left}"
     )
 

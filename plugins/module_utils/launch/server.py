@@ -1,0 +1,313 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""llama-server as the launcher runs it: its log, whether it serves, and what is wrong with it or its workers.
+
+llama-server does not reconnect to a worker, and an idle one does not even notice that a worker died. So on Linux it is looked at once a second
+(progress.py); elsewhere it ends by itself at the next request.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, NamedTuple, cast
+
+try:
+    from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import journal, progress
+except ImportError:  # as installed on a host
+    journal, progress = (importlib.import_module(name) for name in ("journal", "progress"))
+
+START_LOG = "start.log"
+START_LOG_BYTES = 8 * 1024 * 1024
+LAST_BYTES = 4096
+HEALTH_SECONDS = 2.0
+HEALTH_EVERY, HEALTH_LOST_SECONDS = 10.0, 60.0
+LOST_AFTER_POLLS = 2
+UNACKNOWLEDGED, UNACKNOWLEDGED_SECONDS = 4, 20.0
+"""Retransmissions, the fourth of which comes after 3 s, and for how long there have been so many: together as long as the keepalive of an idle connection
+takes. Retransmissions alone say little: on a link that is down they come twice a second."""
+SILENCE_SECONDS = 300.0
+"""The slowest prompt on record is 3.14 tokens per second (field notes), so that a batch of 512 tokens, llama.cpp's default, takes 163 s. For that
+time a worker computes, and no byte moves."""
+API_KEYS = "--api-key-file"
+
+
+def connections(tcp_table: str, inodes: Collection[str], endpoints: list[str]) -> set[str]:
+    """The endpoints to which a process that holds the socket inodes has an established connection.
+
+    :param tcp_table: text of /proc/net/tcp.
+    """
+    return connected([link for link in progress.links_of(tcp_table) if link.inode in inodes], endpoints)
+
+
+def connected(links: list[progress.Link], endpoints: list[str]) -> set[str]:
+    return {link.remote for link in links if link.state == progress.ESTABLISHED} & set(endpoints)
+
+
+def healthy(url: str) -> bool:
+    """Whether llama-server answers that it serves, within two seconds altogether, however slowly something else sends. Whose certificate it shows
+    is no matter here: nothing is told to it."""
+    scheme, place = url.split("://", 1)
+    address, port = place.rsplit(":", 1)
+    deadline = time.monotonic() + HEALTH_SECONDS
+    said = b""
+    try:
+        with _connected(scheme, address, int(port), deadline) as connection:
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: llamacpp\r\nConnection: close\r\n\r\n")
+            while b"\n" not in said and len(said) < 256 and (left := deadline - time.monotonic()) > 0:
+                connection.settimeout(left)
+                part = connection.recv(256)
+                if not part:
+                    break
+                said += part
+    except OSError:
+        pass
+    return bool(re.match(rb"HTTP/1\.\d 200\b", said))
+
+
+def _connected(scheme: str, address: str, port: int, deadline: float) -> socket.socket:
+    connection = socket.create_connection((address, port), HEALTH_SECONDS)
+    if scheme != "https":
+        return connection
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    connection.settimeout(max(deadline - time.monotonic(), 0.01))  # of the whole handshake
+    return context.wrap_socket(connection)
+
+
+def ask_for_a_token(url: str, argv: list[str]) -> socket.socket:
+    """Sends the smallest request that makes llama-server compute; the caller reads the answer.
+
+    :param argv: of llama-server, which names the file of the API keys.
+    """
+    scheme, place = url.split("://", 1)
+    address, port = place.rsplit(":", 1)
+    key = ""
+    if API_KEYS in argv[:-1]:
+        key = (Path(argv[argv.index(API_KEYS) + 1]).read_text().splitlines() or [""])[0]
+    body = json.dumps({"prompt": "1", "n_predict": 1, "cache_prompt": False})
+    head = [
+        "POST /completion HTTP/1.1",
+        "Host: llamacpp",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+    ]
+    head += ["Connection: close", *([f"Authorization: Bearer {key}"] if key else []), "", body]
+    connection = _connected(scheme, address, int(port), time.monotonic() + HEALTH_SECONDS)
+    connection.sendall("\r\n".join(head).encode())
+    return connection
+
+
+class Fault(NamedTuple):
+    """Why llama-server is ended."""
+
+    saw: str
+    lost: Sequence[str] = ()
+    """Workers whose connection is gone."""
+    silent: bool = False
+    """Whether only time tells it from something slow."""
+    wanted: bool = False
+    """Whether nothing is wrong."""
+
+    @property
+    def how(self) -> str:
+        return f"since it had lost worker {', '.join(self.lost)}" if self.lost else f"by its launcher: {self.saw}"
+
+
+class Head:
+    """One llama-server process and what is watched about it."""
+
+    def __init__(
+        self, argv: list[str], endpoints: list[str], url: str, state: Path, silence: float = SILENCE_SECONDS
+    ) -> None:
+        now = time.monotonic()
+        self.argv = argv
+        self.endpoints = endpoints
+        self.url = url
+        self.silence = silence
+        self.ready = False
+        self.health: tuple[bool, float] = (False, 0.0)
+        """The last answer, and when it was asked for."""
+        self.missing = 0
+        self.kept_alive: set[str] = set()
+        self.lasting = progress.Lasting()
+        self.stillness = progress.Stillness(silence / 5, now)
+        self.question: socket.socket | None = None
+        self.last = b""
+        self.process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            preexec_fn=progress.end_with_parent,
+        )
+        self.relay = threading.Thread(target=self._relay, args=(state / START_LOG,), daemon=True)
+        self.relay.start()
+
+    def _relay(self, path: Path) -> None:
+        """Passes the output on to the service's log, and keeps the beginning of this start in a file, and its end in memory.
+
+        It reads to the end whatever becomes of these: llama-server stands still once its output is full.
+        """
+        pipe = cast(IO[bytes], self.process.stdout).fileno()
+        room = START_LOG_BYTES
+        with _open_start_log(path) as file:
+            start_log = journal.Log(file.fileno())
+            while part := os.read(pipe, 65536):
+                reason = start_log.write(part[:room])
+                room -= len(part[:room])
+                if reason:
+                    _mark_incomplete(file.fileno())
+                    journal.say(f"{path} is incomplete: {reason}")
+                self.last = (self.last + part)[-LAST_BYTES:]
+                reason = journal.SERVICE_LOG.write(part)
+                if reason:
+                    start_log.write(f"llamacpp: the log of the service is incomplete: {reason}\n".encode())
+
+    def look(self) -> progress.Look | None:
+        """What the kernel says of llama-server; None where it says nothing."""
+        if not progress.ON_LINUX:
+            return None
+        ports = {progress.port_of(endpoint) for endpoint in self.endpoints}
+        try:
+            return progress.look_at(self.process.pid, self.kept_alive, ports)
+        except OSError:
+            return None
+
+    def fault(self) -> Fault | None:
+        """What is wrong with llama-server or its workers."""
+        now = time.monotonic()
+        self._ask_health(now)
+        look = self.look()
+        if look is None:
+            return None
+        stopped = self.lasting.seconds("stopped", look.activity.state == "T", now)
+        if stopped >= progress.STOPPED_SECONDS:
+            return Fault(f"llama-server has been stopped by a signal for {stopped:.0f} s")
+        return self._lost_workers(look, now) or self._stands_still(look, now)
+
+    def busy(self) -> bool:
+        """Whether a client waits for an answer, as far as is known."""
+        look = self.look()
+        return look is None or self._has_client(look)
+
+    def _has_client(self, look: progress.Look) -> bool:
+        """llama-server closes connections without a request after 5 s (cpp-httplib)."""
+        port = progress.port_of(self.url)
+        return any(link.state == progress.ESTABLISHED and progress.port_of(link.local) == port for link in look.links)
+
+    def _ask_health(self, now: float) -> None:
+        if not self.ready or now - self.health[1] >= HEALTH_EVERY:
+            self.health = (healthy(self.url), now)
+            self.ready = self.ready or self.health[0]
+
+    def _lost_workers(self, look: progress.Look, now: float) -> Fault | None:
+        """Workers whose connection is gone, seen twice in a row after the server had become ready, or whose host does not acknowledge."""
+        unreached = []
+        for link in look.links:
+            again = link.remote in self.endpoints and link.retransmissions >= UNACKNOWLEDGED
+            if self.lasting.seconds(f"unacknowledged {link.remote}", again, now) >= UNACKNOWLEDGED_SECONDS:
+                unreached.append(link.remote)
+        if unreached:
+            return Fault(f"lost worker {', '.join(unreached)}, whose host acknowledges nothing", unreached)
+        present = connected(look.links, self.endpoints)
+        lost = [endpoint for endpoint in self.endpoints if endpoint not in present] if self.ready else []
+        self.missing = self.missing + 1 if lost else 0
+        return Fault(f"lost worker {', '.join(lost)}", lost) if self.missing >= LOST_AFTER_POLLS else None
+
+    def _stands_still(self, look: progress.Look, now: float) -> Fault | None:
+        """Whether something is wanted of llama-server, and nothing has moved for the set time."""
+        still = self.stillness.seconds(look, self.endpoints, now)
+        client = self._has_client(look)
+        mute = self.lasting.seconds("mute", self.ready and not self.health[0] and not client, now)
+        if min(mute, still) >= HEALTH_LOST_SECONDS:
+            return Fault(f"llama-server has not answered /health for {mute:.0f} s, and nothing moves", silent=True)
+        seen = bool(look.traffic) or not self.endpoints
+        if not seen and connected(look.links, self.endpoints):
+            journal.say_once(
+                "the kernel lends no sockets here: a program that hangs without being stopped is not found"
+            )
+        quiet = min(still, self.lasting.seconds("wanted", seen and (client or not self.ready), now))
+        if quiet < self.silence / 2:
+            self._forget_question()
+            return None
+        if not self.ready:
+            return (
+                Fault(f"nothing has moved for {quiet:.0f} s of loading", silent=True) if quiet >= self.silence else None
+            )
+        awaited = [
+            link.remote
+            for link in look.links
+            if link.remote in self.endpoints and link.inode in look.traffic and look.traffic[link.inode].awaits_answer
+        ]
+        if not awaited and self._answers(look):
+            self.stillness.since = now
+            self._forget_question()
+        elif quiet >= self.silence:
+            blamed = (
+                f"worker {', '.join(awaited)} owes an answer" if awaited else "llama-server does not answer a client"
+            )
+            return Fault(f"{blamed}, and nothing has moved for {quiet:.0f} s", silent=True)
+        return None
+
+    def _answers(self, look: progress.Look) -> bool:
+        """Asks for one token, once, and says whether an answer is there: a client that keeps a connection open may want nothing."""
+        try:
+            if self.question is None:
+                port = progress.port_of(self.url)
+                if any(link.state == progress.LISTEN and progress.port_of(link.local) == port for link in look.links):
+                    self.question = ask_for_a_token(self.url, self.argv)
+                return False
+            self.question.setblocking(False)
+            self.question.recv(1)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return False
+        except OSError:
+            self._forget_question()
+            return False
+        return True
+
+    def _forget_question(self) -> None:
+        if self.question:
+            self.question.close()
+        self.question = None
+
+    def kill(self) -> None:
+        """At once: an orderly end asks each worker to free its buffers, and one that hangs does not answer."""
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def _open_start_log(path: Path) -> IO[bytes]:
+    try:
+        return path.open("wb", buffering=0)
+    except OSError as error:
+        journal.say(f"{path} could not be written: {error.strerror}")
+        return open(os.devnull, "wb", buffering=0)
+
+
+def _mark_incomplete(descriptor: int) -> None:
+    """Says so at the end of the file, in place of what stands there: on a full disk there is no other room."""
+    mark = f"\n{journal.INCOMPLETE}\n".encode()
+    with suppress(OSError):
+        os.pwrite(descriptor, mark, max(0, os.fstat(descriptor).st_size - len(mark)))

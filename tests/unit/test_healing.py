@@ -1,0 +1,544 @@
+"""Each fault that heals without a controller, against real processes: the launcher as it is installed, but hasty, with stand-ins for the programs."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import progress, serving
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import server as llama_server
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import worker as workers
+from test_rpc import Server, worker
+from test_runtime import MODULES, children, free_port, lines_until, until
+
+pytestmark = pytest.mark.skipif(not progress.ON_LINUX, reason="what moves is read from the kernel of Linux")
+
+SILENCE = 3.0
+HASTY = """
+import functools, progress, runtime, server, serving, worker
+progress.STOPPED_SECONDS = 0.5
+server.HEALTH_EVERY, server.HEALTH_LOST_SECONDS = 0.2, 1.0
+worker.GONE_SECONDS = worker.SAYS_NOTHING_SECONDS = worker.HOLDS_SECONDS = 1.0
+serving.STEADY_SECONDS, serving.WRITE_SECONDS = 1.0, 0.2
+runtime.RETURN_EVERY = 0.1
+runtime.run = functools.partial(runtime.run, pause=0.1)
+worker.run = functools.partial(worker.run, look=0.1)
+raise SystemExit(runtime.main())
+"""
+SERVER = """
+import http.server, os, socket, sys, time
+port, how, endpoints = int(sys.argv[1]), sys.argv[2], [word for word in sys.argv[3:] if word[0].isdigit()]
+if how == "loads for ever":
+    time.sleep(600)
+until = time.monotonic() + 5
+while how == "loads and computes" and time.monotonic() < until:
+    pass
+held = [socket.create_connection((e.split(":")[0], int(e.split(":")[1]))) for e in endpoints]
+print("model buffer size", how, *endpoints, flush=True)
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def do_POST(self):
+        asked = self.rfile.read(int(self.headers["Content-Length"]))
+        print("asked", asked, self.headers["Authorization"], flush=True)
+        if how == "hangs":
+            time.sleep(600)
+        if how == "asks its worker":
+            held[0].sendall(b"compute")
+            held[0].recv(100)
+        if how == "computes":
+            until = time.monotonic() + 5
+            while time.monotonic() < until:
+                pass
+        if how == "is slow":
+            for token in range(8):
+                held[0].sendall(b"compute")
+                held[0].recv(100)
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"the answer")
+    def log_message(self, *a):
+        pass
+
+http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+"""A stand-in for llama-server that behaves in one way: ``hangs``, ``is slow`` …"""
+WORKER = """
+import socket, sys, time
+listener = socket.create_server(("127.0.0.1", int(sys.argv[1])), backlog=1)
+print("listens", flush=True)
+while True:
+    client, _ = listener.accept()
+    print("serves", flush=True)
+    if sys.argv[2] == "hangs":
+        time.sleep(600)
+    while client.recv(4096):
+        client.sendall(b"answer")
+    client.close()
+    print("client gone", flush=True)
+"""
+
+
+class Cluster:
+    """A folder with the launcher, and what was started of it."""
+
+    def __init__(self, folder):
+        self.folder, self.state, self.started = folder, folder / "state", []
+        self.state.mkdir()
+        for module in MODULES:
+            path = Path(module.__file__)
+            (folder / path.name).write_text(path.read_text())
+        for name, text in (("hasty.py", HASTY), ("llama_server.py", SERVER), ("rpc_server.py", WORKER)):
+            (folder / name).write_text(text)
+        self.port = free_port()
+
+    def _start(self, *argv):
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        argv = [sys.executable, str(self.folder / "hasty.py"), *map(str, argv)]
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
+        self.started.append(process)
+        return process
+
+    def argv(self, how, endpoints):
+        return [sys.executable, str(self.folder / "llama_server.py"), str(self.port), how, *endpoints]
+
+    def head(self, how, endpoints=(), extra=(), more=()):
+        """Starts the launcher of a head.
+
+        :param more: arguments of llama-server.
+        """
+        own = ["--url", f"http://127.0.0.1:{self.port}", "--state", self.state, "--timeout", 0.5, "--silence", SILENCE]
+        waited = [word for endpoint in endpoints for word in ("--worker", endpoint)]
+        return self._start("head", *own, *waited, *extra, "--", *self.argv(how, endpoints), *more)
+
+    def worker(self, how="answers"):
+        port = free_port()
+        program = [sys.executable, self.folder / "rpc_server.py", port, how]
+        process = self._start("worker", "--port", port, "--", *program)
+        lines_until(process, "listens")
+        return process, port
+
+    def ask(self, seconds=60):
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/completion", b"{}")
+        with urllib.request.urlopen(request, timeout=seconds) as answer:
+            return answer.read()
+
+    def client(self, text=b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"):
+        until(lambda: llama_server.healthy(f"http://127.0.0.1:{self.port}"))
+        connection = socket.create_connection(("127.0.0.1", self.port))
+        connection.sendall(text)
+        return connection
+
+    def record(self):
+        return json.loads((self.state / serving.FILE).read_text())
+
+    def is_now(self, state):
+        with contextlib.suppress(OSError, ValueError):
+            return self.record()["state"] == state
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    made = Cluster(tmp_path)
+    yield made
+    for process in made.started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def healed(process, text):
+    """Whether the launcher says this in one line, and ends for the service manager to start it anew."""
+    said = lines_until(process, text)
+    assert process.wait(50) == 1
+    return said[-1]
+
+
+def a_worker(pause=0.0):
+    """A worker of protocol 7 that answers everything else after a pause."""
+    shake = worker((7, 0, 0), {24})
+
+    def script(client):
+        first = client.recv(1, socket.MSG_PEEK)
+        if first == b"c":
+            while client.recv(100):
+                time.sleep(pause)
+                client.sendall(b"computed")
+        else:
+            shake(client)
+
+    server = Server(script)
+    return server, f"127.0.0.1:{server.port}"
+
+
+def test_a_stopped_worker_is_ended_where_it_runs(cluster):
+    process, _port = cluster.worker()
+    (child,) = children(process)
+    os.kill(child, signal.SIGSTOP)
+    assert "the worker has been stopped by a signal for " in healed(process, "it is started again")
+    assert not os.path.exists(f"/proc/{child}")
+
+
+def test_a_worker_that_does_not_notice_that_its_client_has_gone_is_ended(cluster):
+    process, port = cluster.worker("hangs")
+    client = socket.create_connection(("127.0.0.1", port))
+    client.sendall(b"x")
+    lines_until(process, "serves")
+    time.sleep(2)
+    assert process.poll() is None
+    client.close()
+    assert "has not noticed" in healed(process, "it is started again")
+
+
+def test_a_worker_held_by_a_client_that_says_nothing_is_freed(cluster):
+    process, port = cluster.worker()
+    with socket.create_connection(("127.0.0.1", port)):
+        lines_until(process, "held the worker and asked it for nothing")
+    with socket.create_connection(("127.0.0.1", port)) as other:
+        other.sendall(b"x")
+        assert other.recv(10) == b"answer"
+
+
+def test_a_worker_held_by_a_client_that_said_next_to_nothing_is_freed_for_others_alone(cluster):
+    process, port = cluster.worker()
+    with socket.create_connection(("127.0.0.1", port)) as stale:
+        stale.sendall(b"x")
+        assert stale.recv(10) == b"answer"
+        stale.settimeout(3)
+        with pytest.raises(socket.timeout):
+            stale.recv(10)
+        with socket.create_connection(("127.0.0.1", port)) as other:
+            other.sendall(b"x")
+            other.settimeout(20)
+            assert other.recv(10) == b"answer"
+    assert process.poll() is None
+
+
+@pytest.mark.parametrize(
+    "received, seconds, others, expected",
+    [(0, 29, 99, False), (0, 31, 0, True), (9, 61, 61, True), (9, 61, 59, False), (65536, 999, 999, False)],
+)
+def test_who_holds_a_worker_for_nothing(received, seconds, others, expected):
+    traffic = progress.Traffic(0, received, 0, seconds * 1000)
+    assert workers._holds_for_nothing(traffic, others) == expected
+
+
+def test_connections_of_both_sides_are_kept_alive(cluster):
+    """The kernel then ends those whose other host is gone, without a reset and without a request."""
+    process, port = cluster.worker()
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(b"x")
+        (child,) = children(process)
+
+        def kept():
+            links = progress.look_at(child, set(), set()).links
+            (inode,) = [link.inode for link in links if link.state == progress.ESTABLISHED]
+            with progress.lent(child, progress.descriptors(child)[inode]) as connection:
+                return connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+        until(kept)
+
+
+def test_a_host_that_acknowledges_nothing_is_a_lost_worker():
+    table = (
+        "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+        "   0: 0100007F:A000 0B0200C0:C384 01 00000100:00000000 01:00000000 00000004     0        0 111 1\n"
+        "   1: 0100007F:A001 0C0200C0:C384 01 00000100:00000000 01:00000000 00000003     0        0 222 1\n"
+        "   2: 0100007F:A002 0D0200C0:C384 01 00000100:00000000 04:00000000 00000009     0        0 333 1\n"
+    )
+    links = progress.links_of(table)
+    head = llama_server.Head.__new__(llama_server.Head)
+    head.endpoints, head.ready, head.missing = [link.remote for link in links], True, 0
+    head.lasting = progress.Lasting()
+    look = progress.Look(progress.Activity("S", 0, 0, 0), links, {})
+    better = look._replace(links=[link._replace(retransmissions=0) for link in links])
+    assert [head._lost_workers(better if now == 30 else look, now) for now in (0, 19, 30, 31, 50)] == [None] * 5
+    fault = head._lost_workers(look, 51)
+    assert fault.lost == ["192.0.2.11:50052"]
+    assert fault.saw == "lost worker 192.0.2.11:50052, whose host acknowledges nothing"
+
+
+def test_launchers_tell_systemd_that_they_get_on(cluster, tmp_path, monkeypatch):
+    """systemd ends one that is stopped together with its program, as ``systemctl kill`` does it."""
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(20)
+        for start in (
+            lambda: cluster.worker()[0],
+            lambda: cluster.head("answers"),
+            lambda: cluster.head("answers", [f"127.0.0.1:{free_port()}"]),
+        ):
+            process = start()
+            time.sleep(2)
+            os.kill(process.pid, signal.SIGSTOP)
+            systemd.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while systemd.recv(100):
+                    pass
+            os.kill(process.pid, signal.SIGCONT)
+            systemd.settimeout(20)
+            assert [systemd.recv(100) for _number in range(3)] == [b"WATCHDOG=1"] * 3
+            process.kill()
+            process.wait()
+
+
+def test_a_stopped_head_is_started_again(cluster):
+    process = cluster.head("answers")
+    until(lambda: cluster.is_now("serving"))
+    (child,) = children(process)
+    os.kill(child, signal.SIGSTOP)
+    assert "llama-server has been stopped by a signal for " in healed(process, "llama-server is started again")
+    assert not os.path.exists(f"/proc/{child}")
+    assert cluster.record()["restarts"] == 1
+    assert "stopped by a signal" in cluster.record()["last"][-1]["text"]
+    assert (
+        "by its launcher: llama-server has been stopped" in json.loads((cluster.state / "ends.json").read_text())["how"]
+    )
+
+
+def test_a_killed_head_is_started_again(cluster):
+    process = cluster.head("answers")
+    until(lambda: cluster.is_now("serving"))
+    os.kill(children(process)[0], signal.SIGKILL)
+    healed(process, "llama-server ended by signal 9: it is started again")
+
+
+def test_a_head_that_answers_health_and_no_client_is_started_again(cluster, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("first\nsecond\n")
+    process = cluster.head("hangs", more=[llama_server.API_KEYS, str(keys)])
+    with cluster.client():
+        said = lines_until(process, "nothing has moved for")
+    assert "llama-server does not answer a client" in said[-1]
+    assert any('"n_predict": 1' in line and "Bearer first" in line for line in said)
+    assert process.wait(50) == 1
+    assert len(cluster.record()["silences"]) == 1
+
+
+def test_a_client_that_asks_for_nothing_ends_no_server(cluster):
+    """Half a request holds a connection; a question of the launcher's own shows that the server computes."""
+    process = cluster.head("answers")
+    with cluster.client(b"POST /completion HTTP/1.1\r\nHost: x\r\n"):
+        lines_until(process, "n_predict")
+        time.sleep(2 * SILENCE)
+        assert process.poll() is None
+
+
+def test_a_worker_that_owes_an_answer_is_named(cluster):
+    server, endpoint = a_worker(pause=600)
+    process = cluster.head("asks its worker", [endpoint])
+    with cluster.client():
+        assert f"worker {endpoint} owes an answer, and nothing has moved" in healed(process, "nothing has moved for")
+    server.listener.close()
+
+
+@pytest.mark.parametrize("how", ["is slow", "computes"])
+def test_a_slow_model_is_never_taken_for_a_hung_one(cluster, how):
+    """Its answer takes several times the time for which nothing may move, by a byte now and then or by processor time alone."""
+    server, endpoint = a_worker(pause=SILENCE * 0.4)
+    process = cluster.head(how, [endpoint])
+    until(lambda: cluster.is_now("serving"))
+    assert cluster.ask() == b"the answer"
+    assert process.poll() is None
+    assert cluster.record()["restarts"] == 0
+    server.listener.close()
+
+
+def test_loading_that_stands_still_is_started_again(cluster):
+    process = cluster.head("loads for ever")
+    assert "of loading" in healed(process, "nothing has moved for")
+    assert cluster.record()["last"][-1]["text"].startswith("nothing has moved for")
+
+
+def test_loading_takes_as_long_as_it_computes(cluster):
+    process = cluster.head("loads and computes")
+    until(lambda: cluster.is_now("serving"))
+    assert process.poll() is None
+
+
+def test_where_the_kernel_lends_no_sockets_slow_and_hung_are_not_told_apart(cluster, monkeypatch):
+    look = progress.Look(progress.Activity("S", 0, 0, 0), [], {})
+    head = llama_server.Head([sys.executable, "-c", ""], ["192.0.2.1:50052"], "http://127.0.0.1:1", cluster.state, 0.01)
+    head.process.wait()
+    head.ready = head.missing = False
+    assert [head._stands_still(look, time.monotonic() + number) for number in range(3)] == [None, None, None]
+
+
+class Pair:
+    """Two workers, of which the second one is away, and the fallback without it."""
+
+    def __init__(self, cluster, text=None):
+        self.cluster = cluster
+        self.server, self.first = a_worker()
+        self.port = free_port()
+        self.second = f"127.0.0.1:{self.port}"
+        self.path = cluster.folder / "fallbacks.json"
+        entry = {"name": "strix1:hip", "without": self.second, "workers": [self.first]}
+        entries = [{**entry, "argv": cluster.argv("smaller", [self.first])}]
+        self.path.write_text(json.dumps(entries) if text is None else text)
+
+    def head(self, after=0.5):
+        extra = ["--fallbacks", self.path, "--fallback-after", after]
+        return self.cluster.head("answers", [self.first, self.second], extra)
+
+    def come_back(self):
+        return Server(worker((7, 0, 0), {24}), self.port)
+
+
+def test_a_worker_that_stays_away_is_done_without_until_it_is_back(cluster):
+    pair = Pair(cluster)
+    process = pair.head()
+    said = lines_until(process, f"model buffer size smaller {pair.first}")
+    assert any(f"worker {pair.second} stays away: llama-server is started without strix1:hip" in line for line in said)
+    until(lambda: cluster.is_now("fallback"))
+    record = cluster.record()
+    assert (record["without"], record["waiting_for"], record["restarts"]) == (["strix1:hip"], [], 0)
+    with cluster.client(b"POST /completion HTTP/1.1\r\nHost: x\r\n"):
+        second = pair.come_back()
+        time.sleep(3)
+        assert process.poll() is None, "it did not wait for the client"
+    healed(process, f"worker {pair.second} is back: llama-server is started with all workers")
+    assert (cluster.record()["state"], cluster.record()["returns"], cluster.record()["failures"]) == ("waiting", 1, 0)
+    process = pair.head()
+    lines_until(process, f"model buffer size answers {pair.first} {pair.second}")
+    until(lambda: cluster.is_now("serving"))
+    assert cluster.record()["without"] == []
+    for server in (pair.server, second):
+        server.listener.close()
+
+
+def test_a_worker_that_comes_and_goes_does_not_end_the_fallback(cluster):
+    pair = Pair(cluster)
+    process = pair.head()
+    until(lambda: cluster.is_now("fallback"))
+    for _time in range(5):
+        second = pair.come_back()
+        time.sleep(0.4)
+        second.listener.shutdown(socket.SHUT_RDWR)
+        second.listener.close()
+        time.sleep(0.4)
+    assert process.poll() is None
+    assert cluster.is_now("fallback")
+
+
+def test_a_fallback_that_ended_is_started_again_without_the_wait(cluster):
+    pair = Pair(cluster)
+    process = pair.head()
+    until(lambda: cluster.is_now("fallback"))
+    os.kill(children(process)[0], signal.SIGKILL)
+    assert process.wait(50) == 1
+    process = pair.head(after=600)
+    lines_until(process, f"model buffer size smaller {pair.first}")
+
+
+def test_two_workers_that_are_away_are_waited_for(cluster):
+    pair = Pair(cluster)
+    pair.server.listener.close()
+    away = free_port()
+    pair.first = f"127.0.0.1:{away}"
+    pair.path.write_text(pair.path.read_text().replace(str(pair.server.port), str(away)))
+    process = pair.head(after=0)
+    until(lambda: cluster.is_now("waiting") and len(cluster.record()["waiting_for"]) == 2)
+    time.sleep(1)
+    assert children(process) == []
+
+
+@pytest.mark.parametrize(
+    "text, why",
+    [
+        ('[{"name": "x"', "Expecting"),
+        ("{}", "it is not a list"),
+        ("[1]", "an entry is not {name, without, workers, argv}"),
+        ('[{"name": "x", "without": "1", "workers": [1], "argv": ["x"]}]', "something else than words"),
+        ('[{"name": "x", "without": "1", "workers": [], "argv": []}]', "something else than words"),
+        ('[{"name": "x", "without": "1", "workers": ["lan:1"], "argv": ["x"]}]', "is not ADDRESS:PORT"),
+    ],
+)
+def test_a_file_of_fallbacks_that_is_torn_or_foreign_is_no_fallback(tmp_path, text, why):
+    path = tmp_path / "fallbacks.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=why):
+        serving.read_fallbacks(path)
+
+
+def test_a_torn_file_of_fallbacks_is_said_once_and_the_worker_is_waited_for(cluster):
+    pair = Pair(cluster, "[{")
+    process = pair.head(after=0)
+    lines_until(process, "gives no fallback")
+    time.sleep(1)
+    second = pair.come_back()
+    said = lines_until(process, "model buffer size answers")
+    assert not any("gives no fallback" in line for line in said)
+    second.listener.close()
+
+
+def test_ends_in_a_row_wait_longer_and_longer_across_starts(cluster):
+    for _start in range(3):
+        process = cluster.head("answers")
+        until(lambda: cluster.is_now("serving"))
+        os.kill(children(process)[0], signal.SIGKILL)
+        assert process.wait(50) == 1
+    assert (cluster.record()["restarts"], cluster.record()["failures"]) == (3, 3)
+    ended, process = time.time(), cluster.head("answers")
+    lines_until(process, "llama-server ended 3 times in a row: the next start is in")
+    until(lambda: cluster.is_now("serving"))
+    assert time.time() - ended > 2
+
+
+@pytest.mark.parametrize(
+    "failures, ended, expected",
+    [(0, 0, 0), (1, 0, 1), (2, 0, 2), (4, 3, 5), (7, 0, 60), (99, 10, 50), (3, 100, 0), (3, -1000, 4)],
+)
+def test_how_long_it_waits_before_the_next_start(failures, ended, expected):
+    """``ended``: seconds ago; a clock that was set back has it in the future."""
+    kept = serving.Kept(failures=failures, ended=1000000 - ended)
+    assert serving.wait_before_start(kept, 1000000) == expected
+
+
+def test_serving_forgets_ends(tmp_path):
+    record = serving.Record(tmp_path, lambda path, content: True, lambda text: None)
+    record.kept = serving.Kept(failures=3, returns=1)
+    for seconds in (0, 29, 31, 45, 62):
+        record.served(float(seconds))
+    assert (record.kept.failures, record.kept.returns) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"restarts": "x"}', '{"last": [1]}', '{"last": 3}', "[" * 99999, '{"time": 1e999}']
+)
+def test_a_record_of_another_shape_begins_anew(tmp_path, text):
+    (tmp_path / serving.FILE).write_text(text)
+    assert serving.read_kept(tmp_path / serving.FILE) == serving.Kept()
+
+
+def test_a_record_keeps_its_counts_and_its_last_lines(tmp_path):
+    def write(path, content):
+        path.write_text(json.dumps(content))
+        return True
+
+    record = serving.Record(tmp_path, write, lambda text: None)
+    for number in range(30):
+        record.note(f"line {number}")
+        record.ended(silent=number > 27)
+    record.set(serving.FALLBACK, ("strix1:hip",))
+    after = serving.Record(tmp_path, write, lambda text: None)
+    assert (after.kept.restarts, len(after.kept.silences)) == (30, 2)
+    assert [line["text"] for line in after.kept.last] == [f"line {number}" for number in range(10, 30)]
+    assert after.served_on_fallback
+    told = json.loads((tmp_path / serving.FILE).read_text())
+    assert (told["schema"], told["process"], told["state"], told["without"]) == (
+        1,
+        os.getpid(),
+        "fallback",
+        ["strix1:hip"],
+    )
