@@ -42,7 +42,7 @@ class ActionModule(ActionBase):
             }
         )
         try:
-            return {"changed": False, **_decide(given)}
+            return {"changed": False, **_decide(given, bool(self._task.check_mode))}
         except Refusal as refusal:
             raise AnsibleActionFail(str(refusal)) from None
 
@@ -52,10 +52,12 @@ def _record(plan: dict, name: str) -> dict:
     return rollback.record(plan, name, {path: Path(path).read_text() for path in sources})
 
 
-def _decide(given: dict) -> dict:
+def _decide(given: dict, check: bool) -> dict:
     if given["state"] == "chosen":
         answers = {name: _of(answer, ("plans", "unreadable")) for name, answer in given["answers"].items()}
-        target = rollback.choose(given["cluster"], given["heads"], answers, given["wanted"], given["failed"])
+        target = rollback.choose(
+            given["cluster"], given["heads"], answers, given["wanted"], given["failed"], given["lost"]
+        )
         return {"target": target._asdict()}
     if given["state"] == "accepted":
         answers = {
@@ -67,7 +69,7 @@ def _decide(given: dict) -> dict:
         }
         return rollback.accept(given["target"], given["cluster"], answers)
     if given["state"] == "returned":
-        display.warning(rollback.returned(given["target"], given["wanted"]))
+        display.warning(rollback.returned(given["target"], given["wanted"], check))
         return {}
     if not given["id"]:
         return {"failed": True, "msg": rollback.unfinished(given["target"] or {}, given["reasons"], given["lost"])}

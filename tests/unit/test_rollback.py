@@ -365,6 +365,16 @@ def test_all_hosts_go_back_to_the_same_plan_or_none(change, said):
         chosen(answers, wanted="b1")
 
 
+def test_a_host_that_is_lost_in_the_middle_does_not_keep_the_others():
+    answers = kept_by((1, 10), (2, 20, "applying"))
+    del answers["worker2"]
+    target = rollback.choose("llama_cluster", ["head"], answers, failed=f"{2:016x}", lost=["worker2"])
+    assert (int(target.id, 16), target.hosts) == (1, ("head", "worker1"))
+    without = {"worker1": answers["worker1"]}
+    with pytest.raises(Refusal, match="has no head"):
+        rollback.choose("llama_cluster", ["head"], without, failed=f"{2:016x}", lost=["head", "worker2"])
+
+
 def test_a_worker_cannot_invent_a_plan():
     answers = kept_by((1, 10), (2, 20))
     answers["worker1"]["plans"].append(summary(9, 99, head=True, hosts=["worker1"]))
@@ -499,7 +509,7 @@ def test_the_module_reads_a_part_and_what_its_services_miss(call, prefix, record
 
 
 def act(**arguments):
-    task = mock.Mock(args=arguments, async_val=0, action="llamacpp.cluster.kept")
+    task = mock.Mock(args=arguments, async_val=0, action="llamacpp.cluster.kept", check_mode=False)
     own = action.ActionModule(task, mock.Mock(), mock.Mock(), mock.Mock(), mock.Mock(), mock.Mock())
     own._execute_module = lambda module_args, task_vars: module_args
     return own.run(task_vars={"inventory_hostname": "head"})
@@ -572,6 +582,8 @@ def test_a_rollback_that_did_not_end_can_be_run_again():
     target = {"id": "1" * 16, "release": "b1", "left": []}
     assert "rollback.yml again with -e llama_rollback_to=1111" in rollback.unfinished(target, {"head": "x"}, [])
     assert "When worker1 answers again" in rollback.unfinished(target, {}, ["worker1"])
+    refused = rollback.unfinished(target, {"head": "it lacks a build. No service was touched."}, [])
+    assert refused == "The cluster did not go back: head: it lacks a build. No service was touched."
 
 
 def test_the_inventory_is_named_after_a_rollback():
@@ -580,6 +592,7 @@ def test_the_inventory_is_named_after_a_rollback():
     assert 'The inventory has llama_release: "b2"' in said
     assert "worker9 had no part" in said
     assert "has no llama_release" in rollback.returned(target, '""')
+    assert "would serve" in rollback.returned(target, '"b2"', check=True)
 
 
 def test_what_runs_is_compared_with_the_inventory(pair):

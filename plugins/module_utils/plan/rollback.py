@@ -24,6 +24,8 @@ DRIFT = {
     "services": untrusted.Each({"state": changes.SERVICE["state"]}),
 }
 SHOWN = 5
+UNTOUCHED = "No service was touched"
+"""Ends a refusal before anything was changed."""
 
 
 def identity(plan: Mapping[str, Any]) -> str:
@@ -96,7 +98,12 @@ def check_summaries(answers: Mapping[str, Any]) -> None:
 
 
 def choose(
-    cluster: str, heads: Collection[str], answers: Mapping[str, Any], wanted: str = "", failed: str = ""
+    cluster: str,
+    heads: Collection[str],
+    answers: Mapping[str, Any],
+    wanted: str = "",
+    failed: str = "",
+    lost: Collection[str] = (),
 ) -> Target:
     """The plan to go back to. Without a wish that is the plan before the one that served last, or, while a change is not finished, the last
     one that served.
@@ -105,11 +112,12 @@ def choose(
     :param answers: host → what it reports of the plans that it keeps.
     :param wanted: id of a plan, or id, ref or build of a release.
     :param failed: id of the plan that was applied just now and does not serve.
+    :param lost: hosts that this run lost: the others go back without them.
     :raises Refusal: there is none, with what each host keeps.
     """
     check_summaries(answers)
     plans = {name: answer["plans"] for name, answer in answers.items()}
-    possible, obstacles = _possible(cluster, heads, plans)
+    possible, obstacles = _possible(cluster, heads, plans, lost)
     newest = {name: kept.newest_first(own)[0] for name, own in plans.items() if own}
     unfinished = any(plan["state"] == kept.APPLYING for plan in newest.values())
     if wanted:
@@ -125,7 +133,8 @@ def choose(
         raise Refusal(_why_none(wanted, answers, reasons))
     target = fitting[0]
     left = tuple(sorted(set(answers) - set(target["hosts"])))
-    return Target(target["id"], target["release"], _heads(target["id"], heads, plans)[0], tuple(target["hosts"]), left)
+    hosts = tuple(name for name in target["hosts"] if name in answers)
+    return Target(target["id"], target["release"], _heads(target["id"], heads, plans)[0], hosts, left)
 
 
 def _is(plan: Mapping[str, Any], wanted: str) -> bool:
@@ -141,7 +150,7 @@ def _heads(plan: str, heads: Collection[str], plans: Mapping[str, Any]) -> list[
 
 
 def _possible(
-    cluster: str, known: Collection[str], plans: Mapping[str, list[dict[str, Any]]]
+    cluster: str, known: Collection[str], plans: Mapping[str, list[dict[str, Any]]], lost: Collection[str]
 ) -> tuple[list[dict[str, Any]], list[tuple[dict[str, Any], str]]]:
     """Plans that served on all of their hosts, as their heads report them, the newest first; and each other one with a sentence why not."""
     possible, obstacles = [], []
@@ -149,7 +158,7 @@ def _possible(
         entries = {name: entry for name, own in plans.items() for entry in own if entry["id"] == identity_of}
         heads = _heads(identity_of, known, plans)
         entry = entries[heads[0]] if heads else next(iter(entries.values()))
-        why = _obstacle(cluster, entries, heads, entry)
+        why = _obstacle(cluster, entries, heads, entry, lost)
         if not why and not set(known).intersection(entry["hosts"]):
             why = f"has no part on {', '.join(known)}, the head of the inventory"
         if why:
@@ -160,10 +169,14 @@ def _possible(
 
 
 def _obstacle(
-    cluster: str, entries: Mapping[str, Mapping[str, Any]], heads: list[str], entry: Mapping[str, Any]
+    cluster: str,
+    entries: Mapping[str, Mapping[str, Any]],
+    heads: list[str],
+    entry: Mapping[str, Any],
+    lost: Collection[str],
 ) -> str | None:
     foreign = [name for name, own in entries.items() if own["cluster"] != cluster]
-    lacking = [name for name in entry["hosts"] if name not in entries]
+    lacking = [name for name in entry["hosts"] if name not in entries and name not in lost]
     unlike = [name for name, own in entries.items() if sorted(own["hosts"]) != sorted(entry["hosts"])]
     never = [name for name, own in entries.items() if own["state"] != kept.SERVED]
     if foreign:
@@ -210,7 +223,7 @@ def accept(target: Mapping[str, Any], cluster: str, answers: Mapping[str, Any]) 
     if lost:
         raise Refusal(
             f"{', '.join(lost)} could not be reached or failed above, and has a part in plan {target['id']}: bring the host back and run the playbook "
-            "again. No service was touched."
+            f"again. {UNTOUCHED}."
         )
     for name in target["hosts"]:
         _check_part(name, target, cluster, answers[name])
@@ -222,7 +235,7 @@ def accept(target: Mapping[str, Any], cluster: str, answers: Mapping[str, Any]) 
     if gone:
         raise Refusal(
             f"Plan {target['id']} ({target['release']}) cannot serve any more: {'; '.join(gone)}. Put files back, choose another plan with "
-            "llama_rollback_to, or set llama_release and run site.yml, which builds again. No service was touched."
+            f"llama_rollback_to, or set llama_release and run site.yml, which builds again. {UNTOUCHED}."
         )
     head = answers[target["head"]]["record"]
     return {
@@ -253,7 +266,7 @@ def _check_part(name: str, target: Mapping[str, Any], cluster: str, answer: Mapp
     if found:
         raise Refusal(
             f"The part of {name} in plan {target['id']} cannot be used: {found.where[3:] or 'it'} {found.why}. Choose another plan with "
-            "llama_rollback_to, or set llama_release and run site.yml. No service was touched."
+            f"llama_rollback_to, or set llama_release and run site.yml. {UNTOUCHED}."
         )
 
 
@@ -365,7 +378,7 @@ def unfinished(target: Mapping[str, Any], reasons: Mapping[str, str], lost: Coll
     :param target: empty where none was chosen.
     """
     said = _reasons(reasons, lost)
-    if not target:
+    if not target or UNTOUCHED in said:
         return f"The cluster did not go back: {said}."
     after = f"When {', '.join(sorted(lost))} answers again" if lost else "Fix that"
     return (
@@ -374,7 +387,7 @@ def unfinished(target: Mapping[str, Any], reasons: Mapping[str, str], lost: Coll
     )
 
 
-def returned(target: Mapping[str, Any], release: str) -> str:
+def returned(target: Mapping[str, Any], release: str, check: bool = False) -> str:
     """What serves after a rollback, and what the next run of site.yml would do.
 
     :param release: llama_release of the inventory as JSON; empty text where it is not given.
@@ -385,8 +398,9 @@ def returned(target: Mapping[str, Any], release: str) -> str:
         if target["left"]
         else ""
     )
+    serves = "would serve" if check else "serves"
     return untrusted.printable(
-        f"Plan {target['id']} with release {target['release']} serves. The inventory {named}, and the next site.yml goes to what the inventory says: "
+        f"Plan {target['id']} with release {target['release']} {serves}. The inventory {named}, and the next site.yml goes to what the inventory says: "
         f"set it to {target['release']} to stay here. rollback.yml without llama_rollback_to would go to the plan before this.{left}"
     )
 
