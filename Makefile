@@ -102,7 +102,10 @@ test-full: test ## Run all tests, those that compile more, the other scenarios, 
 	@$(MAKE) --no-print-directory molecule SCENARIO=generations ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=hip ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=faults ACTION=test
+	@$(MAKE) --no-print-directory molecule SCENARIO=upgrade ACTION=test
+	@$(MAKE) --no-print-directory molecule SCENARIO=clusters ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=failure ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=newest ACTION=test
+	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/python tests/benchmarks/kills.py 5
 	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/python tests/benchmarks/no_change_run.py
 	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/python tests/benchmarks/first_run.py

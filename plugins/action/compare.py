@@ -8,12 +8,27 @@ from __future__ import annotations
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import proof, report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes, staging
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import built, output
 
 display = Display()
+
+
+def _of_staging(plan, answers, arguments):
+    """What stands in the way of the instances, or once they were started, whether they have proven the release."""
+    if arguments["errors"] is not None:
+        why = proof.failure(plan, arguments["errors"], arguments["staged"])
+        return {"changed": False, "failed": True, "msg": why} if why else {"changed": False}
+    obstacles = staging.obstacles(plan, answers)
+    possible, unproven = staging.alone(plan, answers) if obstacles else ([], [])
+    return {
+        "changed": False,
+        "obstacles": obstacles,
+        "alone": [worker._asdict() for worker in possible],
+        "unproven": unproven,
+    }
 
 
 class ActionModule(ActionBase):
@@ -25,10 +40,12 @@ class ActionModule(ActionBase):
         _checked, arguments = self.validate_argument_spec(
             argument_spec={
                 "plan": {"type": "dict", "required": True},
-                "answers": {"type": "dict", "required": True},
+                "answers": {"type": "dict", "default": {}},
                 "facts": {"type": "dict", "default": {}},
                 "page": {"type": "bool", "default": False},
                 "html": {"type": "path"},
+                "errors": {"type": "dict"},
+                "staged": {"type": "dict"},
             }
         )
         plan, answers = arguments["plan"], arguments["answers"]
@@ -37,7 +54,7 @@ class ActionModule(ActionBase):
         except Refusal as refusal:
             raise AnsibleActionFail(str(refusal)) from None
         if plan["refused"] or plan["staging"]:
-            return {"changed": False, "obstacles": staging.obstacles(plan, answers)}
+            return _of_staging(plan, answers, arguments)
         compared = changes.compare(plan, answers, built.recorded(plan))
         for sentence in compared.unlike:
             display.warning(

@@ -26,7 +26,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import (
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer, rpc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import cluster as cluster_plan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import empty, entry, releases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import empty, entry, neighbours, releases, rollback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Catalogue, Cluster
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions, inventory, output, sources
 
@@ -39,8 +39,9 @@ RUNTIME_FILES = [RUNTIME, *(Path(module.__file__) for module in (server, worker,
 
 def complete(plan: dict) -> None:
     """Adds to a plan what has to be written on each host: definitions of services, the runtime and the known-answer model."""
-    for host in plan["hosts"].values():
-        host["files"] = []
+    for name, host in plan["hosts"].items():
+        record = neighbours.record(plan, name)
+        host["files"] = [_file(f"{host['prefix']}/{names.CLUSTER_RECORD}", record.encode())]
         if host["runtime"]:
             owner = "root" if host["account"] else None
             host["folders"].append({"path": host["runtime"], "owner": owner, "mode": "0755"})
@@ -92,9 +93,16 @@ def keep_facts(plan: dict, cluster: Cluster) -> None:
     head["files"].append(_file(f"{head['prefix']}/{names.KEPT_FACTS}", text.encode()))
 
 
-def _empty(answers: dict) -> dict:
+def identify(plan: dict) -> None:
+    """Gives the completed plan and each host's part the id under which hosts keep it."""
+    plan["id"] = rollback.identity(plan)
+    for host in plan["hosts"].values():
+        host["id"] = plan["id"]
+
+
+def _empty(answers: dict, cluster: str) -> dict:
     try:
-        return empty.plan(answers)
+        return empty.plan(answers, cluster)
     except Refusal as refusal:
         raise AnsibleActionFail(str(refusal)) from None
 
@@ -111,13 +119,15 @@ class ActionModule(ActionBase):
                 "model": {"type": "dict"},
                 "path": {"type": "path"},
                 "staging": {"type": "bool", "default": False},
+                "worker": {"type": "str"},
                 "empty": {"type": "bool", "default": False},
                 "page": {"type": "bool", "default": False},
+                "show": {"type": "bool", "default": True},
                 "html": {"type": "path"},
             }
         )
         if arguments["empty"]:
-            return {"changed": False, "plan": _empty(arguments["facts"])}
+            return {"changed": False, "plan": _empty(arguments["facts"], inventory.cluster_of(task_vars))}
         of_play = inventory.of_play(task_vars)
         digest = hashlib.sha256(b"".join(path.read_bytes() for path in RUNTIME_FILES)).hexdigest()[:12]
         staging = arguments["staging"]
@@ -125,13 +135,15 @@ class ActionModule(ActionBase):
             name, hosts = inventory.hosts(task_vars, arguments["facts"], of_play)
             catalogue = entry.catalogue(inventory.packages())
             cluster = self._look_up_releases(entry.read(name, hosts), catalogue, task_vars)
-            plan = cluster_plan.make(cluster, arguments["model"] or {}, catalogue, digest, staging)
+            plan = cluster_plan.make(cluster, arguments["model"] or {}, catalogue, digest, staging, arguments["worker"])
         except Refusal as refusal:
             plan = cluster_plan.refused(inventory.cluster_of(task_vars), refusal)
         if not plan["refused"]:
             complete(plan)
             keep_facts(plan, cluster)
-        if staging:
+        if not plan["refused"] and not staging:
+            identify(plan)
+        if staging or not arguments["show"]:
             return {"changed": False, "plan": plan}
         if arguments["path"]:
             output.write("llama_plan_path", arguments["path"], json.dumps(plan, indent=2) + "\n")

@@ -14,9 +14,9 @@ from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report, verification
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes, rollback
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import built, output
 
 display = Display()
@@ -41,6 +41,8 @@ class ActionModule(ActionBase):
         if obstacles is not None:
             staged = {"reasons": obstacles, **(staged or {})}
         plan = arguments["plan"]
+        if arguments.pop("gate", False):
+            return self._gate(plan, task_vars)
         _check(changes.check, plan, answers)
         drifts = {name: (answers.get(name) or {}).get("drift") or None for name in plan["hosts"]}
         answered = {name: drift for name, drift in drifts.items() if drift}
@@ -64,9 +66,13 @@ class ActionModule(ActionBase):
         found = {
             name: drift and {**drift, "unlike": list(unlike.get(name, {}).values())} for name, drift in drifts.items()
         }
+        other = None if plan["staging"] else rollback.runs_other(plan, drifts)
+        if other:
+            display.warning(other)
         judged = verification.judge(plan, found, answer["evidence"], knocks, staged, changed)
         if plan["staging"]:
             return {"changed": False, "report": judged}
+        self._record(arguments, judged, task_vars)
         if path:
             output.write("llama_verify_path", path, json.dumps(judged, indent=2) + "\n")
         display.display(report.checks_table(judged["checks"]) + "\n")
@@ -82,6 +88,28 @@ class ActionModule(ActionBase):
         elif not answer["evidence"]["health"]["healthy"]:
             message += " The log of the server ends in:\n" + "\n".join(answer["evidence"]["log"])
         return {"failed": True, "msg": message}
+
+    def _gate(self, plan: dict, task_vars: dict) -> dict:
+        """Waits for the server and asks it one real question."""
+        answer = self._collect({"plan": plan}, plan, plan["head"]["start_timeout"], task_vars)
+        if "evidence" not in answer:
+            return answer
+        wrong = verification.gate(plan, answer["evidence"])
+        return {"failed": True, "msg": wrong} if wrong else {"changed": False}
+
+    def _record(self, arguments: dict, judged: dict, task_vars: dict) -> None:
+        """Leaves the result on the head. A head that cannot be written on is no reason to hide it here."""
+        if self._task.check_mode:
+            return
+        plan, head = arguments["plan"], arguments["plan"]["head"]["host"]
+        place = {"head": {"host": head}, "hosts": {head: {"prefix": plan["hosts"][head]["prefix"]}}}
+        record = {"plan": place, "record": verification.recorded(plan, judged)}
+        answer = self._execute_module(module_args=record, task_vars=task_vars)
+        if answer.get("failed"):
+            reason = untrusted.printable(answer.get("msg"))
+            display.warning(
+                f"status.yml cannot show this verification, since it could not be recorded on the head: {reason}"
+            )
 
     def _collect(self, arguments: dict, plan: dict, patience: float, task_vars: dict) -> dict:
         started = time.monotonic()

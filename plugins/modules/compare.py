@@ -30,7 +30,7 @@ options:
       - Host, and what P(llamacpp.cluster.host_info#module) returned there, given the host's part of the plan.
       - A host that is not in it did not answer.
     type: dict
-    required: true
+    default: {}
   facts:
     description:
       - Host, and what P(llamacpp.cluster.host_info#module) returned there without a plan.
@@ -44,6 +44,14 @@ options:
   html:
     description: File on the controller for the page as HTML. It needs no other file.
     type: path
+  errors:
+    description:
+      - Host, and the error of its instances on the staging ports, empty where there was none.
+      - Given these, it fails unless the instances of O(plan), which is for the staging ports, have proven the release.
+    type: dict
+  staged:
+    description: With O(errors), the report that M(llamacpp.cluster.verify) returned on the instances. Leave it out where no llama-server was started.
+    type: dict
 """
 
 EXAMPLES = r"""
@@ -79,6 +87,11 @@ behind:
   type: list
   elements: str
   sample: [localhost]
+replaced:
+  description: Hosts on which a cluster that serves runs programs that are not planned there any more.
+  returned: when O(plan) is not for the staging ports
+  type: list
+  elements: str
 unreached:
   description: Hosts that did not answer.
   returned: when O(plan) is not for the staging ports
@@ -111,4 +124,15 @@ obstacles:
   type: list
   elements: str
   sample: ["head has 900 MiB free on CPU, and 1024 MiB are needed: try it when there is more"]
+alone:
+  description: Where there are obstacles, the workers that can prove the release one after the other, and whether with a model (C(model)).
+  returned: when O(plan) is for the staging ports
+  type: list
+  elements: dict
+  sample: [{"worker": "strix1:hip", "endpoint": "192.168.128.12:50154", "model": true}]
+unproven:
+  description: What stays unproven even then, a sentence each.
+  returned: when O(plan) is for the staging ports
+  type: list
+  elements: str
 """

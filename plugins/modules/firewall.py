@@ -19,11 +19,12 @@ description:
 notes:
   - With ufw, the rules carry a comment and stand before all others. A rule that somebody else made before is left as it is.
     Then this module does not close the port to others.
-  - With firewalld, the rules stand in the policy C(llamacpp), which takes effect when firewalld is next reloaded or started.
+  - With firewalld, the rules stand in the policy C(llamacpp), or C(llamacpp-CLUSTER), which takes effect when firewalld is next reloaded or started.
     Until then rich rules in the running zones do the same, because a reload would drop the run-time rules of others.
     When the rules are removed, the running policy is emptied and has no effect. Its name is listed until the next reload.
-  - With nftables, the rules stand in the table C(inet llamacpp). Chains of others that could drop the connection get a rule that accepts it.
-    C(firewall-llamacpp.service) restores all of them when C(nftables.service) is started or reloaded.
+  - With nftables, the rules stand in the table C(inet llamacpp), or C(inet llamacpp-CLUSTER).
+    Chains of others that could drop the connection get a rule that accepts it.
+    The unit C(firewall-llamacpp.service), or C(firewall-llamacpp-CLUSTER.service), restores all of them when C(nftables.service) is started or reloaded.
 attributes:
   check_mode:
     support: full
@@ -32,6 +33,10 @@ attributes:
     support: full
     description: Shows the rules of this module before and after, one in a line.
 options:
+  cluster:
+    description: The cluster, by the name of its group, whose rules these are. Rules of others are left alone.
+    type: str
+    default: llama_cluster
   manager:
     description: The host's active firewall manager. Without it nothing is opened or closed, and the rules of this module are removed.
     type: str
@@ -89,12 +94,14 @@ rules:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 
 
 def main():
     module = AnsibleModule(
         argument_spec={
+            "cluster": {"type": "str", "default": names.DEFAULT_CLUSTER},
             "manager": {"type": "str", "choices": list(firewall.MANAGERS)},
             "rules": {
                 "type": "list",
@@ -110,8 +117,13 @@ def main():
         },
         supports_check_mode=True,
     )
-    with failures.reported(module, firewall.FirewallError):
-        before, after = firewall.apply(module.params["manager"], module.params["rules"], module.check_mode)
+    with failures.reported(module, firewall.FirewallError, Refusal):
+        before, after = firewall.apply(
+            module.params["manager"],
+            module.params["rules"],
+            module.check_mode,
+            firewall.System(own=names.of(module.params["cluster"])),
+        )
     shown = {side: "".join(f"{line}\n" for line in lines) for side, lines in (("before", before), ("after", after))}
     module.exit_json(changed=before != after, diff=shown, rules=after)
 

@@ -18,6 +18,10 @@ attributes:
     support: full
     description: Changes nothing in either mode.
 options:
+  cluster:
+    description: The cluster, by the name of its group, whose installation and services are looked at.
+    type: str
+    default: llama_cluster
   scope:
     description: Whether the installation belongs to the system or to the connecting user.
     type: str
@@ -65,24 +69,43 @@ free_mib:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall, links, services, state, tuning
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, failures
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import (
+    alone,
+    firewall,
+    links,
+    plans,
+    services,
+    state,
+    tuning,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, failures, names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, memory
 
-KINDS = (commands.CommandError, firewall.FirewallError, links.LinkError, services.ServiceError, tuning.TuningError)
+KINDS = (
+    commands.CommandError,
+    firewall.FirewallError,
+    links.LinkError,
+    services.ServiceError,
+    tuning.TuningError,
+    Refusal,
+)
 
 
 def read(params):
     """What the module returns."""
     if params["plan"] is None:
-        return {"facts": host.facts(params["scope"], params["packages"], params["measure"])}
+        found = host.facts(params["scope"], params["packages"], params["measure"], params["cluster"])
+        return {"facts": {**found, "plans": plans.summaries(found["prefix"])}}
     free = {"free_mib": memory.free_mib()} if params["free"] else {}
-    return {"drift": state.drift(params["plan"]), **free}
+    with alone.alone(params["plan"]["prefix"], changes=False):
+        return {"drift": state.drift(params["plan"]), **free}
 
 
 def main():
     module = AnsibleModule(
         argument_spec={
+            "cluster": {"type": "str", "default": names.DEFAULT_CLUSTER},
             "scope": {"type": "str", "choices": ["auto", "system", "user"], "default": "auto"},
             "packages": {"type": "dict", "default": {}},
             "plan": {"type": "dict"},

@@ -32,6 +32,10 @@ attributes:
     support: full
     description: Shows address and MTU of the interfaces, and the files.
 options:
+  cluster:
+    description: The cluster, by the name of its group, whose links these are. Files of others are left alone.
+    type: str
+    default: llama_cluster
   links:
     description: The links of this host.
     type: list
@@ -89,12 +93,14 @@ msg:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import links
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 
 
 def main():
     module = AnsibleModule(
         argument_spec={
+            "cluster": {"type": "str", "default": names.DEFAULT_CLUSTER},
             "links": {
                 "type": "list",
                 "elements": "dict",
@@ -108,13 +114,13 @@ def main():
                     "thunderbolt": {"type": "str"},
                     "kind": {"type": "str"},
                 },
-            }
+            },
         },
         supports_check_mode=True,
     )
     wanted = module.params["links"]
-    with failures.reported(module, links.LinkError):
-        before, after = links.apply(wanted, module.check_mode)
+    with failures.reported(module, links.LinkError, Refusal):
+        before, after = links.apply(wanted, module.check_mode, owner=names.of(module.params["cluster"]))
     texts = [f"{link['interface']} has {link['address']}." for link in links.managed(wanted)]
     module.exit_json(
         changed=before != after,

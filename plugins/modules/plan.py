@@ -38,6 +38,9 @@ options:
       - A refused plan does not make the module fail then.
     type: bool
     default: false
+  worker:
+    description: With O(staging), the only worker that takes part, as C(HOST:NAME). Default is all of them.
+    type: str
   empty:
     description: Makes the empty plan instead, which removes everything from the hosts in O(facts) that answered. It reads no variables.
     type: bool
@@ -48,6 +51,10 @@ options:
       - P(llamacpp.cluster.compare#module) shows a plan that is not refused, after the comparison of the hosts with it.
     type: bool
     default: false
+  show:
+    description: Whether to show the plan and its advisories, and to fail where it is refused.
+    type: bool
+    default: true
   html:
     description: File on the controller for the page as HTML. It needs no other file.
     type: path

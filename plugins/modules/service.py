@@ -56,6 +56,13 @@ options:
     type: list
     elements: str
     default: []
+  read_ahead:
+    description:
+      - Services as the plan holds them, of which C(process) and C(reads) are read.
+      - Their programs and files are read into the page cache, as far as memory is free, so that they start faster. Nothing else happens to them.
+    type: list
+    elements: dict
+    default: []
 """
 
 EXAMPLES = r"""
@@ -81,7 +88,7 @@ changes:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import alone, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures
 
 
@@ -110,6 +117,7 @@ def main():
         argument_spec={
             "host": {"type": "dict", "required": True},
             "services": {"type": "list", "elements": "dict", "default": []},
+            "read_ahead": {"type": "list", "elements": "dict", "default": []},
             **dict.fromkeys(("restart", "start", "stop", "remove"), names),
         },
         supports_check_mode=True,
@@ -122,8 +130,10 @@ def main():
         **{name: module.params[name] for name in ("restart", "start", "stop", "remove")},
     )
     with failures.reported(module, services.ServiceError):
+        services.read_ahead([] if module.check_mode else module.params["read_ahead"])
         manager = services.manager_of(module.params["host"])
-        changes = services.apply(manager, wanted, module.check_mode)
+        with alone.alone(module.params["host"]["prefix"], changes=not module.check_mode):
+            changes = services.apply(manager, wanted, module.check_mode)
     module.exit_json(
         changed=bool(changes),
         diff=differences(manager, changes),

@@ -19,7 +19,8 @@ description:
     line or for modprobe.
 notes:
   - Needs root on the host.
-  - What is ours is recorded in C(/var/lib/llamacpp-kernel-parameters), or is the file in C(/etc/default/grub.d).
+  - What is ours is recorded in C(/var/lib/llamacpp-kernel-parameters), or C(/var/lib/llamacpp-CLUSTER-kernel-parameters),
+    or is the file in C(/etc/default/grub.d).
 attributes:
   check_mode:
     support: full
@@ -28,6 +29,10 @@ attributes:
     support: full
     description: Shows the record, the command lines that are edited, and the profile if it changes.
 options:
+  cluster:
+    description: The cluster, by the name of its group, whose parameters these are. What others have set is left alone.
+    type: str
+    default: llama_cluster
   parameters:
     description: Name and value of each parameter.
     type: dict
@@ -70,20 +75,24 @@ msg:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import tuning
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 
 
 def main():
     module = AnsibleModule(
         argument_spec={
+            "cluster": {"type": "str", "default": names.DEFAULT_CLUSTER},
             "parameters": {"type": "dict", "required": True},
             "profile": {"type": "str", "default": ""},
         },
         supports_check_mode=True,
     )
     wanted = {name: str(value) for name, value in module.params["parameters"].items()}
-    with failures.reported(module, tuning.TuningError):
-        done = tuning.apply(wanted, module.params["profile"], module.check_mode)
+    with failures.reported(module, tuning.TuningError, Refusal):
+        done = tuning.apply(
+            wanted, module.params["profile"], module.check_mode, tuning.System(own=names.of(module.params["cluster"]))
+        )
     waiting = done["waiting"]
     new = [pair for pair in waiting if wanted.get(pair.split("=")[0]) == pair.split("=", 1)[1]]
     gone = [pair for pair in waiting if pair not in new]

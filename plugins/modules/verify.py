@@ -18,7 +18,7 @@ description:
 attributes:
   check_mode:
     support: full
-    description: Changes nothing in either mode, apart from writing O(path).
+    description: Changes nothing in either mode, apart from writing O(path). Outside check mode the head gets a record of the result.
 options:
   plan:
     description: The plan.
@@ -47,10 +47,21 @@ options:
     description: Why such instances could not be started, where they were asked for.
     type: list
     elements: str
+  gate:
+    description:
+      - Waits until the server is healthy and has answered one question, and fails with the end of its log where it does not. Nothing else is checked.
+      - Of O(plan) it takes the head's part alone. The action plugin does not pass it on.
+    type: bool
+    default: false
   wait:
     description: Seconds to wait for the server in one call. The action plugin calls the module until the plan's start timeout is over.
     type: float
     default: 5.0
+  record:
+    description:
+      - The result, for V(verified.json) in the head's installation, which playbooks/status.yml shows. Then nothing else is done.
+      - The action plugin passes it.
+    type: dict
 """
 
 EXAMPLES = r"""
@@ -76,6 +87,7 @@ evidence:
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall, links, tuning
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures
 
 
 def main():
@@ -87,13 +99,20 @@ def main():
             "path": {"type": "path"},
             "staged": {"type": "dict"},
             "obstacles": {"type": "list", "elements": "str"},
+            "gate": {"type": "bool", "default": False},
             "wait": {"type": "float", "default": 5.0},
+            "record": {"type": "dict"},
         },
         supports_check_mode=True,
         no_log=True,
     )
+    plan = module.params["plan"]
+    if module.params["record"] is not None:
+        with failures.reported(module):
+            verification.record(plan["hosts"][plan["head"]["host"]]["prefix"], module.params["record"])
+        module.exit_json(changed=False)
     try:
-        evidence = verification.collect(module.params["plan"], module.params["wait"])
+        evidence = verification.collect(plan, module.params["wait"])
     except (OSError, firewall.FirewallError, links.LinkError, tuning.TuningError) as error:
         module.fail_json(
             msg=f"The state of the head could not be read: {error}. Fix that on the head and run the playbook again."

@@ -22,6 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry
 ROLES = Path(__file__).resolve().parents[2] / "roles"
 CLUSTER_GROUP = "llama_cluster"
 GROUPS = {"head": "llama_head", "worker": "llama_workers"}
+RETIRED = "llama_retired"
 NAMES = Path(__file__).with_name("variables.yml")
 PREFIX = "llama_"
 SIMILAR = 0.8
@@ -67,6 +68,11 @@ def packages() -> dict[str, dict]:
     return {"tools": lists["llama_host_packages"], "llama": lists["llama_host_packaged"]}
 
 
+@functools.cache
+def _validator() -> ArgumentSpecValidator:
+    return ArgumentSpecValidator(specification())
+
+
 def truths(given: Any, spec: dict[str, dict]) -> Iterator[str]:
     """Names of whole numbers that are given as true or false, which Ansible takes for 1 and 0."""
     for variable, option in spec.items():
@@ -89,7 +95,7 @@ def _variables(name: str, hostvars: Any, spec: dict[str, dict]) -> dict:
         raise AnsibleActionFail(
             f"Variables of host {name} are not valid: {variable} is true or false, but must be a number."
         )
-    checked = ArgumentSpecValidator(spec).validate(given)
+    checked = _validator().validate(given)
     if checked.error_messages:
         problems = "; ".join(
             re.sub(
@@ -188,7 +194,8 @@ def hosts(
                 "unknown_variables": unknown({*own, *of_all}, spec),
                 "facts": _entry((answers or {}).get(name), "facts"),
             }
-    idle = [name for name in groups[cluster] if name not in members]
+    retired = groups.get(RETIRED, [])
+    idle = [name for name in groups[cluster] if name not in members and name not in retired]
     if idle and members:
         Display().warning(
             f"{', '.join(map(untrusted.printable, idle))} of group {cluster} are in neither llama_head nor llama_workers, so the run ignores them: "
@@ -204,4 +211,19 @@ def hosts(
         raise AnsibleActionFail(
             f"Group {cluster} has no host that is also in llama_head or llama_workers: put the head and the workers there."
         )
+    _name_who_left(kept, {*members, *retired})
     return cluster, members
+
+
+def _name_who_left(kept: Any, known: Collection[str]) -> None:
+    """Warns of hosts that the last plan had, and that the inventory has in none of the cluster's groups.
+
+    :param kept: host → facts, as the last run left them on the head; a host may say anything.
+    :param known: hosts that are in these groups.
+    """
+    left = [untrusted.printable(str(name)) for name in kept if name not in known] if isinstance(kept, Mapping) else []
+    if left:
+        Display().warning(
+            f"{', '.join(left)} had a part in this cluster's last plan and is in none of its groups now: what runs there goes on running. Put it into "
+            f"the group {RETIRED}, and site.yml removes it; the next plan does not know of it any more."
+        )

@@ -57,12 +57,17 @@ def clusters(second: str, backend: str) -> dict[str, dict]:
     }
 
 
+def asked(port: int, question: dict) -> dict:
+    """What llama-server answers."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
+    connection.request("POST", "/completion", json.dumps(question), {"Content-Type": "application/json"})
+    return json.load(connection.getresponse())
+
+
 def timings(port: int, prompt: str | list[int], tokens: int) -> dict[str, float]:
     """What llama-server tells of one completion."""
     question = {"prompt": prompt, "n_predict": tokens, "ignore_eos": True, "temperature": 0, "cache_prompt": False}
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
-    connection.request("POST", "/completion", json.dumps(question), {"Content-Type": "application/json"})
-    return json.load(connection.getresponse())["timings"]
+    return asked(port, question)["timings"]
 
 
 def several(port: int, prompt: str | list[int], tokens: int, figure: str) -> list[float]:

@@ -76,13 +76,13 @@ def without_rpc(argv: list[str], devices: list[str]) -> list[str]:
     return changed[:place] + changed[place + 2 :]
 
 
-def answers(port: int, path: str | None) -> bool:
+def answers(port: int, path: str | None, address: str = "127.0.0.1") -> bool:
     """Whether something listens there, and answers the path with 200 if one is given."""
     try:
         if path is None:
-            socket.create_connection(("127.0.0.1", port), 5).close()
+            socket.create_connection((address, port), 5).close()
             return True
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        connection = http.client.HTTPConnection(address, port, timeout=5)
         connection.request("GET", path)
         return connection.getresponse().status == 200
     except (OSError, http.client.HTTPException):

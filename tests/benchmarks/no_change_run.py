@@ -1,4 +1,4 @@
-"""What a run of site.yml costs that finds nothing to do, over ssh to 8, 3 and 1 hosts, beside the floor: gathering facts and a ping.
+"""What a run of site.yml costs that finds nothing to do, and one of status.yml, over ssh to 8, 3 and 1 hosts, beside the floor: gathering facts and a ping.
 
 Makes the containers of the molecule scenario scale, as root. Prints one JSON object; the figures in docs/performance.md come from it.
 """
@@ -47,15 +47,23 @@ def play(playbook: str, group: str) -> tuple[float, str]:
 
 def measured(group: str) -> dict:
     play("site.yml", group)
-    floors, runs = [], []
+    floors, runs, looks = [], [], []
     for _run in range(RUNS):
         floors.append(play("tests/benchmarks/floor.yml", group)[0])
         seconds, said = play("site.yml", group)
         assert said.count("changed=0") == said.count("unreachable=0"), said
         assert "36 of 36 words right" in said
         runs.append(seconds)
-    floor, ours = statistics.median(floors), statistics.median(runs)
-    return {"floor_s": round(floor, 2), "no_change_s": round(ours, 2), "ratio": round(ours / floor, 2)}
+        looks.append(play("playbooks/status.yml", group)[0])
+    play("playbooks/teardown.yml", group)
+    floor, ours, look = (statistics.median(times) for times in (floors, runs, looks))
+    return {
+        "floor_s": round(floor, 2),
+        "no_change_s": round(ours, 2),
+        "ratio": round(ours / floor, 2),
+        "status_s": round(look, 2),
+        "status_ratio": round(look / floor, 2),
+    }
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ import os
 import socket
 import subprocess
 
-import jsonschema
+import jsonschema_rs
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import known_answer_file
 from conftest import PORTS, ROOT, Cluster
@@ -167,7 +167,7 @@ def test_the_plan_playbook_refuses_with_2_and_writes_why(bare, tmp_path):
     assert result.rc == 0
     written = json.loads(path.read_text())
     assert written["fits"]
-    jsonschema.validate(written, json.loads((ROOT / "docs" / "plan.schema.json").read_text()))
+    jsonschema_rs.validate(json.loads((ROOT / "docs" / "plan.schema.json").read_text()), written)
     for part in ("Memory", "█", "Commands", "--tensor-split 8,9", "What site.yml would change", "would be installed"):
         assert part in result.text
     assert not bare.prefix.exists()

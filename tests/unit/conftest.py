@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import jsonschema
+import jsonschema_rs
 import pytest
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import trial
@@ -17,9 +17,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import make, refused
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 
-SCHEMA = jsonschema.Draft202012Validator(
-    json.loads((Path(__file__).resolve().parents[2] / "docs" / "plan.schema.json").read_text())
-)
+PLAN = json.loads((Path(__file__).resolve().parents[2] / "docs" / "plan.schema.json").read_text())
+SCHEMA = jsonschema_rs.validator_for(PLAN)
 CATALOGUE = entry.catalogue(inventory.packages())
 RELEASE = {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "a" * 64}
 
@@ -60,10 +59,10 @@ class Cluster:
         }
         return self
 
-    def plan(self, staging=False):
+    def plan(self, staging=False, only=None):
         hosts = copy.deepcopy(self.hosts)
         try:
-            plan = make(entry.read("test", hosts), self.model, CATALOGUE, "runtime-id", staging)
+            plan = make(entry.read("llama_cluster", hosts), self.model, CATALOGUE, "runtime-id", staging, only)
         except Refusal as refusal:
             plan = refused("test", refusal)
         SCHEMA.validate(plan)

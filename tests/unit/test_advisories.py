@@ -198,6 +198,14 @@ def few_mib(memory):
     return facts
 
 
+def headed(facts):
+    """One worker, and a head that builds for CUDA."""
+    cluster = cluster_of(1)
+    cluster.hosts["head"]["facts"].update(facts)
+    cluster.hosts["head"]["variables"]["llama_backend"] = "cuda"
+    return cluster
+
+
 def with_unknown_variables(cluster, meant="llama_backend"):
     for host in cluster.hosts.values():
         host["unknown_variables"] = {"llama_backends": meant}
@@ -267,6 +275,12 @@ def crowded(**more):
 
 def with_option_files(cluster, files=OPTION_FILES, name="head"):
     cluster.hosts[name]["facts"]["option_files"] = list(files)
+    return cluster
+
+
+def with_neighbour(cluster, mib):
+    night = {"cluster": "night", "ports": [], "memory_mib": {"CPU": mib}}
+    cluster.hosts["worker1"]["facts"]["neighbours"] = [night]
     return cluster
 
 
@@ -678,6 +692,16 @@ CASES = [
         ["MI50 on worker1", "llama_backend of worker1 to [cuda, hip]", "ROCm", "to cuda to accept this"],
     ),
     (
+        "memory-of-other-cluster",
+        lambda: with_neighbour(cluster_of(1), 64000),
+        {
+            "set memory_mib in llama_worker_endpoints, and llama_server_memory_mib on the head, so that both fit": lambda cluster: (
+                with_neighbour(cluster, 0)
+            )
+        },
+        ["MiB on CPU of worker1 beside 64000 MiB of the cluster night, where"],
+    ),
+    (
         "options-elsewhere",
         lambda: with_option_files(cluster_of(1, build=11063)),
         {
@@ -733,6 +757,31 @@ CASES = [
             )
         },
         ["Similar name: none."],
+    ),
+    (
+        "accepted-unknown",
+        lambda: cluster_of(1, llama_accept_advisories=["open-servers"]),
+        {
+            "replace {identifier} by {meant}": setting("head", llama_accept_advisories=["open-server"]),
+            "remove {identifier} from llama_accept_advisories": setting("head", llama_accept_advisories=[]),
+        },
+        ["has open-servers, and no advisory has this id", "Similar id: open-server."],
+    ),
+    (
+        "accepted-unknown",
+        lambda: cluster_of(1, llama_accept_advisories=["zz"]),
+        {"remove {identifier} from llama_accept_advisories": setting("head", llama_accept_advisories=[])},
+        ["Similar id: none."],
+    ),
+    (
+        "device-without-memory",
+        lambda: headed({"accelerators": [{**NVIDIA, "memory_mib": 0}], "toolchain": TOOLS}),
+        {
+            "set memory_mib of the device in llama_hardware of {hosts}": being(
+                "head", accelerators=[{**NVIDIA, "memory_mib": 8192}]
+            )
+        },
+        ["llama-server does not use GPU (CUDA0) of head"],
     ),
     (
         "cmake-option-unknown",

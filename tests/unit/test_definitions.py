@@ -272,7 +272,7 @@ def test_the_unit_of_the_firewall_is_locked_in(tmp_path, monkeypatch):
     manager = firewall.Nftables(firewall.System(str(tmp_path)))
     monkeypatch.setattr(manager.system, "program", lambda name: f"/usr/sbin/{name}")
     rule = {"address": "192.0.2.11", "port": 50052, "protocol": "tcp", "sources": ["192.0.2.10"]}
-    assert exposed(manager._unit([rule], ["inet filter input"]), firewall.UNIT, tmp_path) == ""
+    assert exposed(manager._unit([rule], ["inet filter input"]), "firewall-llamacpp.service", tmp_path) == ""
 
 
 def test_api_keys_are_handed_over_as_a_credential(pair):
@@ -346,3 +346,12 @@ def test_openrc_takes_no_line_break():
 def test_a_worker_on_openrc_is_open(pair):
     pair.hosts["worker1"]["facts"].update(service_manager="openrc", units="/etc/init.d")
     assert "nothing limits 192.0.2.11:50052 of worker1" in pair.reason()
+
+
+def test_systemd_watches_what_has_a_launcher_and_nothing_else(pair):
+    """A program without one never says that it is alive, and would be ended every minute."""
+    for staging in (False, True):
+        for host in pair.plan(staging=staging)["hosts"].values():
+            for service in host["services"]:
+                watched = "WatchdogSec=" in definitions.definition(host, service)
+                assert watched == (not staging and service["argv"] != service["process"])

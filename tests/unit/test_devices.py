@@ -300,6 +300,22 @@ def test_a_refusal_names_what_further_endpoints_would_lend(big_model):
     assert not cluster.plan()["refused"]
 
 
+CARD = {"backend": "cuda", "name": "GPU", "architecture": "8.9", "memory_mib": 14000, "unified": False}
+
+
+def test_memory_in_which_no_whole_layer_has_room_is_not_enough(big_model):
+    """12 GiB are missing; two processors have 8 GiB each, and a layer has 12."""
+    summary = {key: value for key, value in big_model.items() if key != "tensors"}
+    summary.update(layers=3, layer_bytes=[12 << 30] * 3)
+    cluster = Cluster()
+    for name, role in (("head", ("head", "worker")), ("one", ("worker",))):
+        facts = {"memory_mib": 10240, "accelerators": [CARD], "toolchain": TOOLS}
+        cluster.add(name, *role, address=f"192.0.2.{10 + len(name)}", facts=facts, llama_backend="cuda")
+    said = reason(served(cluster, summary))
+    assert said.count("MiB of the processor of") == 2, said
+    assert "that alone is not enough" in said
+
+
 def test_a_refusal_names_no_memory_where_all_is_offered(big_model):
     alone = served(Cluster().add("alone", "head"), big_model)
     assert "not offered" not in reason(alone)

@@ -230,3 +230,11 @@ def test_no_condition_looks_for_their_host_among_those_of_the_cluster(mixed, big
 def test_the_default_is_none(pair):
     assert entry.read("test", pair.hosts).external == ()
     assert pair.plan()["external_workers"] == []
+
+
+@pytest.mark.parametrize("address", ["192.0.2.12", "198.51.100.12"])
+def test_a_worker_at_an_address_of_the_cluster_is_refused(mixed, address):
+    """Its memory is counted as that of the host."""
+    mixed.hosts["worker2"]["variables"]["llama_links"] = [{"address": "198.51.100.12/24", "peer": "nobody"}]
+    said = given(mixed, endpoint=f"{address}:50099").reason()
+    assert f"llama_external_workers[0] has the endpoint {address}:50099, an address of worker2" in said

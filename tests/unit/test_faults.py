@@ -24,6 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.modules import firewall as fir
 from ansible_collections.llamacpp.cluster.plugins.modules import (
     gguf_info,
     host_info,
+    lease,
     link,
     link_speed,
     release,
@@ -31,6 +32,7 @@ from ansible_collections.llamacpp.cluster.plugins.modules import (
     service,
     verify,
 )
+from ansible_collections.llamacpp.cluster.plugins.modules import kept as kept_module
 from ansible_collections.llamacpp.cluster.plugins.modules import tuning as tuning_module
 from test_services import HEAD, OTHER, WORKER
 
@@ -208,10 +210,10 @@ def nftables(root):
         if argv == ["nft", "-f", "-"]:
             held["rules"] = re.findall(r"^\t\t.* comment (\S+)$", text, re.MULTILINE)
         if argv[:2] == ["systemctl", "enable"]:
-            host.on = ("nftables", firewall.UNIT)
-            link = host.path(firewall.Nftables.link)
+            host.on = ("nftables", "firewall-llamacpp.service")
+            link = host.path(firewall.Nftables(host).link)
             link.unlink(missing_ok=True)
-            link.symlink_to("../" + firewall.UNIT)
+            link.symlink_to("../" + "firewall-llamacpp.service")
         return test_firewall.Host.run(host, argv, text, may_fail)
 
     host.run, host.held = run, held
@@ -338,6 +340,8 @@ MODULES = {
     firewall_module: ((firewall, "apply"), {"rules": []}),
     gguf_info: ((gguf_info.gguf, "read_path"), {"path": "/m.gguf"}),
     host_info: ((host_info.host, "facts"), {}),
+    kept_module: ((kept_module.plans, "read_all"), {"state": "listed", "prefix": "/p"}),
+    lease: ((lease.lease, "release"), {"prefix": "/", "state": "released", "run": {"run": "x"}}),
     link: ((link.links, "apply"), {"links": []}),
     link_speed: ((link_speed.links, "measure"), {"address": "192.0.2.1"}),
     release: ((release.state, "unneeded_releases"), {"state": "pruned", "host": {"builds": []}}),
@@ -499,7 +503,9 @@ def test_a_removal_of_releases_after_a_fault(tmp_path, monkeypatch, capsys, kind
 
     def run(root):
         planned = {"prefix": str(root / "prefix"), "cache": str(root / "cache"), "units": str(root), "keep_releases": 1}
-        planned.update(service_manager="supervisor", account=None, builds=[{"id": "new"}])
+        planned.update(
+            service_manager="supervisor", names={"cluster": "llama_cluster"}, account=None, builds=[{"id": "new"}]
+        )
         with patch_module_args({"state": "pruned", "host": planned}), pytest.raises(SystemExit):
             release.main()
         result = json.loads(capsys.readouterr().out)

@@ -369,7 +369,7 @@ def test_nftables_accepts_in_every_chain_that_may_close(tmp_path):
 
 
 def test_nftables_as_planned(tmp_path):
-    host = nft_host(tmp_path, RULESET, firewall.UNIT)
+    host = nft_host(tmp_path, RULESET, "firewall-llamacpp.service")
     manager = firewall.Nftables(host)
     host.file(manager.file, manager._table(BOTH)).file(manager.unit, manager._unit(BOTH, FOREIGN))
     host.path(manager.link).symlink_to("/nowhere")
@@ -388,7 +388,7 @@ def test_nftables_as_planned(tmp_path):
 
 
 def test_nftables_a_port_that_moves_leaves_no_rule(tmp_path):
-    host = nft_host(tmp_path, RULESET, firewall.UNIT)
+    host = nft_host(tmp_path, RULESET, "firewall-llamacpp.service")
     firewall.Nftables(host).change([rule(50061)])
     ours = [item["rule"] for item in ITEMS if item.get("rule", {}).get("comment", "").startswith("llamacpp.cluster/")]
     foreign = [entry for entry in ours if entry["table"] != "llamacpp"]
@@ -403,7 +403,7 @@ def test_nftables_a_port_that_moves_leaves_no_rule(tmp_path):
 
 
 def test_nftables_removal_leaves_no_file(tmp_path):
-    host = nft_host(tmp_path, RULESET, firewall.UNIT)
+    host = nft_host(tmp_path, RULESET, "firewall-llamacpp.service")
     manager = firewall.Nftables(host)
     host.file(manager.file, "x").file(manager.unit, "x")
     firewall.Nftables(host).change([])
@@ -470,10 +470,10 @@ class Netfilter(Host):
     """A host with the kernel's own rules, in a network of its own, and a systemd that answers as if all were well."""
 
     def __init__(self, root, pid):
-        super().__init__(root, "nftables", firewall.UNIT, programs=["nft"])
+        super().__init__(root, "nftables", "firewall-llamacpp.service", programs=["nft"])
         self.inside = ["nsenter", f"--net=/proc/{pid}/ns/net"]
         self.path("/etc/systemd/system/nftables.service.wants").mkdir(parents=True)
-        self.path(firewall.Nftables.link).symlink_to("/nowhere")
+        self.path(firewall.Nftables(self).link).symlink_to("/nowhere")
 
     def run(self, argv, text="", may_fail=False):
         if argv[0] != "nft":
@@ -502,7 +502,7 @@ def remembering(request, tmp_path):
     host = Netfilter(tmp_path, request.getfixturevalue("network"))
     chain = "{ chain input { type filter hook input priority 0; policy drop; }; }"
     host.run(["nft", "-f", "-"], f"table inet filter {chain}\ntable ip old {chain}\n")
-    files = [firewall.Nftables.file, firewall.Nftables.unit]
+    files = ["/etc/firewall-llamacpp.nft", "/etc/systemd/system/firewall-llamacpp.service"]
     return request.param, host, lambda: "".join([host.run(["nft", "list", "ruleset"]), *map(host.text, files)])
 
 

@@ -20,7 +20,7 @@ from test_runtime import MODULES, children, free_port, lines_until, until
 
 pytestmark = pytest.mark.skipif(not progress.ON_LINUX, reason="what moves is read from the kernel of Linux")
 
-SILENCE = 2.0
+SILENCE = 3.0
 HASTY = """
 import functools, progress, runtime, server, serving, worker
 progress.STOPPED_SECONDS = 0.5
@@ -34,7 +34,7 @@ raise SystemExit(runtime.main())
 """
 SERVER = """
 import http.server, os, socket, sys, time
-port, how, endpoints = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+port, how, endpoints = int(sys.argv[1]), sys.argv[2], [word for word in sys.argv[3:] if word[0].isdigit()]
 if how == "loads for ever":
     time.sleep(600)
 until = time.monotonic() + 5
@@ -114,7 +114,7 @@ class Cluster:
     def head(self, how, endpoints=(), extra=(), more=()):
         """Starts the launcher of a head.
 
-        :param more: arguments of llama-server that the stand-in takes for endpoints.
+        :param more: arguments of llama-server.
         """
         own = ["--url", f"http://127.0.0.1:{self.port}", "--state", self.state, "--timeout", 0.5, "--silence", SILENCE]
         waited = [word for endpoint in endpoints for word in ("--worker", endpoint)]
@@ -251,16 +251,45 @@ def test_connections_of_both_sides_are_kept_alive(cluster):
 def test_a_host_that_acknowledges_nothing_is_a_lost_worker():
     table = (
         "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
-        "   0: 0100007F:A000 0B0200C0:C384 01 00000100:00000000 01:00000000 00000007     0        0 111 1\n"
-        "   1: 0100007F:A001 0C0200C0:C384 01 00000100:00000000 01:00000000 00000006     0        0 222 1\n"
+        "   0: 0100007F:A000 0B0200C0:C384 01 00000100:00000000 01:00000000 00000004     0        0 111 1\n"
+        "   1: 0100007F:A001 0C0200C0:C384 01 00000100:00000000 01:00000000 00000003     0        0 222 1\n"
         "   2: 0100007F:A002 0D0200C0:C384 01 00000100:00000000 04:00000000 00000009     0        0 333 1\n"
     )
     links = progress.links_of(table)
     head = llama_server.Head.__new__(llama_server.Head)
     head.endpoints, head.ready, head.missing = [link.remote for link in links], True, 0
-    fault = head._lost_workers(progress.Look(progress.Activity("S", 0, 0, 0), links, {}))
+    head.lasting = progress.Lasting()
+    look = progress.Look(progress.Activity("S", 0, 0, 0), links, {})
+    better = look._replace(links=[link._replace(retransmissions=0) for link in links])
+    assert [head._lost_workers(better if now == 30 else look, now) for now in (0, 19, 30, 31, 50)] == [None] * 5
+    fault = head._lost_workers(look, 51)
     assert fault.lost == ["192.0.2.11:50052"]
     assert fault.saw == "lost worker 192.0.2.11:50052, whose host acknowledges nothing"
+
+
+def test_launchers_tell_systemd_that_they_get_on(cluster, tmp_path, monkeypatch):
+    """systemd ends one that is stopped together with its program, as ``systemctl kill`` does it."""
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(20)
+        for start in (
+            lambda: cluster.worker()[0],
+            lambda: cluster.head("answers"),
+            lambda: cluster.head("answers", [f"127.0.0.1:{free_port()}"]),
+        ):
+            process = start()
+            time.sleep(2)
+            os.kill(process.pid, signal.SIGSTOP)
+            systemd.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while systemd.recv(100):
+                    pass
+            os.kill(process.pid, signal.SIGCONT)
+            systemd.settimeout(20)
+            assert [systemd.recv(100) for _number in range(3)] == [b"WATCHDOG=1"] * 3
+            process.kill()
+            process.wait()
 
 
 def test_a_stopped_head_is_started_again(cluster):
@@ -287,11 +316,11 @@ def test_a_killed_head_is_started_again(cluster):
 def test_a_head_that_answers_health_and_no_client_is_started_again(cluster, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("first\nsecond\n")
-    process = cluster.head("hangs", more=[llama_server.API_KEYS, str(keys)][:0])
+    process = cluster.head("hangs", more=[llama_server.API_KEYS, str(keys)])
     with cluster.client():
         said = lines_until(process, "nothing has moved for")
     assert "llama-server does not answer a client" in said[-1]
-    assert any('"n_predict": 1' in line for line in said)
+    assert any('"n_predict": 1' in line and "Bearer first" in line for line in said)
     assert process.wait(50) == 1
     assert len(cluster.record()["silences"]) == 1
 
@@ -316,7 +345,7 @@ def test_a_worker_that_owes_an_answer_is_named(cluster):
 @pytest.mark.parametrize("how", ["is slow", "computes"])
 def test_a_slow_model_is_never_taken_for_a_hung_one(cluster, how):
     """Its answer takes several times the time for which nothing may move, by a byte now and then or by processor time alone."""
-    server, endpoint = a_worker(pause=SILENCE * 0.6)
+    server, endpoint = a_worker(pause=SILENCE * 0.4)
     process = cluster.head(how, [endpoint])
     until(lambda: cluster.is_now("serving"))
     assert cluster.ask() == b"the answer"
@@ -343,3 +372,173 @@ def test_where_the_kernel_lends_no_sockets_slow_and_hung_are_not_told_apart(clus
     head.process.wait()
     head.ready = head.missing = False
     assert [head._stands_still(look, time.monotonic() + number) for number in range(3)] == [None, None, None]
+
+
+class Pair:
+    """Two workers, of which the second one is away, and the fallback without it."""
+
+    def __init__(self, cluster, text=None):
+        self.cluster = cluster
+        self.server, self.first = a_worker()
+        self.port = free_port()
+        self.second = f"127.0.0.1:{self.port}"
+        self.path = cluster.folder / "fallbacks.json"
+        entry = {"name": "strix1:hip", "without": self.second, "workers": [self.first]}
+        entries = [{**entry, "argv": cluster.argv("smaller", [self.first])}]
+        self.path.write_text(json.dumps(entries) if text is None else text)
+
+    def head(self, after=0.5):
+        extra = ["--fallbacks", self.path, "--fallback-after", after]
+        return self.cluster.head("answers", [self.first, self.second], extra)
+
+    def come_back(self):
+        return Server(worker((7, 0, 0), {24}), self.port)
+
+
+def test_a_worker_that_stays_away_is_done_without_until_it_is_back(cluster):
+    pair = Pair(cluster)
+    process = pair.head()
+    said = lines_until(process, f"model buffer size smaller {pair.first}")
+    assert any(f"worker {pair.second} stays away: llama-server is started without strix1:hip" in line for line in said)
+    until(lambda: cluster.is_now("fallback"))
+    record = cluster.record()
+    assert (record["without"], record["waiting_for"], record["restarts"]) == (["strix1:hip"], [], 0)
+    with cluster.client(b"POST /completion HTTP/1.1\r\nHost: x\r\n"):
+        second = pair.come_back()
+        time.sleep(3)
+        assert process.poll() is None, "it did not wait for the client"
+    healed(process, f"worker {pair.second} is back: llama-server is started with all workers")
+    assert (cluster.record()["state"], cluster.record()["returns"], cluster.record()["failures"]) == ("waiting", 1, 0)
+    process = pair.head()
+    lines_until(process, f"model buffer size answers {pair.first} {pair.second}")
+    until(lambda: cluster.is_now("serving"))
+    assert cluster.record()["without"] == []
+    for server in (pair.server, second):
+        server.listener.close()
+
+
+def test_a_worker_that_comes_and_goes_does_not_end_the_fallback(cluster):
+    pair = Pair(cluster)
+    process = pair.head()
+    until(lambda: cluster.is_now("fallback"))
+    for _time in range(5):
+        second = pair.come_back()
+        time.sleep(0.4)
+        second.listener.shutdown(socket.SHUT_RDWR)
+        second.listener.close()
+        time.sleep(0.4)
+    assert process.poll() is None
+    assert cluster.is_now("fallback")
+
+
+def test_a_fallback_that_ended_is_started_again_without_the_wait(cluster):
+    pair = Pair(cluster)
+    process = pair.head()
+    until(lambda: cluster.is_now("fallback"))
+    os.kill(children(process)[0], signal.SIGKILL)
+    assert process.wait(50) == 1
+    process = pair.head(after=600)
+    lines_until(process, f"model buffer size smaller {pair.first}")
+
+
+def test_two_workers_that_are_away_are_waited_for(cluster):
+    pair = Pair(cluster)
+    pair.server.listener.close()
+    away = free_port()
+    pair.first = f"127.0.0.1:{away}"
+    pair.path.write_text(pair.path.read_text().replace(str(pair.server.port), str(away)))
+    process = pair.head(after=0)
+    until(lambda: cluster.is_now("waiting") and len(cluster.record()["waiting_for"]) == 2)
+    time.sleep(1)
+    assert children(process) == []
+
+
+@pytest.mark.parametrize(
+    "text, why",
+    [
+        ('[{"name": "x"', "Expecting"),
+        ("{}", "it is not a list"),
+        ("[1]", "an entry is not {name, without, workers, argv}"),
+        ('[{"name": "x", "without": "1", "workers": [1], "argv": ["x"]}]', "something else than words"),
+        ('[{"name": "x", "without": "1", "workers": [], "argv": []}]', "something else than words"),
+        ('[{"name": "x", "without": "1", "workers": ["lan:1"], "argv": ["x"]}]', "is not ADDRESS:PORT"),
+    ],
+)
+def test_a_file_of_fallbacks_that_is_torn_or_foreign_is_no_fallback(tmp_path, text, why):
+    path = tmp_path / "fallbacks.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=why):
+        serving.read_fallbacks(path)
+
+
+def test_a_torn_file_of_fallbacks_is_said_once_and_the_worker_is_waited_for(cluster):
+    pair = Pair(cluster, "[{")
+    process = pair.head(after=0)
+    lines_until(process, "gives no fallback")
+    time.sleep(1)
+    second = pair.come_back()
+    said = lines_until(process, "model buffer size answers")
+    assert not any("gives no fallback" in line for line in said)
+    second.listener.close()
+
+
+def test_ends_in_a_row_wait_longer_and_longer_across_starts(cluster):
+    for _start in range(3):
+        process = cluster.head("answers")
+        until(lambda: cluster.is_now("serving"))
+        os.kill(children(process)[0], signal.SIGKILL)
+        assert process.wait(50) == 1
+    assert (cluster.record()["restarts"], cluster.record()["failures"]) == (3, 3)
+    ended, process = time.time(), cluster.head("answers")
+    lines_until(process, "llama-server ended 3 times in a row: the next start is in")
+    until(lambda: cluster.is_now("serving"))
+    assert time.time() - ended > 2
+
+
+@pytest.mark.parametrize(
+    "failures, ended, expected",
+    [(0, 0, 0), (1, 0, 1), (2, 0, 2), (4, 3, 5), (7, 0, 60), (99, 10, 50), (3, 100, 0), (3, -1000, 4)],
+)
+def test_how_long_it_waits_before_the_next_start(failures, ended, expected):
+    """``ended``: seconds ago; a clock that was set back has it in the future."""
+    kept = serving.Kept(failures=failures, ended=1000000 - ended)
+    assert serving.wait_before_start(kept, 1000000) == expected
+
+
+def test_serving_forgets_ends(tmp_path):
+    record = serving.Record(tmp_path, lambda path, content: True, lambda text: None)
+    record.kept = serving.Kept(failures=3, returns=1)
+    for seconds in (0, 29, 31, 45, 62):
+        record.served(float(seconds))
+    assert (record.kept.failures, record.kept.returns) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"restarts": "x"}', '{"last": [1]}', '{"last": 3}', "[" * 99999, '{"time": 1e999}']
+)
+def test_a_record_of_another_shape_begins_anew(tmp_path, text):
+    (tmp_path / serving.FILE).write_text(text)
+    assert serving.read_kept(tmp_path / serving.FILE) == serving.Kept()
+
+
+def test_a_record_keeps_its_counts_and_its_last_lines(tmp_path):
+    def write(path, content):
+        path.write_text(json.dumps(content))
+        return True
+
+    record = serving.Record(tmp_path, write, lambda text: None)
+    for number in range(30):
+        record.note(f"line {number}")
+        record.ended(silent=number > 27)
+    record.set(serving.FALLBACK, ("strix1:hip",))
+    after = serving.Record(tmp_path, write, lambda text: None)
+    assert (after.kept.restarts, len(after.kept.silences)) == (30, 2)
+    assert [line["text"] for line in after.kept.last] == [f"line {number}" for number in range(10, 30)]
+    assert after.served_on_fallback
+    told = json.loads((tmp_path / serving.FILE).read_text())
+    assert (told["schema"], told["process"], told["state"], told["without"]) == (
+        1,
+        os.getpid(),
+        "fallback",
+        ["strix1:hip"],
+    )

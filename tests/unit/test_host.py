@@ -220,13 +220,13 @@ def test_only_definitions_of_this_collection_are_ours(tmp_path):
     (tmp_path / "llamacpp-server.service.d").mkdir()
     (tmp_path / "llamacpp-old.service").symlink_to(tmp_path / "llamacpp-server.service")
     (tmp_path / "other.service").write_text(ours)
-    assert host.defined_services("systemd", str(tmp_path)) == ["llamacpp-server"]
-    assert host.defined_services("systemd", str(tmp_path / "none")) == []
+    assert host.defined_services("systemd", str(tmp_path), names.of("llama_cluster")) == ["llamacpp-server"]
+    assert host.defined_services("systemd", str(tmp_path / "none"), names.of("llama_cluster")) == []
 
 
 def test_scripts_of_openrc_have_no_ending(tmp_path):
     (tmp_path / "llamacpp-worker-a.b").write_text("#!/sbin/openrc-run\n# Written by llamacpp.cluster; more\n")
-    assert host.defined_services("openrc", str(tmp_path)) == ["llamacpp-worker-a.b"]
+    assert host.defined_services("openrc", str(tmp_path), names.of("llama_cluster")) == ["llamacpp-worker-a.b"]
 
 
 @pytest.mark.parametrize(

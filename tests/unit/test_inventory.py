@@ -186,3 +186,24 @@ def test_every_variable_is_described_and_typed():
 def test_true_and_false_are_not_numbers(variable, value, named):
     with pytest.raises(AnsibleActionFail, match=f"{named} is true or false, but must be a number"):
         inventory.hosts(task_vars(GROUPS, **{variable: value}))
+
+
+@pytest.mark.parametrize(
+    "retired, kept, warned",
+    [
+        ([], {"a": {}, "gone": {}}, ["gone had a part in this cluster's last plan"]),
+        (["gone"], {"a": {}, "gone": {}}, []),
+        ([], {"a": {}}, []),
+        ([], ["gone"], []),
+        ([], {"a\x1b[2J": {}}, [r"a\x1b[2J had a part"]),
+    ],
+)
+def test_a_host_that_left_without_llama_retired_is_named(monkeypatch, retired, kept, warned):
+    said = []
+    monkeypatch.setattr(inventory.Display, "warning", lambda _display, text: said.append(text))
+    groups = {"llama_cluster": ["a", *retired], "llama_head": ["a"], "llama_retired": retired}
+    task_vars = {"groups": groups, "hostvars": {name: {} for name in ("a", *retired)}}
+    inventory.hosts(task_vars, {"a": {"facts": {"kept": kept}}})
+    assert len(said) == len(warned)
+    assert all(text in sentence for text, sentence in zip(warned, said))
+    assert all("llama_retired" in sentence for sentence in said)

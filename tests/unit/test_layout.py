@@ -1,6 +1,7 @@
 """The rooms of module_utils: what each may import, what none may, and that hosts with old Pythons can read them."""
 
 import ast
+import functools
 import sys
 from pathlib import Path
 
@@ -29,9 +30,14 @@ def modules():
     return sorted(path for path in ROOMS.rglob("*.py") if path.name != "__init__.py")
 
 
+@functools.cache
+def nodes(path):
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 def imported(path):
     """Full names of the modules that a file imports."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -81,7 +87,7 @@ def test_functions_fit_on_a_screen():
     long = [
         f"{path.relative_to(PLUGINS)}: {node.name}"
         for path in sorted(PLUGINS.rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         if node.end_lineno - node.lineno >= LONGEST_FUNCTION
     ]

@@ -14,6 +14,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.changes impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import release_variables
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.staging import MODEL as staging_model
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.staging import obstacles
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.workers import SHARING
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import sources
 from conftest import CATALOGUE, FACTS, Cluster, known_answer_of
 
@@ -254,6 +255,7 @@ def test_tensors_go_where_the_operator_wants_them(pair):
         ("a,b=CPU", "without , and ="),
         ("ffn=CUDA0", "one of CPU"),
         ("(=CPU", "whose expression is not valid: missing )"),
+        ("(.*)*x=CPU", "llama_server_override_tensor has '(.*)*x=CPU', whose expression may take hours to compare"),
     ],
 )
 def test_an_override_that_cannot_be(pair, entry, told):
@@ -975,6 +977,7 @@ def test_nothing_is_done_while_all_is_as_planned(local):
         "restarts": {"here": []},
         "behind": [],
         "unreached": [],
+        "replaced": [],
         "builders": [],
         "shared": {},
         "sources": [],
@@ -992,12 +995,11 @@ def test_the_head_is_restarted_with_its_workers(local, state):
 @pytest.mark.parametrize(
     "key, value",
     [
-        ("stale", ["llamacpp-worker-old"]),
         ("changed_files", ["/opt/llamacpp/models/known-answer-16x128-f32.gguf"]),
         ("redefined", ["llamacpp-server"]),
     ],
 )
-def test_the_head_is_restarted_when_a_worker_goes_or_its_model_or_definition_changes(local, key, value):
+def test_the_head_is_restarted_when_its_model_or_definition_changes(local, key, value):
     plan = local.plan()
     found = drifts(plan)
     found["here"][key] = value
@@ -1299,7 +1301,7 @@ def test_a_cache_holds_what_was_asked_for_and_never_less_than_the_model_needs(pa
         *service["process"],
     ]
     assert service["process"][-1] == "-c"
-    assert service["environment"] == {"LLAMA_CACHE": "/opt/llamacpp/state/cache/cpu"}
+    assert service["environment"] == {**SHARING, "LLAMA_CACHE": "/opt/llamacpp/state/cache/cpu"}
     assert worker["runtime"] == "/opt/llamacpp/runtime/runtime-id"
 
 
@@ -1759,13 +1761,14 @@ def test_changing_between_backends_that_stand_side_by_side_builds_nothing(both, 
     assert builds("vulkan") == builds("hip")
 
 
-def test_what_staging_left_behind_restarts_nothing(local):
+def test_a_service_that_is_not_planned_any_more_restarts_nothing(local):
+    """A head that uses a worker names it in its command line: with another worker it is another head."""
     plan = local.plan()
     found = drifts(plan)
     found["here"]["stale"] = ["llamacpp-staging-server"]
     assert decide(plan, found)["restarts"] == {"here": []}
     found["here"]["stale"] = ["llamacpp-worker-old"]
-    assert decide(plan, found)["restarts"] == {"here": ["llamacpp-server"]}
+    assert decide(plan, found)["restarts"] == {"here": []}
 
 
 def test_a_release_is_the_same_wherever_it_lies():
@@ -1842,7 +1845,7 @@ def test_values_of_an_environment_become_text_as_programs_read_it(local):
     plan = local.plan()
     expected = {"radv_enable_unified_heap_on_apu": "true", "NUMBER": "1", "TEXT": "a b"}
     assert plan["head"]["environment"] == expected
-    assert plan["hosts"]["here"]["workers"][0]["environment"] == {"FLAG": "false"}
+    assert plan["hosts"]["here"]["workers"][0]["environment"] == {**SHARING, "FLAG": "false"}
 
 
 @pytest.mark.parametrize("value", [None, {"a": 1}, ["a"]])

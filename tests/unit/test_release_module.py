@@ -18,6 +18,7 @@ from ansible.errors import AnsibleActionFail
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.action import release as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, stored
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import DEFINITION_MARK as MARK
 from ansible_collections.llamacpp.cluster.plugins.modules import release
 
@@ -54,6 +55,7 @@ def host(programs, keep=1):
         "prefix": programs["prefix"],
         "cache": programs["cache"],
         "units": f"{programs['prefix']}/units",
+        "names": names.of("llama_cluster").as_dict(),
         "service_manager": "supervisor",
         "account": None,
         "builds": [programs["build"]],

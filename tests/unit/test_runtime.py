@@ -229,7 +229,7 @@ def test_how_often_and_how_the_server_ended_is_written_down_over_all_starts(tmp_
         assert runtime.run(argv, [], "http://127.0.0.1:1", tmp_path, None, 1, pause=0.01) == 1
         told = json.loads((tmp_path / runtime.ENDS).read_text())
         assert (told["number"], told["how"], told["log"][-1:]) == (number, how, last)
-        assert sum(map(len, told["log"])) < runtime.LAST_BYTES
+        assert sum(map(len, told["log"])) < llama_server.LAST_BYTES
     (tmp_path / runtime.ENDS).write_text("no record")
     runtime.write_end(tmp_path, "with status 1", "")
     assert json.loads((tmp_path / runtime.ENDS).read_text())["number"] == 1

@@ -2,16 +2,18 @@
 and write down their calls and what they start and stop."""
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply.services import FAILED, RUNNING, STOPPED
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names, service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, files, names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.modules import service
-from conftest import SCHEMA
+from conftest import PLAN
 
 MODULE = service
 
@@ -105,7 +107,7 @@ def test_what_a_new_service_manager_needs():
     assert list(services.CLASSES) == known, "apply/services.py lacks a class"
     templates = {path.name for path in (ROOT / "roles/llama_host/templates").iterdir()}
     assert {manager.template for manager in service_managers.MANAGERS.values()} <= templates
-    host = SCHEMA.schema["properties"]["hosts"]["additionalProperties"]["properties"]
+    host = PLAN["properties"]["hosts"]["additionalProperties"]["properties"]
     assert host["service_manager"]["enum"] == known, "docs/plan.schema.json"
 
 
@@ -114,7 +116,7 @@ def test_the_head_is_known_by_its_name(pair, staging):
     hosts = pair.plan(staging=staging)["hosts"].values()
     services_of_plan = [service for host in hosts for service in host["services"]]
     assert len(services_of_plan) == 3
-    assert all((service["name"] in names.HEADS) == (service["kind"] == "head") for service in services_of_plan)
+    assert all(names.is_head(service["name"]) == (service["kind"] == "head") for service in services_of_plan)
 
 
 # --------------------------------------------------------------------------------------------------------- all managers
@@ -375,3 +377,46 @@ def test_a_run_that_ended_between_stop_and_start_is_completed_by_the_next(machin
     assert machine.apply(defined(WORKER, "another"), HEAD) == {HEAD: (STOPPED, RUNNING), WORKER: (STOPPED, RUNNING)}
     assert machine.lines("events") == [f"start {WORKER}", f"start {HEAD}"]
     assert (machine.folder / "ran" / WORKER).read_text() == "another"
+
+
+# ------------------------------------------------------------------------------------------------------ before a restart
+
+
+def test_a_restart_enables_nothing_again_and_asks_nothing_twice(tmp_path, monkeypatch):
+    """The cluster waits for every call of systemctl."""
+    machine = machine_with("systemd", tmp_path, monkeypatch)
+    machine.apply(WORKER)
+    machine.lines("calls")
+    machine.apply(defined(WORKER, "another"))
+    calls = [line.split()[1] for line in machine.lines("calls")]
+    assert calls == ["show", "stop", "daemon-reload", "start"]
+
+
+def test_what_starts_next_is_read_into_memory(tmp_path, monkeypatch):
+    read = []
+    monkeypatch.setattr(
+        files.os, "posix_fadvise", lambda handle, *_rest: read.append(os.readlink(f"/proc/self/fd/{handle}"))
+    )
+    for name in ("bin/llama-server", "bin/libggml.so", "m[1]-00001-of-00002.gguf", "m[1]-00002-of-00002.gguf", "keys"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x" * 10)
+    os.mkfifo(tmp_path / "bin/pipe")
+    service = {"process": [f"{tmp_path}/bin/llama-server"], "reads": [f"{tmp_path}/m[1]-00001-of-00002.gguf"]}
+    service["reads"] += [f"{tmp_path}/missing", f"{tmp_path}/keys"]
+    whole = ["bin/libggml.so", "bin/llama-server", "m[1]-00001-of-00002.gguf", "m[1]-00002-of-00002.gguf", "keys"]
+    for room, count in ((1000, 5), (29, 2), (9, 0)):
+        monkeypatch.setattr(files, "free_bytes", lambda room=room: room)
+        services.read_ahead([service])
+        assert read == [f"{tmp_path}/{name}" for name in whole[:count]]
+        read.clear()
+
+
+def test_what_is_free_is_less_than_all_memory(monkeypatch):
+    assert 0 < files.free_bytes() < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    monkeypatch.setattr(files.os, "sysconf", mock.Mock(side_effect=ValueError))
+    assert files.free_bytes() == 0
+
+
+def test_a_system_without_that_call_reads_nothing_ahead(tmp_path, monkeypatch):
+    monkeypatch.delattr(files.os, "posix_fadvise")
+    files.read_ahead([tmp_path], 1)

@@ -255,3 +255,36 @@ def test_memory_is_measured_with_all_processors(monkeypatch):
     monkeypatch.setattr(speeds, "measured", lambda: {"CPU": {"name": "x", "gb_per_s": 1.0}})
     assert host.facts("user")["rates"] is None
     assert host.facts("user", measure=True)["rates"]["CPU"]["gb_per_s"] == 1.0
+
+
+@pytest.mark.parametrize("kind, measured", [("f16", 27680), ("q8_0", 17140)])
+def test_prompts_with_quantised_weights_take_longer_on_h200(pair, kind, measured):
+    """docs/hardware.md: f16 and q8_0 on one H200."""
+    h200 = {"backend": "cuda", "name": "NVIDIA H200", "architecture": "9.0", "memory_mib": 143771, "unified": False}
+    pair.hosts["head"]["facts"].update(
+        accelerators=[h200], toolchain={**pair.hosts["head"]["facts"]["toolchain"], "nvcc": "12.9"}
+    )
+    for name in ("worker1", "worker2"):
+        del pair.hosts[name]
+    pair.hosts["head"]["variables"].update(
+        llama_backend="cuda", llama_model_known_answer={"layers": 32, "width": 4096, "type": kind}
+    )
+    plan = pair.plan()
+    assert plan["estimate"]["prompt_tokens_per_s"] == pytest.approx(measured, rel=0.1), plan["reasons"]
+    assert plan["estimate"]["best_single_host"]["prompt_tokens_per_s"] == plan["estimate"]["prompt_tokens_per_s"]
+
+
+@pytest.mark.parametrize(
+    "used, generation, prompt", [((), 51.9, 350), (("worker1",), 46.8, 351), (("worker1", "worker2"), 48.2, 352)]
+)
+def test_two_cores_are_predicted_as_they_were_measured(pair, used, generation, prompt):
+    """docs/performance.md: 2 cores of an EPYC, alone and as workers behind links of 1 Gbit/s."""
+    for name in {"worker1", "worker2"}.difference(used):
+        del pair.hosts[name]
+    pair.hosts["head"]["variables"]["llama_model_known_answer"] = {"layers": 16, "width": 2048, "type": "f16"}
+    for given in pair.hosts.values():
+        cpu = {**given["facts"]["cpu"], "model": "AMD EPYC", "cores": 2}
+        given["facts"].update(cpu=cpu, accelerators=[], rates={"CPU": {"name": "AMD EPYC", "gb_per_s": 89}})
+    estimate = pair.plan()["estimate"]
+    assert estimate["generation_tokens_per_s"] == pytest.approx(generation, rel=0.15)
+    assert estimate["prompt_tokens_per_s"] == pytest.approx(prompt, rel=0.15)

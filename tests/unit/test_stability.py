@@ -156,7 +156,8 @@ def test_what_is_another_machine_is_another_plan(facts):
 def test_files_of_a_plan_carry_what_is_written(facts):
     plan, kept = run(facts)
     head = plan["hosts"]["head"]
-    *launcher, model, last = head["files"]
+    record, *launcher, model, last = head["files"]
+    assert record["path"] == f"{head['prefix']}/cluster.json"
     assert len(launcher) == len(action.RUNTIME_FILES)
     for file, source in zip(launcher, action.RUNTIME_FILES):
         assert file["path"] == f"{head['runtime']}/{source.name}"
@@ -166,7 +167,7 @@ def test_files_of_a_plan_carry_what_is_written(facts):
     assert (last["path"], last["bytes"]) == (f"{head['prefix']}/facts.json", len(kept.encode()))
     for file, data in ((launcher[0], action.RUNTIME.read_bytes()), (last, kept.encode())):
         assert file["sha256"] == hashlib.sha256(data).hexdigest()
-    assert plan["hosts"]["one"]["files"] == launcher
+    assert plan["hosts"]["one"]["files"][1:] == launcher
 
 
 @pytest.mark.parametrize(

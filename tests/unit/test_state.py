@@ -16,6 +16,7 @@ from unittest import mock
 import faults
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import links, state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.differences import KINDS
 from ansible_collections.llamacpp.cluster.plugins.modules import host_info
 
@@ -56,7 +57,7 @@ def free_port():
 def service(program, port, **environment):
     argv = [sys.executable, str(program), str(port)]
     return {
-        "name": "llamacpp-x",
+        "name": "llamacpp-worker-x",
         "kind": "worker",
         "argv": argv,
         "process": argv,
@@ -281,11 +282,11 @@ def test_a_port_that_something_else_has(installation):
     ],
 )
 def test_a_port_that_something_else_has_is_told_with_its_variable(kind, temporary, variable):
-    one = {"name": "llamacpp-x", "kind": kind, "temporary": temporary, "listens": "127.0.0.1:1"}
-    assert state.taken_ports({"services": [one]}, {"llamacpp-x": {"state": "foreign"}}) == (
-        f"Something else already uses 127.0.0.1:1, on which llamacpp-x is to listen: stop it, or change {variable}."
+    one = {"name": "llamacpp-worker-x", "kind": kind, "temporary": temporary, "listens": "127.0.0.1:1"}
+    assert state.taken_ports({"services": [one]}, {"llamacpp-worker-x": {"state": "foreign"}}) == (
+        f"Something else already uses 127.0.0.1:1, on which llamacpp-worker-x is to listen: stop it, or change {variable}."
     )
-    assert state.taken_ports({"services": [one]}, {"llamacpp-x": {"state": "stopped"}}) is None
+    assert state.taken_ports({"services": [one]}, {"llamacpp-worker-x": {"state": "stopped"}}) is None
 
 
 def test_addresses_of_a_listener():
@@ -308,7 +309,7 @@ def planned(tmp_path):
     digest = hashlib.sha256(b"program").hexdigest()
     (release / "manifest.json").write_text(json.dumps({"files": {"bin/worker": digest}}))
     (prefix / "model").write_text("model")
-    (units / "llamacpp-x.conf").write_text(DEFINED)
+    (units / "llamacpp-worker-x.conf").write_text(DEFINED)
     prefix.chmod(0o755)
     return {
         "scope": "user",
@@ -317,6 +318,7 @@ def planned(tmp_path):
         "cache": str(tmp_path / "cache"),
         "state": str(prefix / "state"),
         "units": str(units),
+        "names": names.of("llama_cluster").as_dict(),
         "service_manager": "supervisor",
         "accounts": [],
         "folders": [{"path": str(prefix), "owner": None, "mode": "0755"}],
@@ -334,7 +336,7 @@ def planned(tmp_path):
 
 STOPPED = [
     {"kind": "manager", "subject": "supervisor", "text": "supervisor does not run"},
-    {"kind": "service", "subject": "llamacpp-x", "text": "llamacpp-x is stopped"},
+    {"kind": "service", "subject": "llamacpp-worker-x", "text": "llamacpp-worker-x is stopped"},
 ]
 
 
@@ -408,8 +410,12 @@ SPOILED = [
     ("release", "release gone is not installed", lambda h, p, m: h["builds"].append({"id": "gone", "targets": []})),
     ("file", "model is missing or has different content", lambda h, p, m: (p / "model").write_text("other")),
     ("file", "model is missing or has different content", lambda h, p, m: (p / "model").unlink()),
-    ("definition", "llamacpp-x is not defined as planned", lambda h, p, m: h["services"][0].update(definition="y")),
-    ("boot", "llamacpp-x is not started at boot", lambda h, p, m: under_systemd(m, h)),
+    (
+        "definition",
+        "llamacpp-worker-x is not defined as planned",
+        lambda h, p, m: h["services"][0].update(definition="y"),
+    ),
+    ("boot", "llamacpp-worker-x is not started at boot", lambda h, p, m: under_systemd(m, h)),
     ("manager", "supervisor does not run", lambda h, p, m: None),
     ("manager", "end at logout", lambda h, p, m: without_lingering(m, h)),
     (
@@ -423,8 +429,9 @@ SPOILED = [
         "kernel parameters or the tuned profile are not as planned",
         lambda h, p, m: under_systemd(m, h, tuned="x=1"),
     ),
-    ("service", "llamacpp-x is stopped", lambda h, p, m: None),
-    ("stale", "llamacpp-x is not planned any more", lambda h, p, m: h["services"].clear()),
+    ("service", "llamacpp-worker-x is stopped", lambda h, p, m: None),
+    ("stale", "llamacpp-worker-x is not planned any more", lambda h, p, m: h["services"].clear()),
+    ("kept", "plan 0123456789abcdef is not noted as", lambda h, p, m: h.update(id="0123456789abcdef")),
     ("unneeded", "release .left is no longer needed", lambda h, p, m: (p / "releases" / ".left").mkdir()),
 ]
 """Kind of a difference, a part of what it says, and what makes it: of the plan, the prefix and monkeypatch."""
@@ -468,7 +475,7 @@ def test_a_definition_that_is_newer_than_what_runs_by_it(planned, installation, 
     assert abs(state.started_at(process.pid) - time.time()) < 60
     assert state.started_at(None) is None
     long_ago(monkeypatch)
-    assert state.drift(planned)["redefined"] == ["llamacpp-x"]
+    assert state.drift(planned)["redefined"] == ["llamacpp-worker-x"]
 
 
 def long_ago(monkeypatch):
@@ -477,8 +484,8 @@ def long_ago(monkeypatch):
 
 
 def test_a_definition_of_other_bytes_is_another(planned):
-    state.managers.manager_of(planned).path("llamacpp-x").write_bytes(b"\xff" + DEFINED.encode())
-    assert state.drift(planned)["redefined"] == ["llamacpp-x"]
+    state.managers.manager_of(planned).path("llamacpp-worker-x").write_bytes(b"\xff" + DEFINED.encode())
+    assert state.drift(planned)["redefined"] == ["llamacpp-worker-x"]
 
 
 def test_a_file_that_was_replaced_since_the_service_read_it(planned, installation, monkeypatch):
@@ -491,9 +498,9 @@ def test_a_file_that_was_replaced_since_the_service_read_it(planned, installatio
     planned["services"] = [{**service(program, port), "definition": DEFINED, "reads": [str(model), "/not/there"]}]
     assert state.drift(planned)["redefined"] == []
     long_ago(monkeypatch)
-    definition = state.managers.manager_of(planned).path("llamacpp-x")
+    definition = state.managers.manager_of(planned).path("llamacpp-worker-x")
     os.utime(definition, (0, 0))
-    assert state.drift(planned)["redefined"] == ["llamacpp-x"]
+    assert state.drift(planned)["redefined"] == ["llamacpp-worker-x"]
     os.utime(model, (0, 0))
     assert state.drift(planned)["redefined"] == []
 
@@ -504,16 +511,31 @@ def test_a_file_whose_time_is_ahead_of_the_clock_restarts_its_service_once(plann
     start(port)
     model = prefix / "model"
     model.write_text("one")
-    definition = state.managers.manager_of(planned).path("llamacpp-x")
+    definition = state.managers.manager_of(planned).path("llamacpp-worker-x")
     for path in (model, definition):
         os.utime(path, (time.time() + 86400, time.time() + 86400))
     planned.update(prefix=str(prefix), folders=[], files=[], builds=[])
     planned["services"] = [{**service(program, port), "definition": DEFINED, "reads": [str(model)]}]
     started_at = state.started_at
     long_ago(monkeypatch)
-    assert state.drift(planned)["redefined"] == ["llamacpp-x"]
+    assert state.drift(planned)["redefined"] == ["llamacpp-worker-x"]
     monkeypatch.setattr(state, "started_at", started_at)
     assert state.drift(planned)["redefined"] == []
+
+
+def test_a_file_that_is_replaced_a_second_after_the_start_is_read_again(planned, installation):
+    """verify says of another certificate that site.yml restarts the server."""
+    prefix, program, start = installation
+    port = free_port()
+    certificate = prefix / "certificate"
+    certificate.write_text("one")
+    start(port)
+    planned.update(prefix=str(prefix), folders=[], files=[], builds=[])
+    planned["services"] = [{**service(program, port), "definition": DEFINED, "reads": [str(certificate)]}]
+    assert state.drift(planned)["redefined"] == []
+    time.sleep(1)
+    certificate.write_text("two")
+    assert state.drift(planned)["redefined"] == ["llamacpp-x"]
 
 
 def test_a_clock_that_was_set_back_restarts_nothing(planned, installation, monkeypatch):
@@ -533,11 +555,13 @@ def test_a_unit_that_systemd_has_not_read(planned, monkeypatch):
     monkeypatch.setattr(
         state.managers.commands,
         "run",
-        lambda argv, seconds, **_: "Id=llamacpp-x.service\nNeedDaemonReload=yes\n\nId=y.service\nNeedDaemonReload=no\n",
+        lambda argv, seconds, **_: (
+            "Id=llamacpp-worker-x.service\nNeedDaemonReload=yes\n\nId=y.service\nNeedDaemonReload=no\n"
+        ),
     )
     planned.update(service_manager="systemd", scope="system")
-    state.managers.manager_of(planned).path("llamacpp-x").write_text(DEFINED)
-    assert state.drift(planned)["redefined"] == ["llamacpp-x"]
+    state.managers.manager_of(planned).path("llamacpp-worker-x").write_text(DEFINED)
+    assert state.drift(planned)["redefined"] == ["llamacpp-worker-x"]
 
 
 def test_who_holds_a_connection():
@@ -670,13 +694,13 @@ def test_the_releases_whose_programs_run():
 def test_a_port_whose_owner_proc_hides_is_not_called_foreign(installation, monkeypatch, tmp_path):
     _prefix, program, _start = installation
     one = {**service(program, 50052), "kind": "worker", "temporary": False}
-    foreign = {"llamacpp-x": {"state": "foreign"}}
+    foreign = {"llamacpp-worker-x": {"state": "foreign"}}
     assert not state.hides_processes()
     assert state.taken_ports({"services": [one]}, foreign).startswith("Something else already uses 127.0.0.1:50052")
     monkeypatch.setattr(state, "FIRST_PROCESS", str(tmp_path / "no" / "stat"))
     said = state.taken_ports({"services": [one]}, foreign)
     assert said.startswith(
-        "A process already uses 127.0.0.1:50052, on which llamacpp-x is to listen, and /proc (hidepid) hides"
+        "A process already uses 127.0.0.1:50052, on which llamacpp-worker-x is to listen, and /proc (hidepid) hides"
     )
     assert "run with become" in said
 

@@ -931,6 +931,7 @@ def test_the_remedies_of_a_refusal_work(name, model, extra):
     "gib, variables, remedy",
     [
         (30, {}, r"set (llama_server_gpu_layers) to (\d+)"),
+        (30, {"llama_server_extra_args": ["-ub", "2048"]}, r"set (llama_server_gpu_layers) to (\d+)"),
         (12, {"llama_server_memory_mib": {"CUDA0": 2000}}, "remove (llama_server_memory_mib)"),
         (12, {"llama_server_reserve_mib": 20000}, "remove (llama_server_reserve_mib)"),
     ],
@@ -940,7 +941,9 @@ def test_a_head_alone_is_told_how_the_model_fits(written, gib, variables, remedy
     data = cluster_of(False, found, llama_server_context=2048, **big(gib), **variables)
     said = re.search(f"it fits this way: .*{remedy}", reason(written(data)))
     data["llama_cluster"]["vars"].pop(said[1], None)
-    check_placement(written(data, **({said[1]: int(said[2])} if said.lastindex == 2 else {})))
+    planned = written(data, **({said[1]: int(said[2])} if said.lastindex == 2 else {}))
+    check_placement(planned)
+    assert "compute-over-capacity" not in [entry["id"] for entry in planned["advisories"]]
 
 
 def test_a_cluster_is_not_told_how_its_head_alone_fits(written):

@@ -1,6 +1,9 @@
 """What tasks of roles and playbooks ask of Ansible's own modules."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import yaml
@@ -62,7 +65,8 @@ def test_what_others_say_is_shown_without_control_characters():
 
 
 def test_a_run_says_at_its_end_what_it_went_on_without():
-    last = yaml.safe_load((ROOT / "playbooks" / "site.yml").read_text())[-1]
+    plays = yaml.safe_load((ROOT / "playbooks" / "site.yml").read_text())
+    last = next(play for play in plays if play["name"] == "Verify")
     assert last["tasks"][-1]["ansible.builtin.import_tasks"] == "tasks/without.yml"
 
 
@@ -83,3 +87,31 @@ def test_measuring_a_link_changes_nothing():
     asked = [task for task in measured if {"async", "ansible.builtin.async_status"} & set(task)]
     assert len(asked) == 2
     assert all(task["changed_when"] is False for task in asked)
+
+
+def test_retired_hosts_are_last_and_a_retired_head_stops_before_the_workers_change():
+    """Its workers serve it until the new head is about to start; what it has is removed once the cluster serves without it."""
+    plays = yaml.safe_load((ROOT / "playbooks" / "site.yml").read_text())
+    names = [play["name"] for play in plays]
+    assert names.index("Look for what retired hosts still have") < names.index("Apply") < names.index("Verify")
+    assert names[-1] == "Clean up retired hosts"
+    tasks = [task["name"] for task in plays[names.index("Apply")]["tasks"]]
+    assert tasks.index("Stop a head that is retired") < tasks.index("Run the workers")
+    assert tasks.index("Write the files of the plan") < tasks.index("Stop a head that is retired")
+
+
+def test_a_host_that_is_retired_and_used_is_refused(tmp_path):
+    used = {"hosts": {"box": {"ansible_connection": "local"}}}
+    groups = {"llama_cluster": used, "llama_head": used, "llama_retired": used}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump(groups))
+    run = subprocess.run(
+        [sys.executable, "-m", "ansible", "playbook", ROOT / "playbooks" / "stop.yml", "-i", tmp_path / "hosts.yml"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "ANSIBLE_HOME": str(tmp_path), "ANSIBLE_FORCE_COLOR": "false"},
+        check=False,
+    )
+    assert run.returncode == 2
+    assert (
+        "box is in llama_retired, and in llama_head or llama_workers as well: remove it from" in run.stdout + run.stderr
+    )

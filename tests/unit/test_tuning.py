@@ -59,7 +59,7 @@ class Machine(tuning.System):
         if argv[0] in self.broken:
             raise tuning.TuningError(f"«{' '.join(argv)}» failed: disk full.")
         if argv[0] == "update-grub":
-            set_here = re.findall(r"\$GRUB_CMDLINE_LINUX (.*)\"$", self.read(tuning.DROP_IN), re.MULTILINE)
+            set_here = re.findall(r"\$GRUB_CMDLINE_LINUX (.*)\"$", self.read(self.drop_in), re.MULTILINE)
             self.put("boot/grub/grub.cfg", f"\tlinux /vmlinuz root=/dev/sda1 ro {' '.join(set_here)} quiet\n")
         if argv[0] == "grubby":
             options = dict(option[2:].split("=", 1) for option in argv[2:])
@@ -76,7 +76,7 @@ class Machine(tuning.System):
 
     def restart(self, extra=""):
         self.put("proc/cmdline", f"BOOT_IMAGE=/vmlinuz {extra} quiet\n")
-        (self.root / tuning.TAKEN_BACK).unlink(missing_ok=True)
+        (self.root / self.taken_back).unlink(missing_ok=True)
 
     def files(self):
         held = {str(path.relative_to(self.root)): path.read_bytes() for path in self.root.rglob("*") if path.is_file()}
@@ -139,7 +139,7 @@ def test_parameters_are_set_once_and_taken_back_without_a_trace(machine):
     assert done["waiting"] == TEXT.split()
     assert TEXT in done["after"]
     assert TEXT not in done["before"]
-    assert "interrupted" not in machine.read(tuning.RECORD) + machine.read(tuning.DROP_IN)
+    assert "interrupted" not in machine.read(machine.record) + machine.read(machine.drop_in)
 
     settled = machine.files()
     again = machine.apply()
@@ -291,8 +291,8 @@ def test_text_that_is_no_parameter_is_refused(machine, wanted):
 def test_grub_leaves_out_what_the_operator_has_set(tmp_path):
     machine = grub(tmp_path).put("etc/default/grub.d/gpu.cfg", 'GRUB_CMDLINE_LINUX="amdgpu.gttsize=126976"\n')
     machine.apply()
-    assert "gttsize" not in machine.read(tuning.DROP_IN)
-    assert "ttm.pages_limit=32505856" in machine.read(tuning.DROP_IN)
+    assert "gttsize" not in machine.read(machine.drop_in)
+    assert "ttm.pages_limit=32505856" in machine.read(machine.drop_in)
 
 
 def test_grubby_and_kernel_install_leave_what_the_operator_has_set(tmp_path):
@@ -301,7 +301,7 @@ def test_grubby_and_kernel_install_leave_what_the_operator_has_set(tmp_path):
         if not machine.entries:
             machine.put("etc/kernel/cmdline", "root=/dev/sda1 amdgpu.gttsize=126976 ro\n")
         machine.apply()
-        assert "gttsize" not in machine.read(tuning.RECORD)
+        assert "gttsize" not in machine.read(machine.record)
         machine.apply({})
         left = str(machine.entries) + machine.read("etc/kernel/cmdline")
         assert "amdgpu.gttsize=126976" in left
@@ -341,7 +341,8 @@ def test_grub_appends_in_a_file_of_its_own(tmp_path):
     machine = grub(tmp_path)
     machine.apply()
     assert (
-        machine.read(tuning.DROP_IN) == f'# Set by llamacpp.cluster.\nGRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {TEXT}"\n'
+        machine.read(machine.drop_in)
+        == f'# Set by llamacpp.cluster.\nGRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {TEXT}"\n'
     )
     assert machine.commands == ["update-grub"]
 
@@ -398,7 +399,7 @@ def test_an_unknown_mechanism_is_refused_with_what_to_set_by_hand(tmp_path, owne
     assert not done["changed"]
     assert not done["reboot_needed"]
     assert done["mechanism"] is None
-    machine.put(tuning.RECORD, "a=1\n")
+    machine.put(machine.record, "a=1\n")
     with pytest.raises(
         tuning.TuningError, match="remove the parameters that /var/lib/llamacpp-kernel-parameters names"
     ):

@@ -13,14 +13,16 @@ import pytest
 from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import verify as verify_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report, verification
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes
+from ansible_collections.llamacpp.cluster.plugins.modules import verify as verify_module
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+MODULE = verify_module
 ENDPOINTS = ("127.0.0.1:50052", "127.0.0.1:50053")
 
 
@@ -535,6 +537,32 @@ def test_the_hosts_that_a_run_changed_are_known_to_the_judgement(plan, drifts, e
     assert asked[0][-1] == ["here"]
 
 
+def test_the_result_is_recorded_on_the_head(plan, drifts, evidence, monkeypatch, call, tmp_path):
+    """For status.yml; a run without a change stays one, and check mode writes nothing."""
+    plan["hosts"]["here"]["prefix"] = str(tmp_path)
+    calls, warned = [], []
+    answer = {"failed": True, "msg": "x\x1b: No space left on device"}
+    monkeypatch.setattr(verify_action.display, "warning", warned.append)
+    monkeypatch.setattr(verify_action.display, "display", lambda _text: None)
+    for check, answers in ((True, {"here": {}}), (False, {"here": {}}), (False, {"here": {"drift": drifts["here"]}})):
+        task = mock.Mock(args={"plan": plan, "answers": answers}, async_val=0, check_mode=check)
+        action = verify_action.ActionModule(task, *(mock.Mock() for _number in range(5)))
+        monkeypatch.setattr(action, "_collect", lambda *_arguments: {"evidence": evidence})
+        monkeypatch.setattr(
+            action, "_execute_module", lambda module_args, task_vars: calls.append(module_args) or answer
+        )
+        action.run(task_vars={"hostvars": {"here": {}}})
+    assert len(calls) == 2
+    assert "No space left" in warned[0]
+    assert "\x1b" not in warned[0]
+    for arguments, passed in zip(calls, (False, True)):
+        assert call(**arguments)["changed"] is False
+        left = json.loads((tmp_path / "verified.json").read_text())
+        assert (left["passed"], bool(left["failed"]), left["release"]) == (passed, not passed, plan["release"]["ref"])
+    plan["hosts"]["here"]["prefix"] = str(tmp_path / "none")
+    assert "No such file or directory" in call(plan=plan, record={})["msg"]
+
+
 def test_what_the_head_collects_has_the_form_that_is_asked_for(server, tmp_path, monkeypatch):
     monkeypatch.setattr(verification.state, "processes", lambda prefix, account: {})
     for health, status in ((200, 200), (200, 500), (503, 200)):
@@ -690,6 +718,7 @@ def asked(server, tmp_path, **head):
                 "cache": str(tmp_path),
                 "state": str(tmp_path / "state"),
                 "units": str(tmp_path),
+                "names": names.of("llama_cluster").as_dict(),
                 "scope": "user",
                 "account": None,
                 "service_manager": "launchd",

@@ -22,7 +22,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import com
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import firewall
 
-MARK = "llamacpp.cluster"
 PURPOSE = "Ports of llama.cpp, open to those who are planned to connect and closed to all others"
 COMMAND_SECONDS = 60
 LOCKED_IN = (
@@ -54,10 +53,10 @@ LOCKED_IN = (
     "UMask=0077",
 )
 """What our unit, which runs nft as root, cannot do."""
+TABLES = re.compile(rf"{names.ROOT}(-{names.CLUSTER})?")
+"""Tables of clusters: no cluster changes that of another one."""
 Places = dict[tuple[str, ...], list[str]]
 """Arguments of firewall-cmd that name a place → rich rules there."""
-UNIT = "firewall-llamacpp.service"
-"""Not named like a service of ours, which would be stopped where it is not in the plan."""
 
 
 class FirewallError(Exception):
@@ -65,11 +64,17 @@ class FirewallError(Exception):
 
 
 class System:
-    """The host's files and commands. A command that fails raises FirewallError."""
+    """The host's files and commands, and the names of the cluster whose rules are looked at. A command that fails raises FirewallError."""
 
-    def __init__(self, root: str = "/"):
+    def __init__(self, root: str = "/", own: names.Names = names.DEFAULT):
         self.root = Path(root)
+        self.own = own
         self._active: set[str] | None = None
+
+    @property
+    def unit(self) -> str:
+        """Our unit. It is not named like a service of the cluster, which would be stopped where it is not in the plan."""
+        return f"firewall-{self.own.root}.service"
 
     def path(self, name: str) -> Path:
         return self.root / name.lstrip("/")
@@ -101,10 +106,10 @@ class System:
     def active(self) -> set[str]:
         """Those of the managers, and of our unit, that systemd reports as active. Read once, until ``forget``."""
         if self._active is None:
-            names = [*MANAGERS, UNIT]
+            units = [*MANAGERS, self.unit]
             # Its status says whether all of them are active.
-            printed = self.run(["systemctl", "is-active", *names], may_fail=True) if self.program("systemctl") else ""
-            self._active = firewall.active_units(names, printed)
+            printed = self.run(["systemctl", "is-active", *units], may_fail=True) if self.program("systemctl") else ""
+            self._active = firewall.active_units(units, printed)
         return self._active
 
     def forget(self) -> None:
@@ -146,7 +151,7 @@ class Ufw:
         for line in self.system.run(["ufw", "show", "added"]).splitlines():
             if line.startswith("ufw "):
                 rule, _word, comment = line[4:].partition(" comment ")
-                (ours if comment == f"'{MARK}'" else others).append(rule)
+                (ours if comment == f"'{self.system.own.mark}'" else others).append(rule)
         return ours, others
 
     def _groups(self, lines: list[str]) -> dict[str, list[str]]:
@@ -159,7 +164,7 @@ class Ufw:
         return {key: groups[key] for key in sorted(groups)}
 
     def _ours(self) -> list[str]:
-        return self._added()[0] if MARK.encode().hex() in self.system.text(self.rules_file) else []
+        return self._added()[0] if self.system.own.mark.encode().hex() in self.system.text(self.rules_file) else []
 
     def state(self, rules: list[dict]) -> tuple[list[str], list[str]]:
         return (
@@ -194,7 +199,7 @@ class Ufw:
                 for rule in current:
                     self.system.run(["ufw", "delete", *shlex.split(rule)])
                 for rule in reversed(planned):
-                    self.system.run(["ufw", "prepend", *shlex.split(rule), "comment", MARK])
+                    self.system.run(["ufw", "prepend", *shlex.split(rule), "comment", self.system.own.mark])
 
 
 class Firewalld:
@@ -208,11 +213,11 @@ class Firewalld:
     program = "firewall-cmd"
     folder = "/etc/firewalld/policies"
     zones = "/etc/firewalld/zones"
-    policy = "llamacpp"
-    accept, drop = -20052, -20051
 
     def __init__(self, system: System):
         self.system = system
+        self.policy = system.own.policy
+        self.accept, self.drop = system.own.priorities
         self.file = f"{self.folder}/{self.policy}.xml"
         self.former = f"{self.file}.old"  # from firewalld, which keeps one of each file that it writes itself
 
@@ -246,7 +251,7 @@ class Firewalld:
             [
                 '<?xml version="1.0" encoding="utf-8"?>',
                 f'<policy target="CONTINUE" priority="{self.accept}">',
-                f"  <short>{MARK}</short>",
+                f"  <short>{self.system.own.mark}</short>",
                 f"  <description>{PURPOSE}.</description>",
                 '  <ingress-zone name="ANY"/>',
                 '  <egress-zone name="HOST"/>',
@@ -355,14 +360,14 @@ class Nftables:
     """
 
     program = "nft"
-    file = "/etc/firewall-llamacpp.nft"
-    unit = f"/etc/systemd/system/{UNIT}"
-    link = f"/etc/systemd/system/nftables.service.wants/{UNIT}"
-    table = "llamacpp"
     closing = frozenset({"drop", "reject", "jump", "goto", "queue", "vmap", "xt"})
 
     def __init__(self, system: System):
         self.system = system
+        self.table = system.own.root
+        self.file = f"/etc/firewall-{system.own.root}.nft"
+        self.unit = f"/etc/systemd/system/{system.unit}"
+        self.link = f"/etc/systemd/system/nftables.service.wants/{system.unit}"
 
     def _rules(self, rule: dict, closed: bool) -> list[str]:
         """Rules of nft for the sources, and with ``closed`` one for all others that want to connect.
@@ -373,10 +378,13 @@ class Nftables:
         to = f"ip daddr {to} {rule['protocol']} dport {rule['port']}"
         note = f"to/{rule['address']}/{rule['protocol']}/{rule['port']}"
         lines = [
-            f"ip saddr {source} {to} accept comment {MARK}/accept/from/{source}/{note}" for source in rule["sources"]
+            f"ip saddr {source} {to} accept comment {self.system.own.mark}/accept/from/{source}/{note}"
+            for source in rule["sources"]
         ]
         if closed and _closes(rule):
-            lines.append(f'iifname != "lo" {to} tcp flags & (syn | ack) == syn drop comment {MARK}/drop/{note}')
+            lines.append(
+                f'iifname != "lo" {to} tcp flags & (syn | ack) == syn drop comment {self.system.own.mark}/drop/{note}'
+            )
         return lines
 
     def _table(self, rules: list[dict]) -> str:
@@ -385,7 +393,7 @@ class Nftables:
             return ""
         inner = "\n".join(f"\t\t{line}" for rule in rules for line in self._rules(rule, closed=True))
         return (
-            f"# {PURPOSE}: {MARK}\ntable inet {self.table}\ndelete table inet {self.table}\n"
+            f"# {PURPOSE}: {self.system.own.mark}\ntable inet {self.table}\ndelete table inet {self.table}\n"
             f"table inet {self.table} {{\n\tchain input {{\n\t\ttype filter hook input priority -10; policy accept;\n{inner}\n\t}}\n}}\n"
         )
 
@@ -398,10 +406,12 @@ class Nftables:
         steps = [f"{nft} -f {self.file}"]
         for chain in chains if accepts else []:
             inserts = "; ".join(f"insert rule {chain} {line}" for line in reversed(accepts))
-            steps.append(f"-/bin/sh -c \"{nft} list chain {chain} | grep -qF {MARK}/ || {nft} '{inserts}'\"")
+            steps.append(
+                f"-/bin/sh -c \"{nft} list chain {chain} | grep -qF {self.system.own.mark}/ || {nft} '{inserts}'\""
+            )
         return "\n".join(
             [
-                f"# {MARK}",
+                f"# {self.system.own.mark}",
                 "[Unit]",
                 f"Description={PURPOSE}",
                 "DefaultDependencies=no",
@@ -427,18 +437,18 @@ class Nftables:
     def _read(self) -> tuple[dict[str, list[dict]], list[str]]:
         """Our rules by the chain in which they are («family table chain»), and the chains of others that need an accept."""
         ours: dict[str, list[dict]] = {}
-        chains, closing, owned = {}, set(), {f"inet {self.table}"}
+        chains, closing, owned = {}, set(), set()
         for item in json.loads(self.system.run(["nft", "--json", "--terse", "list", "ruleset"]))["nftables"]:
             kind, entry = next(iter(item.items()))
             table = f"{entry.get('family')} {entry.get('table')}"
-            if kind == "table" and "owner" in entry.get("flags", ""):
+            if kind == "table" and ("owner" in entry.get("flags", "") or TABLES.fullmatch(entry["name"])):
                 owned.add(f"{entry['family']} {entry['name']}")
             elif kind == "chain" and entry["family"] in ("ip", "inet"):
                 if entry.get("hook") == "input" and entry["type"] == "filter":
                     chains[f"{table} {entry['name']}"] = table
                 if entry.get("policy") == "drop":
                     closing.add(f"{table} {entry['name']}")
-            elif kind == "rule" and entry.get("comment", "").startswith(f"{MARK}/"):
+            elif kind == "rule" and entry.get("comment", "").startswith(f"{self.system.own.mark}/"):
                 ours.setdefault(f"{table} {entry['chain']}", []).append(entry)
             elif kind == "rule" and any(self.closing.intersection(expression) for expression in entry["expr"]):
                 closing.add(f"{table} {entry['chain']}")
@@ -487,9 +497,12 @@ class Nftables:
             current, wanted = _holds(name, self.system.text(name), text)
             before += current
             after += wanted
-        is_so = {"enabled": os.path.lexists(self.system.path(self.link)), "active": UNIT in self.system.active()}
-        before += [f"{UNIT}: {word}" for word, holds in is_so.items() if holds]
-        after += [f"{UNIT}: {word}" for word in is_so if rules]
+        is_so = {
+            "enabled": os.path.lexists(self.system.path(self.link)),
+            "active": self.system.unit in self.system.active(),
+        }
+        before += [f"{self.system.unit}: {word}" for word, holds in is_so.items() if holds]
+        after += [f"{self.system.unit}: {word}" for word in is_so if rules]
         return before, after
 
     def _transaction(self, rules: list[dict], present: dict[str, list[dict]], chains: list[str]) -> str:
@@ -517,10 +530,10 @@ class Nftables:
             self.system.write(self.file, self._table(rules))
             self.system.write(self.unit, self._unit(rules, chains))
             self.system.run(["systemctl", "daemon-reload"])
-            self.system.run(["systemctl", "enable", "--now", UNIT])
+            self.system.run(["systemctl", "enable", "--now", self.system.unit])
         else:
             if self.system.path(self.unit).exists():
-                self.system.run(["systemctl", "disable", "--now", UNIT])
+                self.system.run(["systemctl", "disable", "--now", self.system.unit])
             for name in (self.file, self.unit, self.link):
                 self.system.path(name).unlink(missing_ok=True)
             self.system.run(["systemctl", "daemon-reload"])

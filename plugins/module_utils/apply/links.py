@@ -22,7 +22,8 @@ from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import MTU
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import DEFAULT, MTU, Names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import ROOT as ANY
 
 ROOT = Path("/")
 COMMAND_SECONDS = 30
@@ -38,10 +39,11 @@ ETHERNET = "1"
 """What the file ``type`` of an Ethernet interface holds in sysfs (ARPHRD_ETHER)."""
 
 OURS = {
-    "networkd": "etc/systemd/network/70-llamacpp-*.network",
-    "NetworkManager": "etc/NetworkManager/system-connections/llamacpp-*.nmconnection",
-    "netplan": "etc/netplan/70-llamacpp.yaml",
+    "networkd": "etc/systemd/network/70-{}-*.network",
+    "NetworkManager": "etc/NetworkManager/system-connections/{}-*.nmconnection",
+    "netplan": "etc/netplan/70-{}.yaml",
 }
+"""Files of a cluster, with the beginning of its names in place of {}."""
 NETPLAN_FOLDERS = ("lib/netplan", "etc/netplan", "run/netplan")
 KEYFILE_FOLDERS = tuple(f"{top}/NetworkManager/system-connections" for top in ("etc", "run", "usr/lib"))
 MARK = re.compile(r"^# link (\S+) (\S+) (\d+|-)$", re.MULTILINE)
@@ -244,8 +246,8 @@ def _networkd(link: dict) -> str:
     )
 
 
-def _network_manager(link: dict) -> str:
-    name = connection(link["interface"])
+def _network_manager(link: dict, owner: Names) -> str:
+    name = connection(link["interface"], owner)
     mtu = f"mtu={link['mtu']}\n" if link.get("mtu") else ""
     return (
         f"# Written by llamacpp.cluster, which overwrites what is changed here.\n{_mark(link)}\n"
@@ -268,29 +270,45 @@ def _netplan(links: list[dict]) -> str:
     return text
 
 
-def connection(interface: str) -> str:
+def connection(interface: str, owner: Names) -> str:
     """Name of our profile where NetworkManager alone manages the host."""
-    return f"llamacpp-{interface}"
+    return f"{owner.files}-{interface}"
 
 
-def wanted(links: list[dict], manager: str | None) -> dict[str, str]:
+def wanted(links: list[dict], manager: str | None, owner: Names = DEFAULT) -> dict[str, str]:
     """Path → text of the files that configure the managed links."""
     own = managed(links)
     if not own or manager is None:
         return {}
     if manager == "netplan":
-        return {"/" + OURS["netplan"]: _netplan(sorted(own, key=lambda link: link["interface"]))}
-    write = _networkd if manager == "networkd" else _network_manager
-    return {"/" + OURS[manager].replace("*", link["interface"]): write(link) for link in own}
+        return {"/" + OURS["netplan"].format(owner.files): _netplan(sorted(own, key=lambda link: link["interface"]))}
+    place = "/" + OURS[manager].format(owner.files)
+    return {
+        place.replace("*", link["interface"]): _networkd(link)
+        if manager == "networkd"
+        else _network_manager(link, owner)
+        for link in own
+    }
 
 
-def ours(root: Path = ROOT) -> dict[str, str]:
+def ours(root: Path = ROOT, owner: Names = DEFAULT) -> dict[str, str]:
     """Path → text of our files on this host, whichever manager they are for."""
     return {
         "/" + str(path.relative_to(root)): path.read_text(errors="replace")
         for pattern in OURS.values()
-        for path in sorted(root.glob(pattern))
+        for path in sorted(root.glob(pattern.format(owner.files)))
     }
+
+
+def _of_other_cluster(link: dict, root: Path, owner: Names) -> str | None:
+    """The file by which another cluster configures the interface."""
+    mine = ours(root, owner)
+    for pattern in OURS.values():
+        for path in sorted(root.glob(pattern.format(ANY + "*"))):
+            file = "/" + str(path.relative_to(root))
+            if file not in mine and link["interface"] in [entry["interface"] for entry in _marked({file: _read(path)})]:
+                return file
+    return None
 
 
 def _marked(files: dict[str, str]) -> list[dict]:
@@ -383,7 +401,7 @@ def _keyfile(path: Path) -> dict[str, dict[str, str]]:
     return {section: dict(parser[section]) for section in parser.sections()}
 
 
-def _foreign_networkd(link: dict, by_netplan: bool, root: Path) -> str | None:
+def _foreign_networkd(link: dict, by_netplan: bool, root: Path, owner: Names) -> str | None:
     """The file by which networkd configures the interface now, if it would win over ours or gives another static address."""
     name = link["interface"]
     index = _read(root / "sys/class/net" / name / "ifindex")
@@ -391,10 +409,10 @@ def _foreign_networkd(link: dict, by_netplan: bool, root: Path) -> str | None:
     if not current:
         return None
     file = current.group(1)
-    if file in ours(root):
+    if file in ours(root, owner):
         return None
-    own = f"10-netplan-{name}.network" if by_netplan else f"70-llamacpp-{name}.network"
-    known = [entry["interface"] for entry in _marked(ours(root))]
+    own = f"10-netplan-{name}.network" if by_netplan else f"70-{owner.files}-{name}.network"
+    known = [entry["interface"] for entry in _marked(ours(root, owner))]
     if by_netplan and os.path.basename(file) == own and name in known:
         return None
     statics = re.findall(r"^\s*Address\s*=\s*(\S+)", _read(root / file.lstrip("/")), re.MULTILINE)
@@ -402,21 +420,24 @@ def _foreign_networkd(link: dict, by_netplan: bool, root: Path) -> str | None:
     return file if wins or any(address != link["address"] for address in statics if ":" not in address) else None
 
 
-def _foreign_netplan(link: dict, root: Path) -> str | None:
+def _foreign_netplan(link: dict, root: Path, owner: Names) -> str | None:
     pattern = re.compile(rf"""(^|[\s{{,"']){re.escape(link["interface"])}["']?\s*:""", re.MULTILINE)
     for folder in NETPLAN_FOLDERS:
         for path in sorted((root / folder).glob("*.yaml")):
             text = re.sub(r"#.*", "", _read(path))
-            if str(path.relative_to(root)) != OURS["netplan"] and pattern.search(text):
+            if str(path.relative_to(root)) != OURS["netplan"].format(owner.files) and pattern.search(text):
                 return "/" + str(path.relative_to(root))
     return None
 
 
-def _foreign_keyfile(link: dict, mac: str, root: Path) -> str | None:
+def _foreign_keyfile(link: dict, mac: str, root: Path, owner: Names) -> str | None:
     """A profile of NetworkManager that gives the interface another static address."""
     for folder in KEYFILE_FOLDERS:
         for path in sorted((root / folder).glob("*.nmconnection")):
-            if path.name in (f"llamacpp-{link['interface']}.nmconnection", f"netplan-{link['interface']}.nmconnection"):
+            if path.name in (
+                f"{connection(link['interface'], owner)}.nmconnection",
+                f"netplan-{link['interface']}.nmconnection",
+            ):
                 continue
             profile = _keyfile(path)
             named = profile.get("connection", {}).get("interface-name") == link["interface"]
@@ -437,20 +458,20 @@ def _foreign_ifupdown(link: dict, root: Path) -> str | None:
     return next(("/" + str(path.relative_to(root)) for path in paths if pattern.search(_read(path) + "\n")), None)
 
 
-def _foreign(link: dict, host: dict, root: Path) -> str | None:
+def _foreign(link: dict, host: dict, root: Path, owner: Names) -> str | None:
     """The file of somebody else that already configures the interface, or None."""
     name, kind = link["interface"], host["manager"]
-    file = _foreign_ifupdown(link, root)
+    file = _of_other_cluster(link, root, owner) or _foreign_ifupdown(link, root)
     if not file and kind == "netplan":
-        file = _foreign_netplan(link, root)
+        file = _foreign_netplan(link, root, owner)
     if not file and kind in ("netplan", "networkd"):
-        file = _foreign_networkd(link, kind == "netplan", root)
+        file = _foreign_networkd(link, kind == "netplan", root, owner)
     if not file and kind in ("netplan", "NetworkManager"):
-        file = _foreign_keyfile(link, host["interfaces"][name]["mac"], root)
+        file = _foreign_keyfile(link, host["interfaces"][name]["mac"], root, owner)
     return file
 
 
-def _problem(link: dict, host: dict, root: Path, runner: Run) -> str | None:
+def _problem(link: dict, host: dict, root: Path, runner: Run, owner: Names) -> str | None:
     """Why the interface of a link must not be configured, in one sentence."""
     name, instead = link["interface"], "or set manage: false for this link"
     folder = root / "sys/class/net" / name
@@ -471,10 +492,10 @@ def _problem(link: dict, host: dict, root: Path, runner: Run) -> str | None:
         return f"llama_links: {name} is not an Ethernet or Thunderbolt interface: name the one of the direct cable, {instead}."
     if (folder / "master").exists():
         return f"llama_links: {name} is part of {(folder / 'master').resolve().name}: remove it from there, {instead}."
-    foreign = _foreign(link, host, root)
+    foreign = _foreign(link, host, root, owner)
     if foreign:
         return f"llama_links: {name} is already configured by {foreign}: remove {name} from that file, {instead}."
-    before = [entry["address"] for entry in _marked(ours(root)) if entry["interface"] == name]
+    before = [entry["address"] for entry in _marked(ours(root, owner)) if entry["interface"] == name]
     strangers = [
         address
         for address in host["interfaces"][name]["addresses"]
@@ -489,7 +510,7 @@ def _problem(link: dict, host: dict, root: Path, runner: Run) -> str | None:
     return None
 
 
-def problems(links: list[dict], facts: dict, root: Path = ROOT, runner: Run = run) -> list[str]:
+def problems(links: list[dict], facts: dict, root: Path = ROOT, runner: Run = run, owner: Names = DEFAULT) -> list[str]:
     """Why the links must not be configured, one sentence each; empty when nothing speaks against it."""
     sentences = _syntax(links)
     own = managed(links)
@@ -500,12 +521,12 @@ def problems(links: list[dict], facts: dict, root: Path = ROOT, runner: Run = ru
     ]
     if sentences:
         return sentences
-    if (own or ours(root)) and os.geteuid() != 0:
+    if (own or ours(root, owner)) and os.geteuid() != 0:
         return ["llama_links: configuring interfaces needs root: run with become, or set manage: false."]
     sentences = [
         f"llama_links: {link['interface']} carries the connection that Ansible uses, and its address {link['address']} would be "
         "removed: connect through another network."
-        for link in _marked(ours(root))
+        for link in _marked(ours(root, owner))
         if link["interface"] not in names and link["interface"] in facts["management"]
     ]
     if sentences or not own:
@@ -517,7 +538,7 @@ def problems(links: list[dict], facts: dict, root: Path = ROOT, runner: Run = ru
         ]
     if not _addresses(runner):
         return ["llama_links: `ip -json address` prints nothing on this host: install iproute2, or set manage: false."]
-    sentences = [sentence for link in own for sentence in [_problem(link, facts, root, runner)] if sentence]
+    sentences = [sentence for link in own for sentence in [_problem(link, facts, root, runner, owner)] if sentence]
     return sentences or _overlaps(own, facts, ssh_connection(root))
 
 
@@ -613,18 +634,18 @@ def _text(files: dict[str, str], modes: dict[str, int], live: dict[str, str], de
     )
 
 
-def states(links: list[dict], facts: dict, root: Path = ROOT) -> tuple[str, str]:
+def states(links: list[dict], facts: dict, root: Path = ROOT, owner: Names = DEFAULT) -> tuple[str, str]:
     """How the links stand and how they are to stand, as text: interfaces, then our files."""
-    old, new = ours(root), wanted(links, facts["manager"])
+    old, new = ours(root, owner), wanted(links, facts["manager"], owner)
     now, then = _live(_goals(links, old), facts, root)
     waiting = _unauthorised(links, facts)
     modes = {path: (root / path.lstrip("/")).stat().st_mode & 0o777 for path in old}
     return _text(old, modes, now, waiting, 0), _text(new, {path: _file_mode(path) for path in new}, then, waiting, 1)
 
 
-def differs(links: list[dict], facts: dict, root: Path = ROOT) -> bool:
+def differs(links: list[dict], facts: dict, root: Path = ROOT, owner: Names = DEFAULT) -> bool:
     """Whether files, addresses or MTU are not as wanted, or one of our files belongs to no link any more."""
-    before, after = states(links, facts, root)
+    before, after = states(links, facts, root, owner)
     return before != after
 
 
@@ -652,9 +673,9 @@ def _write_files(present: dict[str, str], planned: dict[str, str], root: Path) -
         replace_file(target, text, _file_mode(path))
 
 
-def _profile(interface: str, kind: str | None) -> str:
+def _profile(interface: str, kind: str | None, owner: Names) -> str:
     """Name of the interface's profile in NetworkManager."""
-    return f"netplan-{interface}" if kind == "netplan" else connection(interface)
+    return f"netplan-{interface}" if kind == "netplan" else connection(interface, owner)
 
 
 def _reload_network_manager(profiles: dict[str, str], root: Path, runner: Run) -> None:
@@ -685,9 +706,9 @@ def _until(done: Callable[[], bool]) -> bool:
     return True
 
 
-def _configure(links: list[dict], host: dict, root: Path, runner: Run) -> None:
-    kind, old = host["manager"], ours(root)
-    new, goals = wanted(links, kind), _goals(links, old)
+def _configure(links: list[dict], host: dict, root: Path, runner: Run, owner: Names) -> None:
+    kind, old = host["manager"], ours(root, owner)
+    new, goals = wanted(links, kind, owner), _goals(links, old)
     now, then = _live(goals, host, root)
     before = {link["interface"]: link for link in _marked(old)}
     after = {link["interface"]: link for link in _marked(new)}
@@ -706,7 +727,7 @@ def _configure(links: list[dict], host: dict, root: Path, runner: Run) -> None:
         through |= {name for name in goals if _by_network_manager(name, host, root)}
     if through:
         _reload_network_manager(
-            {name: _profile(name, kind) for name in changed if name in through & set(after)}, root, runner
+            {name: _profile(name, kind, owner) for name in changed if name in through & set(after)}, root, runner
         )
     if kind in ("netplan", "networkd") and set(changed) - through:
         runner(["networkctl", "reload"])
@@ -733,7 +754,9 @@ def _look(kind: str | None) -> str:
     return "nmcli device" if kind == "NetworkManager" else "networkctl status"
 
 
-def apply(links: list[dict], check: bool, root: Path = ROOT, runner: Run = run) -> tuple[str, str]:
+def apply(
+    links: list[dict], check: bool, root: Path = ROOT, runner: Run = run, owner: Names = DEFAULT
+) -> tuple[str, str]:
     """Gives the managed links their addresses and takes back what no link wants any more.
 
     :param check: change nothing.
@@ -741,8 +764,8 @@ def apply(links: list[dict], check: bool, root: Path = ROOT, runner: Run = run) 
     :raises LinkError: before any change when the links must not be configured, or when an interface does not get its settings.
     """
     host = facts(root, runner)
-    _refuse(problems(links, host, root, runner))
-    before, after = states(links, host, root)
+    _refuse(problems(links, host, root, runner, owner))
+    before, after = states(links, host, root, owner)
     if check or before == after:
         return before, after
     waiting = _unauthorised(links, host)
@@ -751,8 +774,8 @@ def apply(links: list[dict], check: bool, root: Path = ROOT, runner: Run = run) 
         missing = [link["interface"] for link in managed(links) if link["interface"] not in host["interfaces"]]
         _until(lambda: all((root / "sys/class/net" / name).exists() for name in missing))
         host = facts(root, runner)
-        _refuse(problems(links, host, root, runner))
-    _configure(links, host, root, runner)
+        _refuse(problems(links, host, root, runner, owner))
+    _configure(links, host, root, runner, owner)
     return before, after
 
 

@@ -8,6 +8,7 @@ Whatever is asked for, the head stops before workers, and workers start before t
 
 from __future__ import annotations
 
+import glob
 import os
 import pwd
 import re
@@ -17,9 +18,10 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names, service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, files, names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file, text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host as host_facts
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf
 
 COMMAND_SECONDS = 120
 """Definitions give a service 30 seconds to end before it is killed."""
@@ -62,9 +64,6 @@ def _last_lines(text: str) -> str:
 class Manager:
     """What the classes share. Verbs take names of services, and have nothing to do without one."""
 
-    log_folder = "state"
-    """Below the prefix; holds NAME.log."""
-
     def __init__(self, record: service_managers.ServiceManager, host: Host):
         self.record = record
         self.host = host
@@ -98,7 +97,7 @@ class Manager:
 
     def log(self, service: str) -> str:
         """What a service wrote last."""
-        return text_of(Path(self.host.prefix, self.log_folder, f"{service}.log"))
+        return text_of(Path(self.record.log.format(prefix=self.host.prefix, service=service)))
 
     def unread(self, services: Collection[str]) -> set[str]:
         """Those whose definition the manager has not read since it was written."""
@@ -107,6 +106,10 @@ class Manager:
     def not_at_boot(self, services: Collection[str]) -> set[str]:
         """Those that do not start at boot though the manager could start them."""
         return set()
+
+    def restarts(self, services: Collection[str]) -> dict[str, int]:
+        """Service → how often the manager has started it again by itself since it was last started on purpose, where the manager counts that."""
+        return {}
 
     def problems(self) -> list[str]:
         """Why the manager itself cannot run services, a sentence each."""
@@ -162,9 +165,9 @@ class Systemd(Manager):
     def define(self, services: Collection[Service]) -> None:
         super().define(services)
         self._systemctl("daemon-reload")
-        at_boot = self._units(service.name for service in services if service.at_boot)
+        at_boot = self.not_at_boot([service.name for service in services if service.at_boot])
         if at_boot:
-            self._systemctl("enable", "--quiet", *at_boot)
+            self._systemctl("enable", "--quiet", *self._units(sorted(at_boot)))
 
     def remove(self, services: Collection[str]) -> None:
         at_boot = [name for name in services if name not in self.not_at_boot(services)]
@@ -183,6 +186,13 @@ class Systemd(Manager):
         except commands.CommandError:
             return set()
         return {name for name, value in shown.items() if value == "yes"}
+
+    def restarts(self, services: Collection[str]) -> dict[str, int]:
+        try:
+            shown = self._show(services, "NRestarts")
+        except commands.CommandError:
+            return {}
+        return {name: int(value) for name, value in shown.items() if value.isdigit()}
 
     def not_at_boot(self, services: Collection[str]) -> set[str]:
         target = "default" if self.user else "multi-user"
@@ -291,8 +301,6 @@ SETTLED = {"start": re.compile("already started"), "stop": re.compile("not runni
 class Supervisor(Manager):
     """supervisor of the installation itself, where the host has nothing else. It starts what it reads."""
 
-    log_folder = "supervisor"
-
     def _control(self, *words: str, may_fail: bool = False) -> str:
         if not self._runs():
             raise ServiceError(
@@ -385,7 +393,7 @@ class Change(NamedTuple):
 
 
 def _is_head(service: str) -> bool:
-    return service in names.HEADS
+    return names.is_head(service)
 
 
 def _head_first(services: Iterable[str]) -> list[list[str]]:
@@ -409,8 +417,9 @@ def _steps(manager: Manager, wanted: Wanted, states: dict[str, str]) -> Steps:
     redefined = [service.name for service in wanted.run if not manager.is_defined(service)]
     restart = [name for name in planned if name in redefined or name in wanted.restart]
     at_boot = [service.name for service in wanted.run if service.at_boot]
-    # Of a service that is restarted, the manager may still have an older definition than the file.
-    unsettled = {*restart, *manager.not_at_boot(at_boot), *manager.unread(planned)}
+    # Of a service that is restarted, the manager may still have an older definition than the file: nobody waits for an answer to that.
+    unread = manager.unread([name for name in planned if name not in restart])
+    unsettled = {*restart, *manager.not_at_boot(at_boot), *unread}
     start = [name for name in dict.fromkeys([*planned, *wanted.start]) if name in restart or states[name] != RUNNING]
     ended = [*wanted.stop, *wanted.remove, *restart, *start]
     return Steps(
@@ -458,6 +467,17 @@ def _explain(manager: Manager, error: Exception, services: Iterable[str]) -> str
     logs = {name: _last_lines(manager.log(name)) for name in services}
     said = "".join(f"\nThe log of {name} ends in:\n{text}" for name, text in logs.items() if text)
     return f"{error}. Fix what it names on the host, and run the playbook again.{said}"
+
+
+def read_ahead(services: Iterable[Mapping[str, Any]]) -> None:
+    """Has the kernel read what these planned services are going to read, as far as memory is free: the next start finds it there."""
+    paths: list[Path] = []
+    for service in services:
+        paths += sorted(Path(service["process"][0]).parent.glob("*"))
+        for path in map(Path, service["reads"]):
+            first = gguf.FIRST_PART.fullmatch(path.name)
+            paths += sorted(path.parent.glob(f"{glob.escape(first[1])}-*-of-{first[2]}.gguf")) if first else [path]
+    files.read_ahead(paths, files.free_bytes())
 
 
 def apply(manager: Manager, wanted: Wanted, check: bool) -> list[Change]:

@@ -24,11 +24,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import (
     firewall,
     knocks,
     links,
+    plans,
     stored,
     tuning,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services as managers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import kept, names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.differences import Difference, Kind
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
@@ -36,7 +37,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 
 CLOCK_SECONDS = 3
-"""Start of a process and time of a file are compared with so much tolerance."""
+"""Start of a process and time of a file that a run writes are compared with so much tolerance."""
+READ_SECONDS = 0.5
+"""The same of a file that the operator replaces while the process runs: the later it starts to read, the less of a change is missed."""
 HASHED_BYTES = 256 * 1024 * 1024
 """Files that are larger are compared by size alone."""
 
@@ -263,15 +266,6 @@ def service_state(service: dict, running: dict[int, list[str]], folder: Path) ->
     }
 
 
-PORTS = {
-    ("worker", False): "port in llama_worker_endpoints",
-    ("worker", True): "staging_port in llama_worker_endpoints",
-    ("head", False): "llama_server_port",
-    ("head", True): "llama_server_staging_port",
-}
-"""Kind of a service, and whether it is temporary → where its port is given."""
-
-
 def taken_ports(planned: dict, services: dict) -> str | None:
     """A sentence where something else has the port of a planned service, or None.
 
@@ -280,7 +274,7 @@ def taken_ports(planned: dict, services: dict) -> str | None:
     blocked = [service for service in planned["services"] if services[service["name"]]["state"] == "foreign"]
     if not blocked:
         return None
-    where = dict.fromkeys(PORTS[service["kind"], service["temporary"]] for service in blocked)
+    where = dict.fromkeys(names.PORT_VARIABLES[service["kind"] == "head", service["temporary"]] for service in blocked)
     taken = " and ".join(f"{service['listens']}, on which {service['name']} is to listen" for service in blocked)
     if hides_processes():
         return (
@@ -365,8 +359,8 @@ def _redefined(planned: dict, services: dict) -> list[str]:
         except OSError:
             same = False
         started = started_at(services[service["name"]]["pid"])
-        written = max(_modified(read) for read in (path, *service["reads"]))
-        newer = started is not None and started + CLOCK_SECONDS < written
+        changed = [(path, CLOCK_SECONDS), *((read, READ_SECONDS) for read in service["reads"])]
+        newer = started is not None and any(started + most < _modified(file) for file, most in changed)
         if not same or newer or service["name"] in unread:
             names.append(service["name"])
     return names
@@ -387,26 +381,27 @@ def started_at(pid: int | None) -> float | None:
     """When a process started, in seconds since 1970 (Linux), or None where that is not known."""
     try:
         ticks = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
-        boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
-    except (OSError, StopIteration):
+    except OSError:
         return None
-    return int(boot.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)  # btime of /proc/stat has whole seconds alone
+    return booted + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _system(planned: dict) -> Iterator[Difference]:
     if not service_managers.MANAGERS[planned["service_manager"]].host_settings:
         return
+    own = names.of(planned["names"]["cluster"])
     manager = planned["firewall_manager"] or "a firewall that is not active"
-    if firewall.differs(planned["firewall_manager"], planned["firewall"]):
+    if firewall.differs(planned["firewall_manager"], planned["firewall"], firewall.System(own=own)):
         yield Difference("firewall", manager, f"rules of {manager} are not as planned")
-    if links.managed(planned["links"]) or links.ours():
+    if links.managed(planned["links"]) or links.ours(owner=own):
         known = links.facts()
-        problems = links.problems(planned["links"], known)
+        problems = links.problems(planned["links"], known, owner=own)
         if problems:
             raise links.LinkError(" ".join(problems))
-        if links.differs(planned["links"], known):
+        if links.differs(planned["links"], known, owner=own):
             yield Difference("link", "links", "links are not as planned")
-    tuned = tuning.apply(planned["tuning"]["parameters"], planned["tuning"]["profile"], check=True)
+    tuned = tuning.apply(planned["tuning"]["parameters"], planned["tuning"]["profile"], True, tuning.System(own=own))
     if tuned["before"] != tuned["after"]:
         yield Difference("tuning", "tuning", "kernel parameters or the tuned profile are not as planned")
 
@@ -418,7 +413,7 @@ def _named_releases(planned: dict, identities: set[str], applied: bool) -> set[s
     """
     folders = {planned["prefix"], os.path.realpath(planned["prefix"])}
     record = service_managers.MANAGERS[planned["service_manager"]]
-    defined = host.defined_services(planned["service_manager"], planned["units"])
+    defined = host.defined_services(planned["service_manager"], planned["units"], names.of(planned["names"]["cluster"]))
     ours = {record.definition(planned["units"], name) for name in defined} if applied else set()
     replaced: list[str] = []
     texts: list[str] = []
@@ -471,6 +466,7 @@ def unneeded_releases(planned: dict, applied: bool = False) -> list[str]:
         return sorted(partial)
     held = _named_releases(planned, others, applied)
     held |= {name for name in others if stored.under_way(planned["cache"], name)}
+    held |= others & plans.builds(planned["prefix"])
     unneeded = []
     for backend, left in room.items():
         own = {name for name in others if backends.backend_of(name) == backend}
@@ -491,6 +487,12 @@ def _all(kind: Kind, subjects: list[str], text: str) -> Iterator[Difference]:
     return (Difference(kind, subject, text.format(subject)) for subject in subjects)
 
 
+def _kept(identity: str | None, summaries: list[dict]) -> Iterator[Difference]:
+    """:param identity: of the plan; None of one that is not kept."""
+    if identity and [plan["id"] for plan in kept.served(summaries)[:1]] != [identity]:
+        yield Difference("kept", identity, f"plan {identity} is not noted as the last one that served")
+
+
 def drift(planned: dict) -> dict:
     """What differs on this host from its part of the plan.
 
@@ -499,14 +501,14 @@ def drift(planned: dict) -> dict:
         (those of them that are not planned), ``missing_builds`` (ids of planned builds that are not installed or not intact),
         ``installed`` (id of each other planned build → file → sha256), ``received`` (id of those that another host has compiled → that host),
         ``running_releases`` (ids of the releases whose programs run), ``changed_files`` (paths), ``redefined`` (names of services),
-        ``knocks`` (of knocks.results),
+        ``knocks`` (of knocks.results), ``plans`` (of plans.summaries),
         ``differences`` (all that an apply would change, each ``{"kind", "subject", "text"}``, as common.differences defines it).
     """
     knocking = knocks.begin(planned["knocks"], interfaces.addresses() if planned["knocks"] else [])
     running = processes(planned["prefix"], planned["account"])
     folder = Path(planned["state"])
     services = {service["name"]: service_state(service, running, folder) for service in planned["services"]}
-    defined = host.defined_services(planned["service_manager"], planned["units"])
+    defined = host.defined_services(planned["service_manager"], planned["units"], names.of(planned["names"]["cluster"]))
     manager = managers.manager_of(planned)
     manifests = {
         build["id"]: stored.installed(Path(planned["prefix"]) / "releases" / build["id"], build["targets"])
@@ -515,6 +517,7 @@ def drift(planned: dict) -> dict:
     missing = [identity for identity, manifest in manifests.items() if not manifest]
     stale = sorted(set(defined) - set(services))
     changed_files, redefined = _changed_files(planned["files"]), _redefined(planned, services)
+    summaries = plans.summaries(planned["prefix"])
     return {
         "services": services,
         "defined": defined,
@@ -530,6 +533,7 @@ def drift(planned: dict) -> dict:
         "changed_files": changed_files,
         "redefined": redefined,
         "knocks": knocks.results(knocking),
+        "plans": summaries,
         "differences": [
             difference.as_dict()
             for difference in (
@@ -544,6 +548,7 @@ def drift(planned: dict) -> dict:
                 *_services(services),
                 *_all("stale", stale, "{} is not planned any more"),
                 *_all("unneeded", unneeded_releases(planned), "release {} is no longer needed"),
+                *_kept(planned.get("id"), summaries),
             )
         ],
     }

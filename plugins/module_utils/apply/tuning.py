@@ -14,16 +14,12 @@ import os
 import re
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file
 
 COMMAND_SECONDS = 900
 """Making the boot images of all kernels takes minutes."""
 
-RECORD = "var/lib/llamacpp-kernel-parameters"
-DROP_IN = "etc/default/grub.d/90-llamacpp.cfg"
-TAKEN_BACK = "run/llamacpp-kernel-parameters"
-"""What was removed since the host was started; the folder is empty after a restart."""
 INCOMPLETE = "# This change was interrupted."
 
 GRUB_FILES = ("etc/default/grub", "etc/default/grub.d/*.cfg")
@@ -38,10 +34,14 @@ class TuningError(ValueError):
 
 
 class System:
-    """The host's files, by paths without a leading slash, and its programs."""
+    """The host's files, by paths without a leading slash, its programs, and where a cluster notes what is its own."""
 
-    def __init__(self, root: Path = Path("/")):
+    def __init__(self, root: Path = Path("/"), own: names.Names = names.DEFAULT):
         self.root = root
+        self.record = f"var/lib/{own.root}-kernel-parameters"
+        self.drop_in = f"etc/default/grub.d/90-{own.root}.cfg"
+        self.taken_back = f"run/{own.root}-kernel-parameters"
+        """What was removed since the host was started; the folder is empty after a restart."""
 
     def glob(self, *patterns: str) -> list[str]:
         return [str(path.relative_to(self.root)) for pattern in patterns for path in sorted(self.root.glob(pattern))]
@@ -80,10 +80,13 @@ class Mechanism:
     """One way to make the command line; ``record`` is the file that says what of it is ours."""
 
     name = ""
-    record = RECORD
 
     def __init__(self, system: System):
         self.system = system
+
+    @property
+    def record(self) -> str:
+        return self.system.record
 
     def usable(self) -> bool:
         raise NotImplementedError
@@ -173,7 +176,10 @@ class Grub(Mechanism):
     """Debian and Ubuntu. The drop-in is the record."""
 
     name = "grub"
-    record = DROP_IN
+
+    @property
+    def record(self) -> str:
+        return self.system.drop_in
 
     def usable(self) -> bool:
         return self.system.has("update-grub") and bool(self.system.read("etc/default/grub"))
@@ -220,7 +226,7 @@ def _module_options(text: str) -> str:
 
 def conflicts(system: System, wanted: dict[str, str], ours: list[str], lines: dict[str, str]) -> list[str]:
     """Other values that somebody else gives, as «name=value in place»."""
-    sources = {"/" + file: system.read(file) for file in system.glob(*COMMAND_LINE_FILES) if file != DROP_IN}
+    sources = {"/" + file: system.read(file) for file in system.glob(*COMMAND_LINE_FILES) if file != system.drop_in}
     sources.update({"/" + file: _module_options(system.read(file)) for file in system.glob(*MODULE_FILES)})
     others = [
         f"{name}={value} in {place}"
@@ -278,8 +284,8 @@ def _set(wanted: dict[str, str], check: bool, system: System) -> dict:
             raise TuningError(f"«{name}={value}» is not a valid kernel parameter: use letters, digits and _ . : , / -")
     pairs = [f"{name}={value}" for name, value in wanted.items()]
     running = set(system.read("proc/cmdline").split())
-    taken_back = system.read(TAKEN_BACK).split()
-    left = [name for name in (RECORD, DROP_IN) if system.read(name)]
+    taken_back = system.read(system.taken_back).split()
+    left = [name for name in (system.record, system.drop_in) if system.read(name)]
     way = mechanism(system) if wanted or left else None
     if way is None:
         if left or not running.issuperset(pairs):
@@ -304,7 +310,7 @@ def _set(wanted: dict[str, str], check: bool, system: System) -> dict:
     taken_back = [pair for pair in dict.fromkeys(taken_back + gone) if pair not in pairs and pair in running]
     if before != after and not check:
         if taken_back:
-            system.write(TAKEN_BACK, " ".join(taken_back) + "\n")
+            system.write(system.taken_back, " ".join(taken_back) + "\n")
         system.write(way.record, INCOMPLETE + "\n" + way.recorded(ours, mine))
         way.apply(planned, gone, mine)
         system.write(way.record, way.recorded([], mine) if mine else "")

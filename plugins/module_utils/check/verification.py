@@ -8,6 +8,7 @@ A check is ``{"name", "subject", "status", "evidence"}``; status is passed, fail
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import ssl
@@ -17,8 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fallback, state
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, untrusted
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import is_loopback
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import VERIFIED, is_loopback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import (
     Each,
@@ -38,6 +40,10 @@ RECORD_BYTES, KEY_BYTES = 1024 * 1024, 64 * 1024
 """Of a file of the launcher's, and of the API keys, at most."""
 LINE, DEVICES = 500, 256
 """Characters of a line of the log that are shown, and devices of a log that are kept."""
+FAILED_CHECKS = 20
+"""That are recorded on the head."""
+LOADING = "the model is loading"
+"""What is said of a server that answers 503."""
 NAMES = 32
 """Of a certificate, that are shown."""
 PARTIAL_CHAIN = 0x80000
@@ -109,6 +115,23 @@ def ends_at_each_start(evidence: dict, before: int) -> bool:
     said = f"llama-server ended {recorded['number'] - before} times while verify waited for it, the last time {recorded['how']}"
     evidence.update(health={"healthy": False, "said": said}, waits_for=[], log=recorded["log"])
     return True
+
+
+def record(prefix: str, verified: dict) -> None:
+    """Leaves on the head what a verification has found, for status.
+
+    :param verified: ``passed``, ``failed`` and ``release``.
+    :raises OSError: names the file.
+    """
+    path = Path(prefix, VERIFIED)
+    replace_file(path, json.dumps({"schema": SCHEMA, "time": int(time.time()), **verified}) + "\n", 0o644)
+
+
+def recorded(plan: dict, judged: dict) -> dict:
+    """What record writes of a report."""
+    failed = [check for check in judged["checks"] if check["status"] == "failed"]
+    texts = [f"{check['name']} of {check['subject']}: {check['evidence']}"[:LINE] for check in failed]
+    return {"passed": judged["passed"], "failed": texts[:FAILED_CHECKS], "release": plan["release"]["ref"]}
 
 
 def first_key(path: str | None) -> str | None:
@@ -190,15 +213,20 @@ def examine_certificate(url: str, path: str) -> dict:
     return {"names": names[:NAMES], "until": printable(found["notAfter"])}
 
 
-def wait_for_health(url: str, seconds: float, certificate: bytes | None = None) -> dict:
-    """``{"healthy", "said"}`` after at most so many seconds. A server with another certificate is not waited for: it keeps that until it ends."""
+def wait_for_health(
+    url: str, seconds: float, certificate: bytes | None = None, patience: float = HEALTH_SECONDS
+) -> dict:
+    """``{"healthy", "said"}`` after at most so many seconds. A server with another certificate is not waited for: it keeps that until it ends.
+
+    :param patience: seconds that one answer may take.
+    """
     deadline = time.monotonic() + seconds
     while True:
-        reply = reading.ask(_address(url), "/health", HEALTH_SECONDS, certificate=certificate)
+        reply = reading.ask(_address(url), "/health", patience, certificate=certificate)
         if reply.status == 200:
             return {"healthy": True, "said": "ok"}
         if reply == (0, reading.OTHER_CERTIFICATE) or time.monotonic() >= deadline:
-            said = "the model is loading" if reply.status == 503 else _said(reply)
+            said = LOADING if reply.status == 503 else _said(reply)
             return {"healthy": False, "said": said}
         time.sleep(0.5)
 
@@ -513,11 +541,13 @@ def _closed(plan: dict, drifts: dict, knocks: dict[str, str | None], changed: Co
         stale = owners.get(endpoint) in changed and name not in changed
         return endpoint in plan["hosts"][name]["knocks"] and not stale
 
-    tries = _tries(drifts, knocks, counts)
+    tries, own = _tries(drifts, knocks, counts), names.of(plan["cluster"])
     for name, planned in plan["hosts"].items():
         for worker in planned["workers"]:
             address = worker["listens"].rsplit(":", 1)[0]
-            service = (drifts.get(name) or {"services": {}})["services"].get(f"llamacpp-worker-{worker['name']}", {})
+            service = (drifts.get(name) or {"services": {}})["services"].get(
+                own.service(f"worker-{worker['name']}"), {}
+            )
             listening = service.get("addresses", [])
             if any(other != address for other in listening):
                 judged: tuple[bool | None, str] = False, f"it listens on {', '.join(listening)}"
@@ -705,12 +735,13 @@ def may_become_healthy(plan: dict, drifts: dict[str, dict | None]) -> bool:
     """Whether it makes sense to wait for the server: all workers run that it uses, or that a fallback of it needs."""
     if plan["staging"]:
         return True
+    known = names.of(plan["cluster"])
     own: dict[str, bool] = {}
     needed: list[list[str]] = [[]]
     for name, planned in plan["hosts"].items():
         services = (drifts.get(name) or {"services": {}})["services"]
         for worker in planned["workers"]:
-            service = services.get(f"llamacpp-worker-{worker['name']}", {})
+            service = services.get(known.service(f"worker-{worker['name']}"), {})
             own[worker["endpoint"]] = service.get("state") == "running"
             needed[0] += [worker["endpoint"]] if worker["used"] else []
     if plan["head"]["fallback_after"] is not None:
@@ -753,6 +784,22 @@ def _staging(plan: dict, staged: dict) -> dict:
     return _check(
         "staging", subject, True, f"{answer['evidence']}, on the staging ports of {_count(devices, 'worker')}"
     )
+
+
+def gate(plan: dict, evidence: dict) -> str | None:
+    """Why a head that was started does not serve, with the last lines of its log; None where it is healthy and has answered.
+
+    :param plan: with ``head``, ``model`` and ``external_workers``.
+    """
+    if not evidence["health"]["healthy"]:
+        waiting = evidence.get("waits_for") or []
+        said = "; ".join(waiting or [evidence["health"]["said"]])
+        help_for = f" {remedy(plan, waiting)}" if waiting else ""
+        log = "".join(f"\n{line}" for line in evidence["log"])
+        return f"llama-server is not healthy: {said}.{help_for}" + (f" Its log ends in:{log}" if log else "")
+    checks = [_completion(plan, evidence), *([_known_answer(plan, evidence)] if plan["model"]["known_answer"] else [])]
+    wrong = [f"{check['name']}: {check['evidence']}" for check in checks if check["status"] == "failed"]
+    return f"llama-server does not answer as it should: {'; '.join(wrong)}" if wrong else None
 
 
 def judge(

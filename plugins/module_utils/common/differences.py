@@ -21,6 +21,7 @@ Kind = Literal[
     "service",
     "stale",
     "unneeded",
+    "kept",
 ]
 KINDS: tuple[str, ...] = get_args(Kind)
 

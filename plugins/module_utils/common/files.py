@@ -7,9 +7,14 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import tempfile
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+
+TEMPORARY = ".llamacpp-"
+"""How the names of files begin that are not whole yet."""
 
 
 def text_of(path: Path) -> str:
@@ -18,6 +23,34 @@ def text_of(path: Path) -> str:
         return path.read_text(errors="replace")
     except OSError:
         return ""
+
+
+def free_bytes() -> int:
+    """Memory that nothing uses, not even as a cache; 0 where that is not known."""
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return 0
+
+
+def read_ahead(paths: Iterable[Path], room: int) -> None:
+    """Asks the kernel to read files into its page cache, in this order, until one has more bytes than there is room for. One that cannot be
+    read is left out: whoever needs it says so."""
+    if not hasattr(os, "posix_fadvise"):
+        return
+    for path in paths:
+        with suppress(OSError):
+            handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            try:
+                status = os.fstat(handle)
+                if not stat.S_ISREG(status.st_mode):
+                    continue
+                room -= status.st_size
+                if room < 0:
+                    return
+                os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_WILLNEED)
+            finally:
+                os.close(handle)
 
 
 def replace_file(target: Path, text: str, mode: int) -> None:
@@ -33,7 +66,7 @@ def replace_file(target: Path, text: str, mode: int) -> None:
 
 
 def _replace(target: Path, text: str, mode: int) -> None:
-    handle, temporary = tempfile.mkstemp(prefix=".llamacpp-", dir=target.parent)
+    handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=target.parent)
     try:
         with os.fdopen(handle, "w", errors="surrogateescape") as file:
             file.write(text)

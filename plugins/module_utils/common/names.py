@@ -7,28 +7,52 @@ from __future__ import annotations
 
 import os
 import re
+import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers, untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 
-ACCOUNT = "llamacpp"
+DEFAULT_CLUSTER = "llama_cluster"
+"""The cluster whose names have no name of a cluster in them."""
+ROOT = "llamacpp"
 BUILD_ACCOUNT = "llamacpp-build"
-SERVICES = "llamacpp-"
-STAGING_SERVICES = "llamacpp-staging-"
-"""How the names of services begin: of those that serve, and of those that prove a release on the staging ports meanwhile."""
+"""Compiles for every cluster of a host: they share sources and ccache."""
+BUILD_HOME = f"/opt/{ROOT}"
+"""Home of that account."""
+CLUSTER = "[a-z_][a-z0-9_]*"
+"""Of a cluster: without a hyphen, so that no name of one cluster begins like those of another."""
+RESERVED = ("build", "server", "staging", "worker")
+"""Parts of names, which no cluster may have as its name."""
+LONGEST_POLICY = 17
+"""Of firewalld, which makes names of chains from it (max_policy_name_len in its functions.py)."""
+PRIORITIES = range(-20050, -10050, 2)
+"""Of a cluster's rich rules in firewalld: one to accept, and the next one to drop."""
+LONGEST_ACCOUNT = 32
+"""Of useradd (shadow) and of what login records hold."""
+LONGEST_CLUSTER = LONGEST_ACCOUNT - len(ROOT) - 1
+SERVICE = re.compile(
+    rf"{ROOT}-(?:(?!(?:{'|'.join(RESERVED)})-)(?P<cluster>{CLUSTER})-)?(?P<staging>staging-)?(?:(?P<head>server)|worker-.+)"
+)
 SYSTEM = "/usr"
 """Prefix of what the distribution brings."""
-HEADS = (SERVICES + "server", STAGING_SERVICES + "server")
-"""Services of the head; all others are workers."""
 DEFINITION_MARK = "Written by llamacpp.cluster"
 """Stands in the first lines of every definition of a service."""
 KEPT_FACTS = "facts.json"
 """File below the prefix of the head with the facts from which the last plan was made."""
+LEASE, LEASE_LOCK = "lease.json", "lease.lock"
+"""Files below the prefix of the head: which run may change hosts, and the lock of those who read and write that."""
+CHANGES_LOCK = "changes.lock"
+"""File below the prefix of each host whose lock belongs to the process that changes services there."""
+TAKE_OVER = "llama_lease_take_over"
+"""Variable with which an operator takes the lease from another run."""
 FALLBACKS = "fallbacks.json"
 """File below the prefix of the head with what its launcher may serve on while a worker is away."""
 SERVING = "serving.json"
 """File in the folder of the head's launcher that says what it serves on."""
+VERIFIED = "verified.json"
+"""File below the prefix of the head with the result of the last verification."""
 FIREWALLS = ("firewalld", "ufw", "nftables")
 """Managers of a host's firewall that are driven."""
 LINK_KINDS = ("ethernet", "thunderbolt", "usb4", "infiniband", "wireless")
@@ -38,8 +62,35 @@ MTU = range(1280, 65536)
 LOOPBACK = "127.0.0.1"
 EVERY_ADDRESS, EVERYBODY = "0.0.0.0", "0.0.0.0/0"
 """Where a program listens on all addresses of its host, and the network of all hosts."""
-INSTALLED = ("releases", "runtime", "state", "supervisor", "venv", "links", "lingering", KEPT_FACTS, FALLBACKS)
+CLUSTER_RECORD = "cluster.json"
+"""File below the prefix of every host that says which ports and how much memory the cluster has there by plan."""
+PLANS = "plans"
+"""Folder below the prefix with the host's own part of the last plans."""
+INSTALLED = (
+    "releases",
+    "runtime",
+    "state",
+    "supervisor",
+    "venv",
+    "links",
+    "lingering",
+    KEPT_FACTS,
+    VERIFIED,
+    LEASE,
+    LEASE_LOCK,
+    CHANGES_LOCK,
+    CLUSTER_RECORD,
+    FALLBACKS,
+    PLANS,
+)
 """What an installation has below its prefix, apart from models, which may be an operator's."""
+PORT_VARIABLES = {
+    (False, False): "port in llama_worker_endpoints",
+    (False, True): "staging_port in llama_worker_endpoints",
+    (True, False): "llama_server_port",
+    (True, True): "llama_server_staging_port",
+}
+"""Whether a service is the head's, and whether it is temporary → where its port is given."""
 FAMILIES = {
     "debian": "debian",
     "ubuntu": "debian",
@@ -50,6 +101,115 @@ FAMILIES = {
     "suse": "suse",
     "opensuse": "suse",
 }
+
+
+class Names(NamedTuple):
+    """Every name that belongs to one cluster, so that clusters on the same host share none. Made by ``of``."""
+
+    cluster: str
+
+    @property
+    def root(self) -> str:
+        """How its names begin; also that of its folder and of its account."""
+        return ROOT + self._suffix("-")
+
+    @property
+    def account(self) -> str:
+        """As which its services run."""
+        return self.root
+
+    @property
+    def server(self) -> str:
+        """Service of the head."""
+        return self.service("server")
+
+    @property
+    def workers(self) -> str:
+        """How the names of workers that serve begin."""
+        return self.service("worker-")
+
+    def service(self, part: str, staged: bool = False) -> str:
+        """Name of a service: of one that serves, or of one that proves a release on the staging ports meanwhile.
+
+        :param part: ``server``, or ``worker-`` and the worker's name.
+        """
+        return f"{self.root}-{'staging-' if staged else ''}{part}"
+
+    def owns(self, service: str) -> bool:
+        """Whether a name is that of one of its services."""
+        found = SERVICE.fullmatch(service)
+        return found is not None and (found["cluster"] or DEFAULT_CLUSTER) == self.cluster
+
+    @property
+    def mark(self) -> str:
+        """What says in a firewall that a rule is its own."""
+        return f"llamacpp.cluster{self._suffix('-')}"
+
+    @property
+    def files(self) -> str:
+        """How its files in folders of others begin, where a name of an interface may follow after a hyphen."""
+        return ROOT + self._suffix(".")
+
+    @property
+    def policy(self) -> str:
+        """Of firewalld."""
+        return self.root if len(self.root) <= LONGEST_POLICY else f"{ROOT}-{zlib.crc32(self.cluster.encode()):08x}"
+
+    @property
+    def priorities(self) -> tuple[int, int]:
+        """Of its rich rules in firewalld that accept, and that drop: the only thing by which such rules are known."""
+        if self.cluster == DEFAULT_CLUSTER:
+            return -20052, -20051
+        first = PRIORITIES[zlib.crc32(self.cluster.encode()) % len(PRIORITIES)]
+        return first, first + 1
+
+    def collides(self, other: Names) -> bool:
+        """Whether rules of the two would be taken for each other; all other names differ."""
+        return self.policy == other.policy or self.priorities == other.priorities
+
+    def _suffix(self, separator: str) -> str:
+        return "" if self.cluster == DEFAULT_CLUSTER else separator + self.cluster
+
+    def as_dict(self) -> dict[str, str]:
+        """What playbooks and roles need of it."""
+        return {"cluster": self.cluster, "account": self.account, "server": self.server, "workers": self.workers}
+
+
+DEFAULT = Names(DEFAULT_CLUSTER)
+
+
+def of(cluster: str) -> Names:
+    """The names of a cluster.
+
+    :param cluster: name of the group with its hosts.
+    :raises Refusal: names of services, folders and accounts cannot be made from it.
+    """
+    if cluster == DEFAULT_CLUSTER or (
+        re.fullmatch(CLUSTER, cluster, re.ASCII) and len(cluster) <= LONGEST_CLUSTER and cluster not in RESERVED
+    ):
+        return Names(cluster)
+    raise Refusal(
+        f"llama_cluster_group is {untrusted.show(cluster)}, and its services, folders and accounts are named after it: give the group a name of "
+        f"lower-case letters, digits and _ that does not begin with a digit, of at most {LONGEST_CLUSTER} characters, and none of {', '.join(RESERVED)}"
+    )
+
+
+def cluster_of_folder(name: str) -> str | None:
+    """The cluster whose installation has such a name; None for others."""
+    found = re.fullmatch(rf"{ROOT}(?:-({CLUSTER}))?", name)
+    return (found[1] or DEFAULT_CLUSTER) if found else None
+
+
+def is_head(service: str) -> bool:
+    """Whether a name is that of a head's service, of any cluster; all others are workers."""
+    found = SERVICE.fullmatch(service)
+    return bool(found and found["head"])
+
+
+def is_staged(service: str) -> bool:
+    """Whether a name is that of a service that proves a release on the staging ports, of any cluster."""
+    found = SERVICE.fullmatch(service)
+    return bool(found and found["staging"])
 
 
 ROLLING = ("opensuse-tumbleweed",)
@@ -70,17 +230,17 @@ def distribution(os_release: str) -> dict[str, Any]:
     return {"id": names[0], "version": "" if names[0] in ROLLING else version, "family": family}
 
 
-def places(scope: str, manager: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Where things are installed: the installation, the cache that outlives it, and the service definitions.
+def places(scope: str, manager: str, environment: Mapping[str, str], cluster: str = DEFAULT_CLUSTER) -> dict[str, Any]:
+    """Where things are installed: the installation, the cache that outlives it and that all clusters share, and the service definitions.
 
     :param environment: of the connecting user, with ``HOME``.
     """
-    home = environment["HOME"]
+    home, root = environment["HOME"], of(cluster).root
     if scope == "system":
-        prefix, cache = "/opt/llamacpp", "/var/cache/llamacpp"
+        prefix, cache = f"/opt/{root}", f"/var/cache/{ROOT}"
     else:
-        prefix = os.path.join(environment.get("XDG_DATA_HOME") or home + "/.local/share", "llamacpp")
-        cache = os.path.join(environment.get("XDG_CACHE_HOME") or home + "/.cache", "llamacpp")
+        prefix = os.path.join(environment.get("XDG_DATA_HOME") or home + "/.local/share", root)
+        cache = os.path.join(environment.get("XDG_CACHE_HOME") or home + "/.cache", ROOT)
     return {
         "prefix": prefix,
         "cache": cache,

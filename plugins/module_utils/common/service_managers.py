@@ -38,6 +38,8 @@ class ServiceManager(NamedTuple):
     """Whether it gives a file of root's to one service."""
     hides_homes: bool = False
     """Whether services see neither /home nor /root."""
+    log: str = "{prefix}/state/{service}.log"
+    """Where a service's log is, or the command that shows it."""
     host_settings: bool = False
     """Whether links, firewall and kernel parameters can be set on its hosts: these modules drive systemd, as root."""
 
@@ -59,6 +61,7 @@ MANAGERS = {
         template="systemd.service.j2",
         ending=".service",
         sign="/run/systemd/system",
+        log="journalctl --unit={service}",
         closes_ports_by="systemd's unit",
         hands_over_keys=True,
         hides_homes=True,
@@ -71,6 +74,7 @@ MANAGERS = {
         ending=".service",
         sign="/run/systemd/system",
         probe=("systemctl", "--user", "show", "--property=Version"),
+        log="journalctl --user --unit={service}",
     ),
     "openrc": ServiceManager(
         system=LINUX,
@@ -93,6 +97,7 @@ MANAGERS = {
         template="supervisor.conf.j2",
         ending=".conf",
         tools=("venv",),
+        log="{prefix}/supervisor/{service}.log",
     ),
 }
 """The first one that a host has runs its services. supervisor comes last: the installation brings it along."""
@@ -101,6 +106,11 @@ MANAGERS = {
 def possible(system: str, scope: str) -> list[str]:
     """Names of the service managers that a host may have, the usual one first."""
     return [name for name, manager in MANAGERS.items() if manager.system == system and scope in manager.folders]
+
+
+def log_of(manager: str, prefix: str, service: str) -> str:
+    """Where a service's log is, or the command that shows it."""
+    return MANAGERS[manager].log.format(prefix=prefix, service=service)
 
 
 def folder(manager: str, scope: str, prefix: str, environment: Mapping[str, str]) -> str:

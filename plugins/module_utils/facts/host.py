@@ -45,8 +45,8 @@ ROOT_FOLDERS = "/usr/sbin:/usr/bin:/sbin:/bin"
 DEVICE_GROUPS = ("render", "video")
 """Groups whose members may use the graphics devices of Linux."""
 
-LINK_BYTES, FACTS_BYTES = 64 * 1024, 64 * 1024 * 1024
-"""What is read at most of one link's measurement, and of the facts of all hosts."""
+LINK_BYTES, RECORD_BYTES, FACTS_BYTES = 64 * 1024, 256 * 1024, 64 * 1024 * 1024
+"""What is read at most of one link's measurement, of what another cluster says of itself, and of the facts of all hosts."""
 SYSTEM_OPTIONS = "/etc/llama.cpp/config.ini"
 APT_LISTS = Path("/var/lib/apt/lists")
 
@@ -207,12 +207,42 @@ def option_files(scope: str, prefix: str, environment: Mapping[str, str], system
     return [path for path in (system, folder + "/llama.cpp/config.ini") if os.path.exists(path)]
 
 
-def defined_services(manager: str, units: str) -> list[str]:
-    """Names of services whose definition this collection has written."""
+def is_installed(prefix: Path) -> bool:
+    """Whether a folder holds an installation: models may stay there without one."""
+    return any((prefix / name).exists() for name in names.INSTALLED)
+
+
+def neighbours(own: names.Names, prefix: str) -> list[dict]:
+    """Other clusters with an installation on this host, and what each of them says of its ports and its memory."""
+    folders = {path for top in ("/opt", os.path.dirname(prefix)) for path in Path(top).glob(names.ROOT + "*")}
+    return [
+        _neighbour(cluster, folder)
+        for folder in sorted(folders)
+        for cluster in [names.cluster_of_folder(folder.name)]
+        if cluster and cluster != own.cluster and is_installed(folder)
+    ]
+
+
+def _neighbour(cluster: str, folder: Path) -> dict:
+    said: dict = {"ports": [], "memory_mib": {}}
+    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+        record = reading.read_object(folder / names.CLUSTER_RECORD, RECORD_BYTES)
+        said = {
+            "ports": [
+                {"service": str(port["service"]), "address": str(port["address"]), "port": int(port["port"])}
+                for port in record["ports"]
+            ],
+            "memory_mib": {str(device): int(mib) for device, mib in record["memory_mib"].items()},
+        }
+    return {"cluster": cluster, **said}
+
+
+def defined_services(manager: str, units: str, own: names.Names) -> list[str]:
+    """Names of a cluster's services whose definition this collection has written."""
     services = []
-    for path in Path(units).glob(f"{names.SERVICES}*") if os.path.isdir(units) else []:
+    for path in Path(units).glob(f"{own.root}-*") if os.path.isdir(units) else []:
         service = service_managers.MANAGERS[manager].service(path)
-        if service and not path.is_symlink():
+        if service and own.owns(service) and not path.is_symlink():
             with path.open(errors="replace") as stream:
                 if names.DEFINITION_MARK in stream.read(1000):
                     services.append(service)
@@ -243,18 +273,28 @@ def _installed(tools: Mapping[str, str | None], packages: dict | None) -> list[s
     return sorted([*(tool for tool, version in tools.items() if version), *(packages["installed"] if packages else [])])
 
 
-def facts(wanted_scope: str, catalogue: dict | None = None, measure: bool = False) -> dict:
+def place_of(wanted_scope: str, cluster: str) -> dict:
+    """``scope``, ``service_manager``, ``prefix``, ``cache`` and ``units`` of a cluster's installation here, whether it is there or not."""
+    own_scope = scope(wanted_scope)
+    manager = service_manager(own_scope)
+    environment = {"HOME": pwd.getpwuid(os.getuid()).pw_dir, **os.environ}
+    return {"scope": own_scope, "service_manager": manager, **names.places(own_scope, manager, environment, cluster)}
+
+
+def facts(
+    wanted_scope: str, catalogue: dict | None = None, measure: bool = False, cluster: str = names.DEFAULT_CLUSTER
+) -> dict:
     """Everything that planning needs to know of this host. Stable: nothing here changes with the load, but what is measured on request.
 
     :param catalogue: distribution family → its packages of llama.cpp, to look for them.
     :param measure: whether to measure speeds.
+    :param cluster: whose installation is looked at.
     """
-    wanted_scope = scope(wanted_scope)
-    manager = service_manager(wanted_scope)
+    place = place_of(wanted_scope, cluster)
+    wanted_scope, manager = place["scope"], place["service_manager"]
     record = service_managers.MANAGERS[manager]
     user = pwd.getpwuid(os.geteuid()).pw_name
     environment = {"HOME": pwd.getpwuid(os.getuid()).pw_dir, **os.environ}
-    place = names.places(wanted_scope, manager, environment)
     interpreter = python(wanted_scope)
     installed = toolchains.find()
     memory = hardware.memory_mib()
@@ -278,14 +318,11 @@ def facts(wanted_scope: str, catalogue: dict | None = None, measure: bool = Fals
         "toolchain": tools,
         "toolchains": installed,
         "tools": _installed(tools, packages),
-        "scope": wanted_scope,
         "user": user,
         "uid": os.geteuid(),
-        "accounts": {entry.pw_name: entry.pw_dir for entry in pwd.getpwall() if entry.pw_name.startswith("llamacpp")},
+        "accounts": {entry.pw_name: entry.pw_dir for entry in pwd.getpwall() if entry.pw_name.startswith(names.ROOT)},
         "device_groups": [group.gr_name for group in grp.getgrall() if group.gr_name in DEVICE_GROUPS],
         "python": interpreter,
-        "service_manager": manager,
-        "supervisor": supervisor(place["prefix"]),
         "lingering": {"enabled": lingers(user), "by_us": os.path.exists(place["prefix"] + "/lingering")},
         "firewall": firewall.of_host() if record.host_settings else None,
         "units_filter": firewall.of_units(interpreter) if record.closes_ports_by else None,
@@ -296,12 +333,23 @@ def facts(wanted_scope: str, catalogue: dict | None = None, measure: bool = Fals
         "interfaces": interfaces.interfaces(),
         "unified_heap": mesa.unified_heap(),
         "addresses": interfaces.addresses(),
-        "measured": measured_links(place["prefix"]),
         "option_files": option_files(wanted_scope, place["prefix"], environment),
         "reached_at": reached.address(os.environ),
-        "kept": kept_facts(place["prefix"]),
-        "defined": defined_services(manager, place["units"]),
+        **_installation(names.of(cluster), manager, place),
         **place,
+    }
+
+
+def _installation(own: names.Names, manager: str, place: Mapping[str, str]) -> dict:
+    """What is known of a cluster's installation on this host, whose folders are ``place``."""
+    return {
+        "names": own.as_dict(),
+        "installed": is_installed(Path(place["prefix"])),
+        "neighbours": neighbours(own, place["prefix"]),
+        "supervisor": supervisor(place["prefix"]),
+        "measured": measured_links(place["prefix"]),
+        "kept": kept_facts(place["prefix"]),
+        "defined": defined_services(manager, place["units"], own),
     }
 
 

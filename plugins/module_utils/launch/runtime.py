@@ -50,6 +50,7 @@ RETURN_EVERY, RETURN_TIMEOUT = 5.0, 2.0
 
 def ask_worker(endpoint: str, protocol: str | None, timeout: float) -> dict:
     """The answer of rpc.probe. Nobody may use the worker."""
+    journal.alive()
     address, port = endpoint.rsplit(":", 1)
     return rpc.probe(address, int(port), timeout, protocol)
 
@@ -72,6 +73,7 @@ def shake_hands(
     answers: dict = {}
     asked: dict[str, float] = {}
     while True:
+        journal.alive()
         for endpoint in endpoints:
             before = answers.get(endpoint, {}).get("state")
             if before == "ok" and time.monotonic() - asked[endpoint] < FRESH_SECONDS:
@@ -165,6 +167,7 @@ class Start:
             journal.say(f"llama-server ended {record.kept.failures} times in a row: the next start is in {left:.0f} s")
         until = time.monotonic() + left
         while time.monotonic() < until:
+            journal.alive()
             record.set(serving.WAITING)
             time.sleep(min(self.pause, max(0.0, until - time.monotonic())))
 
@@ -240,6 +243,7 @@ class Start:
         """Until llama-server ends; why it was ended, where it did not end by itself."""
         recorded = False
         while head.process.poll() is None:
+            journal.alive()
             recorded = recorded or write_handshakes(self.state, chosen.answers)
             with suppress(subprocess.TimeoutExpired):
                 head.process.wait(self.pause)

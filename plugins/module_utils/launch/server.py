@@ -34,8 +34,9 @@ LAST_BYTES = 4096
 HEALTH_SECONDS = 2.0
 HEALTH_EVERY, HEALTH_LOST_SECONDS = 10.0, 60.0
 LOST_AFTER_POLLS = 2
-UNACKNOWLEDGED = 7
-"""Retransmissions: 0.2 + 0.4 + … + 12.8 s, 25 s in a local network, like the keepalive of an idle connection."""
+UNACKNOWLEDGED, UNACKNOWLEDGED_SECONDS = 4, 20.0
+"""Retransmissions, the fourth of which comes after 3 s, and for how long there have been so many: together as long as the keepalive of an idle connection
+takes. Retransmissions alone say little: on a link that is down they come twice a second."""
 SILENCE_SECONDS = 300.0
 """The slowest prompt on record is 3.14 tokens per second (field notes), so that a batch of 512 tokens, llama.cpp's default, takes 163 s. For that
 time a worker computes, and no byte moves."""
@@ -195,7 +196,7 @@ class Head:
         stopped = self.lasting.seconds("stopped", look.activity.state == "T", now)
         if stopped >= progress.STOPPED_SECONDS:
             return Fault(f"llama-server has been stopped by a signal for {stopped:.0f} s")
-        return self._lost_workers(look) or self._stands_still(look, now)
+        return self._lost_workers(look, now) or self._stands_still(look, now)
 
     def busy(self) -> bool:
         """Whether a client waits for an answer, as far as is known."""
@@ -212,13 +213,13 @@ class Head:
             self.health = (healthy(self.url), now)
             self.ready = self.ready or self.health[0]
 
-    def _lost_workers(self, look: progress.Look) -> Fault | None:
+    def _lost_workers(self, look: progress.Look, now: float) -> Fault | None:
         """Workers whose connection is gone, seen twice in a row after the server had become ready, or whose host does not acknowledge."""
-        unreached = [
-            link.remote
-            for link in look.links
-            if link.remote in self.endpoints and link.retransmissions >= UNACKNOWLEDGED
-        ]
+        unreached = []
+        for link in look.links:
+            again = link.remote in self.endpoints and link.retransmissions >= UNACKNOWLEDGED
+            if self.lasting.seconds(f"unacknowledged {link.remote}", again, now) >= UNACKNOWLEDGED_SECONDS:
+                unreached.append(link.remote)
         if unreached:
             return Fault(f"lost worker {', '.join(unreached)}, whose host acknowledges nothing", unreached)
         present = connected(look.links, self.endpoints)
@@ -234,6 +235,10 @@ class Head:
         if min(mute, still) >= HEALTH_LOST_SECONDS:
             return Fault(f"llama-server has not answered /health for {mute:.0f} s, and nothing moves", silent=True)
         seen = bool(look.traffic) or not self.endpoints
+        if not seen and connected(look.links, self.endpoints):
+            journal.say_once(
+                "the kernel lends no sockets here: a program that hangs without being stopped is not found"
+            )
         quiet = min(still, self.lasting.seconds("wanted", seen and (client or not self.ready), now))
         if quiet < self.silence / 2:
             self._forget_question()
@@ -269,7 +274,7 @@ class Head:
             self.question.recv(1)
         except (BlockingIOError, ssl.SSLWantReadError):
             return False
-        except OSError:
+        except (OSError, ValueError):
             self._forget_question()
             return False
         return True

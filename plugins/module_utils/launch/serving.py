@@ -27,7 +27,7 @@ WRITE_SECONDS = 10.0
 LONGEST_WAIT = 60
 SETTLED_SECONDS = 30
 """For each so many seconds for which llama-server serves, one of its ends is forgotten."""
-RECENT_SECONDS = 60
+RECENT_SECONDS = 120
 DAY = 86400
 STEADY_SECONDS, LONGEST_STEADY_SECONDS = 30, 1800
 
@@ -35,8 +35,8 @@ STEADY_SECONDS, LONGEST_STEADY_SECONDS = 30, 1800
 class Kept(NamedTuple):
     """What one start leaves for the next."""
 
-    state: str = WAITING
-    time: int = 0
+    on_fallback: int = 0
+    """When it last served on a fallback."""
     restarts: int = 0
     failures: int = 0
     """Ends of llama-server that nobody asked for, and that are not forgotten yet."""
@@ -74,10 +74,10 @@ def read_kept(path: Path) -> Kept:
         told = read_json(path, FILE_BYTES)
         if not isinstance(told, dict):
             return Kept()
-        numbers = {name: int(told.get(name, 0)) for name in ("time", "restarts", "failures", "ended", "returns")}
+        numbers = {name: int(told.get(name, 0)) for name in ("on_fallback", "restarts", "failures", "ended", "returns")}
         last = [{"time": int(line["time"]), "text": str(line["text"])[:TEXT]} for line in told.get("last", [])]
         silences = tuple(int(when) for when in told.get("silences", []))
-        return Kept(str(told.get("state")), **numbers, silences=silences[-LAST:], last=tuple(last[-LAST:]))
+        return Kept(**numbers, silences=silences[-LAST:], last=tuple(last[-LAST:]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return Kept()
 
@@ -95,7 +95,7 @@ class Record:
 
     def __init__(self, folder: Path, write: Callable[[Path, dict], bool], say: Callable[[str], None]) -> None:
         self.path = folder / FILE
-        self.before = self.kept = read_kept(self.path)
+        self.kept = read_kept(self.path)
         self._write_file = write
         self._say = say
         self.state = WAITING
@@ -133,6 +133,7 @@ class Record:
     def ended(self, silent: bool = False) -> None:
         """Counts an end of llama-server that nobody asked for."""
         kept, now = self.kept, int(time.time())
+        self.state, self.since, self.without = WAITING, time.time(), ()
         silences = [when for when in kept.silences if now - when < DAY] + ([now] if silent else [])
         self.kept = kept._replace(
             restarts=kept.restarts + 1, failures=kept.failures + 1, ended=now, silences=tuple(silences)
@@ -140,12 +141,12 @@ class Record:
         self._write(time.monotonic())
 
     def returned(self) -> None:
-        self.kept = self.kept._replace(returns=self.kept.returns + 1, restarts=self.kept.restarts + 1)
+        self.kept = self.kept._replace(returns=self.kept.returns + 1, restarts=self.kept.restarts + 1, on_fallback=0)
 
     @property
     def served_on_fallback(self) -> bool:
         """Whether the start before this one served on a fallback just now."""
-        return self.before.state == FALLBACK and 0 <= time.time() - self.before.time < RECENT_SECONDS
+        return 0 <= time.time() - self.kept.on_fallback < RECENT_SECONDS
 
     @property
     def steady(self) -> float:
@@ -153,6 +154,8 @@ class Record:
         return min(LONGEST_STEADY_SECONDS, STEADY_SECONDS * 2 ** min(self.kept.returns, 10))
 
     def _write(self, now: float) -> None:
+        if self.state == FALLBACK:
+            self.kept = self.kept._replace(on_fallback=int(time.time()))
         kept = self.kept._asdict()
         self._write_file(
             self.path,

@@ -132,6 +132,7 @@ def run(
     bounded = time.monotonic()
     try:
         while process.poll() is None:
+            journal.alive()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=min(look, pause) if guard else pause)
             fault = guard.fault() if guard and process.poll() is None else None

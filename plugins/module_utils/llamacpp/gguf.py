@@ -379,13 +379,17 @@ def _read_file(reader: _Reader, source: Any, tensors: dict[str, Tensor]) -> tupl
     return metadata, types
 
 
+FIRST_PART = re.compile(r"(.*)-00001-of-(\d{5})\.gguf", re.DOTALL)
+"""Name of the first file of a model that has several."""
+
+
 def _other_parts(name: str, metadata: dict[str, Any], types: Mapping[str, str]) -> Iterator[str]:
     """Names of the files that belong to the first one, whose name is ``name``."""
     count = metadata.get("split.count", 1)
     if count in (0, 1):
         _hold_type(types, "split.count", "uint16")
         return
-    match = re.fullmatch(r"(.*)-00001-of-(\d{5})\.gguf", name, re.DOTALL)
+    match = FIRST_PART.fullmatch(name)
     if not is_whole(count) or not match or int(match.group(2)) != count:
         raise GGUFError(
             f"is one of {short(count)} parts: name the first one, which ends in -00001-of-{short(count):0>5}.gguf"

@@ -24,6 +24,8 @@ class Family(NamedTuple):
     prompt_share: float
     """Of the 16-bit rate, in prompts."""
     source: str
+    quantised: float = 1.0
+    """So many times as long takes a multiplication in prompts with weights of less than 16 bits."""
 
 
 FAMILIES = {
@@ -31,7 +33,7 @@ FAMILIES = {
         0.89, 2.7, 0.62, "7B in F16, Q8_0 and Q4_0 on M1 Max to M4 Max (ggml-org/llama.cpp#4167), field notes"
     ),
     "nvidia": Family(0.85, 1.5, 0.7, "docs/hardware.md: H200"),
-    "datacenter": Family(0.85, 1.5, 0.25, "docs/hardware.md: H200; 7B on A100 (ggml-org/llama.cpp#6017)"),
+    "datacenter": Family(0.85, 1.5, 0.25, "docs/hardware.md: H200; 7B on A100 (ggml-org/llama.cpp#6017)", 1.85),
     "pascal": Family(0.75, 2.9, 1.0, "7B in six quantisations on a P40 (ggml-org/llama.cpp#4766)"),
     "jetson": Family(0.75, 6.0, 0.5, "assumed"),
     "amd": Family(0.8, 2.7, 0.3, "assumed like those of graphics inside processors"),
@@ -227,6 +229,8 @@ ASSUMED = {
 
 CORE_GB_PER_S = 8.0
 """So much one core reads per second, threads counted each: assumed."""
+CORE_GFLOPS = 150.0
+"""So much one core computes in prompts: 153 were measured with 2 cores of an EPYC with AVX-512 (docs/performance.md)."""
 PROCESSORS_PART = 0.5
 """Of the bandwidth of memory that it shares with graphics, what a processor is taken to have: it was half on Strix Halo and Apple's."""
 

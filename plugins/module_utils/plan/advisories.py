@@ -9,6 +9,7 @@ every known symptom and its remedy.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -35,6 +36,16 @@ class Advisory(NamedTuple):
     reference: str
     example: tuple[tuple[str, str], ...] = ()
     """Keys whose value is more than a name or a number, with an example value for docs/plan.md."""
+
+
+def _unknown_ids(seen: Seen) -> Cases:
+    """What llama_accept_advisories has that is no advisory's id."""
+    ids = [advisory.id for advisory in ADVISORIES]
+    unknown = sorted(seen.cluster.accepted.difference(ids))
+    return [
+        (None, {"identifier": name, "meant": next(iter(difflib.get_close_matches(name, ids, 1)), "none")})
+        for name in unknown
+    ]
 
 
 ADVISORIES = (
@@ -369,6 +380,25 @@ ADVISORIES = (
         (("where", "*devices* on *host*"),),
     ),
     Advisory(
+        "memory-of-other-cluster",
+        "warning",
+        conditions.memory_of_neighbours,
+        "Two clusters plan with the same memory: {where}. Whichever loads last may find it taken.",
+        (
+            offers.always(
+                "set memory_mib in llama_worker_endpoints, and llama_server_memory_mib on the head, so that both fit",
+                offers.facts_become(neighbours=()),
+            ),
+        ),
+        "docs/operating.md",
+        (
+            (
+                "where",
+                "*mib* MiB on *device* of *host* beside *mib* MiB of the cluster *cluster*, where *mib* MiB can be used",
+            ),
+        ),
+    ),
+    Advisory(
         "options-elsewhere",
         "warning",
         conditions.option_files,
@@ -440,6 +470,26 @@ ADVISORIES = (
         ),
         "docs/variables.md",
         (("where", "*hosts*"),),
+    ),
+    Advisory(
+        "accepted-unknown",
+        "warning",
+        _unknown_ids,
+        "llama_accept_advisories has {identifier}, and no advisory has this id, so it accepts nothing. Similar id: {meant}.",
+        (
+            Remedy("replace {identifier} by {meant}", offers.known_ids(True)),
+            Remedy("remove {identifier} from llama_accept_advisories", offers.known_ids(False)),
+        ),
+        "docs/plan.md",
+    ),
+    Advisory(
+        "device-without-memory",
+        "warning",
+        conditions.unsized_devices,
+        "llama-server does not use {where}: the memory is not known.",
+        (Remedy("set memory_mib of the device in llama_hardware of {hosts}", offers.sized_devices),),
+        "docs/variables.md",
+        (("where", "*name* (*device*) of *host*"),),
     ),
     Advisory(
         "cmake-option-unknown",

@@ -9,10 +9,9 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import differences, names, untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import differences, kept, names, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Each, Maybe, Number, Text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases
 
 PATH = Text(longest=4096)
@@ -32,6 +31,7 @@ ANSWER = {
             "installed": Maybe(Each(Each(Text()))),
             "received": Maybe(Each(Text())),
             "knocks": Maybe([{"endpoint": Text(), "source": Text(), "open": bool}]),
+            "plans": Maybe([kept.SUMMARY]),
             "differences": [{"kind": differences.KINDS, "subject": PATH, "text": Text(longest=8192)}],
         }
     ),
@@ -40,6 +40,8 @@ ANSWER = {
 """What host_info reports of a host that was given its part of the plan, as state.drift and memory.free_mib return it."""
 SHOWN = 500
 """Characters of a host's error in a message."""
+ANSWERING = ("running", "different")
+"""States of a head whose llama-server runs, as planned or not."""
 
 
 def check(plan: Mapping[str, Any], answers: Mapping[str, Any]) -> None:
@@ -208,7 +210,7 @@ def decide(plan: dict[str, Any], drifts: dict[str, dict[str, Any] | None]) -> di
     :returns: ``kinds`` (host → kinds of its differences), ``restarts`` (host → names of the services that have to be restarted), ``behind``
         (hosts on which anything differs), ``builders`` (hosts that compile something), ``shared`` (id of a build that a host lacks
         and does not compile → the host that it gets it from), ``sources`` (ids of the releases of what is compiled or unpacked),
-        ``unreached`` (hosts that did not answer).
+        ``unreached`` (hosts that did not answer), ``replaced`` (hosts on which other programs are to run than those that serve now).
     """
     reached = {name: drift for name, drift in drifts.items() if drift is not None}
     restarts = _restarts(plan, reached)
@@ -223,6 +225,7 @@ def decide(plan: dict[str, Any], drifts: dict[str, dict[str, Any] | None]) -> di
             name for name, drift in reached.items() if drift["differences"] or restarts[name] or name in senders
         ),
         "unreached": sorted(set(plan["hosts"]) - set(reached)),
+        "replaced": _replaced(plan, reached),
         **building,
     }
 
@@ -267,13 +270,20 @@ def _builders(plan: dict[str, Any], drifts: dict[str, dict[str, Any]]) -> dict[s
     return {"builders": sorted(builders), "shared": shared, "sources": sorted(sources)}
 
 
-def _any_serves(services: list[str]) -> bool:
-    """Whether one of these services belonged to a cluster that serves."""
-    return any(not name.startswith(names.STAGING_SERVICES) for name in services)
+def _replaced(plan: dict[str, Any], drifts: dict[str, dict[str, Any]]) -> list[str]:
+    """Hosts that run programs of a release which is not planned there any more; none where nothing serves."""
+    serving = any(
+        plan["head"]["service"] in drift["stale"]
+        or drift["services"].get(plan["head"]["service"], {}).get("state") in ANSWERING
+        for drift in drifts.values()
+    )
+    planned = {name: {build["id"] for build in host["builds"]} for name, host in plan["hosts"].items()}
+    return sorted(name for name, drift in drifts.items() if serving and set(drift["running_releases"]) - planned[name])
 
 
 def _restarts(plan: dict[str, Any], drifts: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
-    """Services that do not run as planned, and the head with its model and any worker that it uses or used: it does not reconnect."""
+    """Services that do not run as planned, and the head with its model and any worker that it uses: it does not reconnect. A worker that it
+    used and that is not planned any more stands in its command line."""
     restarts = {
         name: [
             service["name"]
@@ -285,8 +295,9 @@ def _restarts(plan: dict[str, Any], drifts: dict[str, dict[str, Any]]) -> dict[s
         for name, host in plan["hosts"].items()
         if name in drifts
     }
+    own = names.of(plan["cluster"])
     used = {
-        (name, f"{names.SERVICES}worker-{worker['name']}")
+        (name, own.service(f"worker-{worker['name']}"))
         for name, host in plan["hosts"].items()
         for worker in host["workers"]
         if worker["used"]
@@ -296,6 +307,6 @@ def _restarts(plan: dict[str, Any], drifts: dict[str, dict[str, Any]]) -> dict[s
     touched = any((name, service) in used for name, services in restarts.items() for service in services) or (
         name_of_head in drifts and plan["model"]["path"] in drifts[name_of_head]["changed_files"]
     )
-    if heads.SERVICE not in head and (touched or any(_any_serves(drift["stale"]) for drift in drifts.values())):
-        head.append(heads.SERVICE)
+    if touched and plan["head"]["service"] not in head:
+        head.append(plan["head"]["service"])
     return restarts

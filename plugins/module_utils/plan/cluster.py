@@ -24,6 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import (
     fallbacks,
     idle,
     layout,
+    neighbours,
     physical,
     placement,
     releases,
@@ -45,6 +46,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
     Facts,
     Host,
     Model,
+    Port,
     Release,
     Server,
     Worker,
@@ -62,20 +64,26 @@ def refused(cluster: str, refusal: Refusal) -> dict[str, Any]:
 
 
 def make(
-    cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue, runtime_id: str, staged: bool = False
+    cluster: Cluster,
+    model_found: Mapping[str, Any],
+    catalogue: Catalogue,
+    runtime_id: str,
+    staged: bool = False,
+    only: str | None = None,
 ) -> dict[str, Any]:
     """The plan, or the reasons why there is none.
 
     :param model_found: what gguf_info reports of llama_model_path: ``summary`` and ``closed``; empty when nothing is known.
     :param runtime_id: identifies the runtime that is installed on hosts.
     :param staged: plan the instances that prove the release on the staging ports with the known-answer model, beside those that serve.
+    :param only: HOST:NAME of the only worker that takes part in that; None for all of them.
     :returns: the plan; when ``refused`` is true, ``reasons`` says why and nothing may be applied.
     """
     cluster = cluster._replace(elsewhere=external.hosts_of(cluster.external))
 
     def attempt(given: Cluster, trial: bool = True) -> Planned:
         changed = given._replace(hosts={name: tuning.after_reboot(host) for name, host in given.hosts.items()})
-        prepared = _prepare(staging.cluster_of(changed) if staged else changed, model_found, catalogue, staged)
+        prepared = _prepare(staging.cluster_of(changed, only) if staged else changed, model_found, catalogue, staged)
         return _plan(prepared, runtime_id, staged, not (trial or staged))
 
     try:
@@ -91,6 +99,7 @@ class Planned(NamedTuple):
     plan: dict[str, Any]
     seen: Seen
     met: list[advisories.Met]
+    idle: Sequence[idle.Idle]
 
 
 def _with_remedies(planned: Planned, cluster: Cluster, attempt: Callable[[Cluster], Planned]) -> dict[str, Any]:
@@ -107,9 +116,10 @@ def _with_remedies(planned: Planned, cluster: Cluster, attempt: Callable[[Cluste
 
     trial = remedies.Trial(cluster, _judge(plan, cluster.accepted), judged)
     room = [] if plan["fits"] else remedies.for_more_room(trial)
+    offer = idle.sentence(planned.idle, trial)
     return {
         **plan,
-        "reasons": [*plan["reasons"], *([f"it fits this way: {', or '.join(room)}"] if room else [])],
+        "reasons": [*plan["reasons"], *offer, *([f"it fits this way: {', or '.join(room)}"] if room else [])],
         "advisories": advisories.with_remedies(planned.seen, planned.met, trial),
     }
 
@@ -145,6 +155,8 @@ class Prepared(NamedTuple):
     placed: placement.Placed
     offered: tuple[Device, ...]
     """Every device that could be used."""
+    idle: Sequence[idle.Idle]
+    """What could hold layers of a model that does not fit."""
 
     @property
     def head(self) -> Equipped:
@@ -205,6 +217,7 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     lending = _lending(cluster, built, serves, release.capabilities["device_name"] is not None, bounded)
     equipped = {
         name: _equip(
+            names.of(cluster.name),
             host,
             built[name],
             catalogue,
@@ -224,6 +237,7 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     driven = {head.name: [name for name, _device in lending.driven]}
     serving = _serving(equipped, cluster.server.backend or serves, fitting, driven, staged)
     if staged:
+        serving = [worker for worker in serving if cluster.only in (None, f"{worker.host}:{worker.name}")]
         equipped = {
             name: entry._replace(workers=tuple(worker for worker in serving if worker.host == name))
             for name, entry in equipped.items()
@@ -233,9 +247,12 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     running = [worker for entry in equipped.values() for worker in entry.workers]
     _check_tunnels([*running, *others], cluster.server)
     _check_endpoints([*running, *others])
+    external.check_addresses(cluster.external, cluster.hosts)
     _check_names_of_the_head(head, equipped)
+    if not staged:
+        neighbours.check(cluster, {name: _ports(cluster, entry) for name, entry in equipped.items()})
     builds = releases.builds(equipped, wanted, cluster.server, catalogue, secured)
-    model = heads.model_of(cluster.model, model_found, head.facts)
+    model = heads.model_of(cluster.model, model_found, head.facts, names.of(cluster.name).account)
     heads.check(head.name, cluster.server, equipped[head.name].workers, release)
     heads.check_types(model.path, model.summary, release, releases.variable_of(serves, cluster.releases))
     if running and not serving:
@@ -243,9 +260,9 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     lent = devices.of_workers([*serving, *others], cluster.places, release, bounded)
     offered = (*lent, *own)
     placed = layout.lay_out(cluster.server, cluster.placement, model, release, offered, head.name, cluster.places)
-    if placed.reasons:
-        placed = placed._replace(reasons=(*placed.reasons, *idle.sentence(equipped, offered, placed)))
-    return Prepared(cluster, equipped, wanted, builds, serves, model, placed, offered)
+    request = cluster.releases[releases.variable_of(serves, cluster.releases)]
+    unused = idle.devices_of(equipped, offered, placed, request) if placed.reasons else []
+    return Prepared(cluster, equipped, wanted, builds, serves, model, placed, offered, unused)
 
 
 class Laid(NamedTuple):
@@ -336,7 +353,7 @@ def _plan(prepared: Prepared, runtime_id: str, staged: bool, with_fallbacks: boo
     hosts = {name: {**host, "services": services.of_host(plan, name)} for name, host in plan["hosts"].items()}
     seen = Seen(plan, cluster, release, model.summary, laid.holders)
     met = advisories.meet(seen)
-    return Planned({**plan, "hosts": hosts, "advisories": advisories.untried(met)}, seen, met)
+    return Planned({**plan, "hosts": hosts, "advisories": advisories.untried(met)}, seen, met, prepared.idle)
 
 
 def _case(prepared: Prepared) -> estimate.Case:
@@ -406,6 +423,7 @@ def _check_same_release(cluster: Cluster) -> None:
 
 
 def _equip(
+    own: names.Names,
     host: Host,
     built: tuple[str, ...],
     catalogue: Catalogue,
@@ -418,8 +436,9 @@ def _equip(
     :param secured: backend of the llama-server that speaks TLS.
     """
     facts = host.facts
+    homes = {own.account: facts.prefix, names.BUILD_ACCOUNT: names.BUILD_HOME}
     for account, home in facts.accounts.items():
-        if facts.scope == "system" and account in (names.ACCOUNT, names.BUILD_ACCOUNT) and home != facts.prefix:
+        if facts.scope == "system" and home != homes.get(account, home):
             raise Refusal(
                 f"{host.name} already has an account {account}, with the home {home}: services run as {account}, so rename that account"
             )
@@ -534,7 +553,7 @@ def _serving_head(prepared: Prepared, laid: Laid, runtime_id: str, staged: bool)
         build=prepared.builds[name][prepared.serves].id,
         runtime=_runtime(facts, runtime_id),
         state=_state_folder(facts, staged),
-        service=heads.STAGED_SERVICE if staged else heads.SERVICE,
+        service=names.of(prepared.cluster.name).service("server", staged),
     )
 
 
@@ -574,14 +593,16 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) ->
     )
     built = prepared.builds[host.name]
     manager = service_managers.MANAGERS[facts.service_manager]
-    accounts = _accounts(facts, sources) if system else []
+    own = names.of(prepared.cluster.name)
+    accounts = _accounts(own, facts, sources) if system else []
     return {
         **{key: getattr(facts, key) for key in ("scope", "prefix", "cache", "python", "service_manager", "units")},
-        "account": names.ACCOUNT if system else None,
+        "names": own.as_dict(),
+        "account": own.account if system else None,
         "accounts": accounts,
         "build_account": accounts[-1]["name"] if accounts else None,
         "host_settings": manager.host_settings,
-        "folders": _folders(facts, names.ACCOUNT if system else None, sources),
+        "folders": _folders(facts, own.account if system else None, sources),
         "tuning": _tuning(host),
         "runtime": _runtime(facts, runtime_id) if needs_runtime else None,
         "tools": entry.tools,
@@ -590,6 +611,7 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) ->
         "builds": [build.as_json() for build in built.values() if build.targets],
         "keep_releases": host.keep_releases,
         "workers": [_worker(prepared, worker, facts) for worker in entry.workers],
+        "ports": [port._asdict() for port in _ports(prepared.cluster, entry)],
         "firewall": _door(prepared.cluster.server) if is_head else _firewall(prepared.head.host, entry.workers),
         "firewall_manager": facts.firewall if system and manager.host_settings else None,
         "unit_closes": _unit_closes(facts),
@@ -627,6 +649,13 @@ def _external(prepared: Prepared) -> list[dict[str, Any]]:
         }
         for worker, declared in zip(external.workers_of(prepared.cluster.external), prepared.cluster.external)
     ]
+
+
+def _ports(cluster: Cluster, entry: Equipped) -> list[Port]:
+    """On which the services of a host listen, and on which they prove a release."""
+    own = names.of(cluster.name)
+    of_workers = [port for worker in entry.workers for port in neighbours.ports_of_worker(own, worker)]
+    return [*of_workers, *(neighbours.ports_of_server(own, cluster.server) if entry.host.is_head else [])]
 
 
 def _firewall(head: Host, declared: Sequence[Worker]) -> list[dict[str, Any]]:
@@ -670,10 +699,11 @@ def _knocks(prepared: Prepared, entry: Equipped) -> list[str]:
     return [worker.endpoint for other in [*own, *closed] for worker in other.workers if not worker.tunnel]
 
 
-def _accounts(facts: Facts, sources: set[str]) -> list[dict[str, Any]]:
+def _accounts(own: names.Names, facts: Facts, sources: set[str]) -> list[dict[str, Any]]:
     """The account of services, and the one that builds where something is compiled."""
-    serves = {"name": names.ACCOUNT, "groups": list(facts.device_groups)}
-    return [serves, *([{"name": names.BUILD_ACCOUNT, "groups": []}] if sources & set(releases.COMPILED) else [])]
+    serves = {"name": own.account, "groups": list(facts.device_groups), "home": facts.prefix}
+    builds = {"name": names.BUILD_ACCOUNT, "groups": [], "home": names.BUILD_HOME}
+    return [serves, *([builds] if sources & set(releases.COMPILED) else [])]
 
 
 def _tuning(host: Host) -> dict[str, Any]:
@@ -706,6 +736,7 @@ def _folders(facts: Facts, account: str | None, sources: set[str]) -> list[dict[
         (prefix, root, "0755"),
         (prefix + "/models", root, "0755"),
         (prefix + "/state", account, "0750"),
+        (f"{prefix}/{names.PLANS}", root, "0700"),
         (facts.units, None, None),
     ]
     if sources != {"package"}:

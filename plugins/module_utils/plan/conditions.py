@@ -13,7 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.versions import numbers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, remedies
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, neighbours, physical, remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.seen import Cases, Seen
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Facts
 
@@ -187,6 +187,20 @@ def unknown_variables(seen: Seen) -> Cases:
         for variable, meant in sorted(pairs)
         for name, host in seen.cluster.hosts.items()
         if host.unknown_variables.get(variable) == meant
+    ]
+
+
+def unsized_devices(seen: Seen) -> Cases:
+    """Accelerators of the head that its llama-server would drive, if their memory were known."""
+    head = seen.plan["head"]["host"]
+    facts, planned = seen.cluster.places[head].facts, seen.plan["hosts"][head]
+    same = physical.twins(facts)
+    taken = {same[worker["device"]] for worker in planned["workers"] if worker["device"] in same}
+    serving = [build["backend"] for build in planned["builds"] if "llama-server" in build["targets"]]
+    return [
+        (head, {"where": f"{accelerator.name} ({name}) of {head}"})
+        for name, accelerator in physical.named(facts)
+        if not accelerator.memory_mib and accelerator.backend in serving and same[name] not in taken
     ]
 
 
@@ -484,6 +498,19 @@ def faulty_firmware(seen: Seen) -> Cases:
     return [
         (name, {"version": facts.firmware}) for name, facts in _strix_halos(seen) if FAULTY_FIRMWARE in facts.firmware
     ]
+
+
+def memory_of_neighbours(seen: Seen) -> Cases:
+    """By the names of devices: memory that graphics and processor share counts once for each of them."""
+    cases: Cases = []
+    for name in seen.plan["hosts"]:
+        for device, (total, capacity) in neighbours.memory_of(seen.plan, name).items():
+            for neighbour in seen.cluster.hosts[name].facts.neighbours:
+                theirs = neighbour.memory_mib.get(device, 0)
+                if theirs and total and total + theirs > capacity:
+                    place = f"{round(total)} MiB on {device} of {name} beside {theirs} MiB of the cluster {neighbour.cluster}"
+                    cases.append((name, {"where": f"{place}, where {round(capacity)} MiB can be used"}))
+    return cases
 
 
 def option_files(seen: Seen) -> Cases:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Each, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Each, Maybe, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry
 
 NOTHING: dict[str, Any] = {
@@ -25,17 +25,22 @@ READ: dict[str, Any] = {
     **{key: entry.KNOWN[key] for key in ("scope", "prefix", "cache")},
     "accounts": Each(Text()),
     "defined": [Text()],
+    "neighbours": Maybe([{"cluster": Text()}]),
+    "installed": Maybe(bool),
 }
 """Facts of which the empty plan is made, as facts/host.py returns them."""
 
 
-def plan(answers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def plan(answers: Mapping[str, Mapping[str, Any]], cluster: str = names.DEFAULT_CLUSTER) -> dict[str, Any]:
     """The empty plan for the hosts that answered; the roles take of it what they take of any other plan.
 
     :param answers: host → what host_info returned there, empty where it did not answer.
     :raises Refusal: a host reports facts of another form.
     """
-    return {"hosts": {name: _host(name, answer["facts"]) for name, answer in answers.items() if "facts" in answer}}
+    owner = names.of(cluster)
+    return {
+        "hosts": {name: _host(owner, name, answer["facts"]) for name, answer in answers.items() if "facts" in answer}
+    }
 
 
 def _check(name: str, facts: Any) -> None:
@@ -49,16 +54,20 @@ def _check(name: str, facts: Any) -> None:
         )
 
 
-def _host(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+def _host(owner: names.Names, name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     _check(name, facts)
     prefix = facts["prefix"]
-    own = [name for name, home in facts["accounts"].items() if home == prefix]
+    homes = {owner.account: prefix, **({} if facts.get("neighbours") else {names.BUILD_ACCOUNT: names.BUILD_HOME})}
+    own = [name for name, home in facts["accounts"].items() if homes.get(name) == home]
     return {
         **facts,
         **NOTHING,
-        "account": names.ACCOUNT if facts["scope"] == "system" else None,
+        "names": owner.as_dict(),
+        "neighbours": facts.get("neighbours") or [],
+        "account": owner.account if facts["scope"] == "system" else None,
         "stale": facts["defined"],
         "folders": [f"{prefix}/{name}" for name in names.INSTALLED],
         "accounts": own if facts["scope"] == "system" else [],
+        "left": bool(facts["defined"] or facts.get("installed", True) or (own and facts["scope"] == "system")),
         "build_account": names.BUILD_ACCOUNT if facts["scope"] == "system" and names.BUILD_ACCOUNT in own else None,
     }

@@ -28,7 +28,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
     Link,
     Measured,
     ModelRequest,
+    Neighbour,
     Packaged,
+    Port,
     Server,
     Thunderbolt,
     Tuning,
@@ -89,6 +91,7 @@ PLANNED_FROM = {
     "unified_heap",
     "rates",
     "interfaces",
+    "neighbours",
 }
 """Facts that a plan depends on."""
 
@@ -158,6 +161,15 @@ KNOWN: dict[str, Any] = {
     ),
     "interfaces": Maybe([{"name": Text(), "kind": names.LINK_KINDS, "addresses": [WORD]}]),
     "reached_at": Maybe(Text(r"[0-9.]+", 15)),
+    "neighbours": Maybe(
+        [
+            {
+                "cluster": Text(names.CLUSTER, names.LONGEST_CLUSTER),
+                "ports": [{"service": WORD, "address": Text(r"[0-9.]+", 15), "port": Number(1, 65535)}],
+                "memory_mib": Each(MEMORY_MIB),
+            }
+        ]
+    ),
     "measured": Maybe(Each(Maybe({key: Maybe(Number(0, 1 << 30, real=True)) for key in LINK_FIGURES}))),
 }
 """Facts that planning reads, as facts/host.py returns them. What an older version of the collection did not ask for may be missing."""
@@ -187,10 +199,11 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]]) -> Cluster:
         )
     variables = hosts[heads[0]]["variables"]
     _check_name("the cluster", name)
+    names.of(name)
     return Cluster(
         name=name,
         head=heads[0],
-        hosts={host: _host(host, given, hosts) for host, given in hosts.items()},
+        hosts={host: _host(name, host, given, hosts) for host, given in hosts.items()},
         server=server_of(variables),
         model=_model(variables),
         placement=variables["llama_placement"],
@@ -232,12 +245,12 @@ def catalogue(packages: Mapping[str, Any]) -> Catalogue:
     return Catalogue(packages["tools"], packages["llama"])
 
 
-def _host(name: str, given: Mapping[str, Any], hosts: Collection[str]) -> Host:
+def _host(cluster: str, name: str, given: Mapping[str, Any], hosts: Collection[str]) -> Host:
     """:param hosts: names of all hosts of the cluster."""
     variables = given["variables"]
     if given["facts"]:
         _check_facts(name, given["facts"])
-    facts = merge_hardware(name, given["facts"], variables["llama_hardware"], variables["llama_host_scope"])
+    facts = merge_hardware(name, given["facts"], variables["llama_hardware"], variables["llama_host_scope"], cluster)
     if facts is None:
         raise Refusal(
             f"{name} could not be reached or --limit leaves it out, and llama_hardware does not declare it: bring the host up, or declare it"
@@ -547,6 +560,14 @@ def facts_of(given: Mapping[str, Any]) -> Facts:
             for interface in given.get("interfaces") or ()
         ),
         addresses=tuple(given.get("addresses") or ()),
+        neighbours=tuple(
+            Neighbour(
+                entry["cluster"],
+                tuple(Port(port["service"], port["address"], port["port"]) for port in entry["ports"]),
+                dict(entry["memory_mib"]),
+            )
+            for entry in given.get("neighbours") or ()
+        ),
         round_trips=_measured(given, "round_trip_ms"),
         link_mbit=_measured(given, "mbit_per_second"),
         rates={
@@ -570,7 +591,11 @@ def facts_for_plan(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merge_hardware(
-    name: str, facts: Mapping[str, Any] | None, hardware: Mapping[str, Any] | None, scope: str = "auto"
+    name: str,
+    facts: Mapping[str, Any] | None,
+    hardware: Mapping[str, Any] | None,
+    scope: str = "auto",
+    cluster: str = names.DEFAULT_CLUSTER,
 ) -> dict[str, Any] | None:
     """Facts of a host, overridden by ``llama_hardware``. A declared toolchain replaces the whole toolchain.
 
@@ -591,13 +616,13 @@ def merge_hardware(
                 f"llama_hardware of {name} has a device of the backend {accelerator['backend']!r}: use {', '.join(backends.BACKENDS[1:])}"
             )
     if not facts:
-        facts = _declared_facts(name, declared, "user" if scope == "user" else "system")
+        facts = _declared_facts(name, declared, "user" if scope == "user" else "system", cluster)
     elif "toolchain" in declared:
         facts = {**facts, "toolchains": None}
     return {**facts, **{key: value for key, value in declared.items() if key not in STANDS_IN}}
 
 
-def _declared_facts(name: str, hardware: Mapping[str, Any], scope: str) -> dict[str, Any]:
+def _declared_facts(name: str, hardware: Mapping[str, Any], scope: str, cluster: str) -> dict[str, Any]:
     """Facts of a host of which nothing but ``llama_hardware`` is known."""
     system = hardware.get("system", "Linux")
     possible = service_managers.possible(system, scope)
@@ -614,7 +639,7 @@ def _declared_facts(name: str, hardware: Mapping[str, Any], scope: str) -> dict[
         "cpu": {**DECLARED["cpu"], "cores": hardware.get("cores", DECLARED["cpu"]["cores"])},
         "scope": scope,
         "service_manager": manager,
-        **names.places(scope, manager, {"HOME": hardware.get("home", "~")}),
+        **names.places(scope, manager, {"HOME": hardware.get("home", "~")}, cluster),
     }
     if system == "Darwin":
         facts.update(distribution={"id": "darwin", "version": "", "family": "darwin"}, packaged=None)

@@ -92,6 +92,7 @@ class _Parts:
         self.read: dict[int | None, float] = {}
         self.weights: dict[int | None, float] = {}
         self.multiplied: dict[int | None, float] = {}
+        self.quantised: dict[int | None, float] = {}
         self.nodes: dict[int | None, float] = {}
         self.visits: dict[int | None, int] = {}
         names = {device.buffer: index for index, device in enumerate(placed.devices)}
@@ -108,7 +109,9 @@ class _Parts:
             )
             read = speed.read_of(part, case.summary)
             self.read[owner] = self.read.get(owner, 0) + read
-            self.multiplied[owner] = self.multiplied.get(owner, 0) + 8 * read / bits.of(part)
+            multiplied, quantised = bits.multiplied(part, read)
+            self.multiplied[owner] = self.multiplied.get(owner, 0) + multiplied
+            self.quantised[owner] = self.quantised.get(owner, 0) + quantised
             self.weights[owner] = self.weights.get(owner, 0) + part.bytes
             if layer and part.unit is None:
                 beside[int(layer[1])].append(owner)
@@ -148,6 +151,7 @@ def works_of(case: Case) -> list[speed.Work]:
                 parts.nodes.get(index, 0),
                 link_of(device.endpoint, host, case.places) if device.endpoint else None,
                 parts.visits[index],
+                parts.quantised.get(index, 0),
             )
         )
     return works
@@ -292,7 +296,8 @@ class Alone(NamedTuple):
 
 def _best(case: Case) -> dict[str, Any]:
     """The host on which the model alone would generate the fastest; where none holds it, the one with the most memory."""
-    alone = {name: _alone(case, host) for name, host in case.hosts.items()}
+    needs = _needs(case)
+    alone = {name: _alone(case, host, needs) for name, host in case.hosts.items()}
     fitting = {name: found for name, found in alone.items() if found}
     memory = {name: host.facts.memory_mib for name, host in case.hosts.items()}
     name = max(fitting or memory, key=lambda name: fitting[name].speeds.generation if fitting else memory[name])
@@ -306,10 +311,41 @@ def _best(case: Case) -> dict[str, Any]:
     }
 
 
-def _alone(case: Case, host: Host) -> Alone | None:
+class Needs(NamedTuple):
+    """What each unit needs, on whatever device it is."""
+
+    weights: Sequence[int]
+    """Bytes."""
+    read: Sequence[float]
+    """Bytes of weights that a token reads."""
+    multiplied: Sequence[float]
+    """Weights that a token is multiplied with."""
+    quantised: Sequence[float]
+    """Of those, quantised ones."""
+    sizes: Sequence[int]
+    """Bytes with its part of the cache."""
+
+
+def _needs(case: Case) -> Needs:
+    load = case.placed.load
+    bits, end = speed.Bits(load, case.summary), load.units
+    weights, read, multiplied, quantised = [0] * end, [0.0] * end, [0.0] * end, [0.0] * end
+    for part in load.parts:
+        unit = _unit_of(part)
+        if unit is not None:
+            part_read = speed.read_of(part, case.summary)
+            weights[unit] += part.bytes
+            read[unit] += part_read
+            more = bits.multiplied(part, part_read)
+            multiplied[unit], quantised[unit] = multiplied[unit] + more[0], quantised[unit] + more[1]
+    sizes = [size + kv for size, kv in itertools.zip_longest(weights, load.kv, fillvalue=0)]
+    return Needs(weights, read, multiplied, quantised, sizes)
+
+
+def _alone(case: Case, host: Host, needs: Needs) -> Alone | None:
     """How fast the host would be with its own devices and processor, or its processor alone; None where it cannot hold the model."""
     own = devices.alone(host, case.serves_of[host.name])
-    filled = [_fill(case, host, choice) for choice in ([own, []] if own else [[]])]
+    filled = [_fill(case, host, needs, choice) for choice in ([own, []] if own else [[]])]
     found = [Alone(speeds_of(case, works), gpu_layers) for works, gpu_layers in filled if works]
     return max(found, key=lambda alone: alone.speeds) if found else None
 
@@ -320,33 +356,51 @@ def _unit_of(part: placement.Part) -> int | None:
     return int(layer[1]) if layer else part.unit
 
 
-def _fill(case: Case, host: Host, own: Sequence[Device]) -> tuple[list[speed.Work], int | None]:
-    """The model on these devices of the host, the last units first, and the rest on its processor; empty where that has no room for it.
+def _units_held(sizes: Sequence[int], own: Sequence[Device], kept: int) -> int:
+    """How many units, the last ones first, these devices hold one after the other.
+
+    :param sizes: bytes of each unit.
+    :param kept: bytes that stay free on each device.
+    """
+    end = len(sizes)
+    for device in own:
+        held = itertools.accumulate(reversed(sizes[:end]))
+        end -= sum(size <= device.capacity_mib * MIB - kept for size in held)
+    return len(sizes) - end
+
+
+def _fill(case: Case, host: Host, needs: Needs, own: Sequence[Device]) -> tuple[list[speed.Work], int | None]:
+    """The model on these devices of the host, the last units first, and the rest on its processor; empty where that has no room for it. Devices
+    that do not hold all leave room for the bound of the compute buffer.
 
     :returns: the parts, and how many units are on devices; None of all of them.
     """
     load = case.placed.load
-    bits, end = speed.Bits(load, case.summary), load.units
-    weights, read, multiplied = [0] * end, [0.0] * end, [0.0] * end
-    for part in load.parts:
-        unit = _unit_of(part)
-        if unit is not None:
-            weights[unit] += part.bytes
-            read[unit] += speed.read_of(part, case.summary)
-            multiplied[unit] += 8 * speed.read_of(part, case.summary) / bits.of(part)
-    sizes = [size + kv for size, kv in itertools.zip_longest(weights, load.kv, fillvalue=0)]
+    weights, read, multiplied, quantised, sizes = needs
+    end = load.units
 
     def part_of(rate: speed.Rate, start: int) -> speed.Work:
         layers = min(end, load.layers) - min(start, load.layers)
         nodes = layers * speed.nodes_per_layer(case.summary)
         own = slice(start, end)
-        return speed.Work(host.name, "", rate, layers, sum(read[own]), sum(weights[own]), sum(multiplied[own]), nodes)
+        return speed.Work(
+            host.name,
+            "",
+            rate,
+            layers,
+            read=sum(read[own]),
+            weights=sum(weights[own]),
+            multiplied=sum(multiplied[own]),
+            nodes=nodes,
+            quantised=sum(quantised[own]),
+        )
 
     room = (host.facts.memory_mib - workers.reserve_mib(host.facts.memory_mib, shared=True)) * MIB
     works = []
-    for device in sorted(own, key=lambda device: -speed.rate_of(device, host.facts).gb_per_s):
-        held = itertools.accumulate(reversed(sizes[:end]))
-        start = end - sum(size <= device.capacity_mib * MIB for size in held)
+    by_speed = sorted(own, key=lambda device: -speed.rate_of(device, host.facts).gb_per_s)
+    kept = load.compute if _units_held(sizes, by_speed, 0) < end else 0
+    for device in by_speed:
+        start = end - _units_held(sizes[:end], [device], kept)
         works.append(part_of(speed.rate_of(device, host.facts), start))
         accelerator = devices.accelerator_of(host.facts, device.name)
         room -= sum(sizes[start:end]) if accelerator and accelerator.unified else 0

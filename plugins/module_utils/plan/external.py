@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import is_loopback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, rpc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry
@@ -29,6 +30,24 @@ def check_protocol(workers: Sequence[External], release: Release) -> None:
                 f"{entry.EXTERNAL}[{index}] has the protocol {worker.protocol}, but {release.ref} speaks {release.protocol}: run that worker with the release "
                 "of this cluster, or set llama_release to its release"
             )
+
+
+def check_addresses(workers: Sequence[External], hosts: Mapping[str, Host]) -> None:
+    """Refuses a worker at an address of a host of the cluster, whose memory is counted already. A tunnel ends on loopback."""
+    owners = {address: name for name, host in hosts.items() for address in _addresses(host)}
+    for index, worker in enumerate(workers):
+        owner = owners.get(worker.address)
+        if owner:
+            raise Refusal(
+                f"{entry.EXTERNAL}[{index}] has the endpoint {worker.endpoint}, an address of {owner}, whose memory the plan counts already: remove it, "
+                f"and have {owner} in llama_workers lend the device"
+            )
+
+
+def _addresses(host: Host) -> set[str]:
+    known = {host.address, *host.facts.addresses, *(link.address.split("/", maxsplit=1)[0] for link in host.links)}
+    known.update(address for interface in host.facts.interfaces for address in interface.addresses)
+    return {address for address in known if not is_loopback(address)}
 
 
 def workers_of(externals: Sequence[External]) -> list[Worker]:

@@ -21,7 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
     options,
     tensor_types,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, placement
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, patterns, placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.entry import MOST_THREADS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
     Facts,
@@ -37,7 +37,6 @@ PRIVATE_FOLDERS = ("/tmp/", "/var/tmp/")
 """The unit has its own ones (PrivateTmp)."""
 
 EVERY_ADDRESS = "0.0.0.0"
-SERVICE, STAGED_SERVICE = names.HEADS
 KEYS, CERTIFICATE, KEY = "api-keys", "tls-certificate", "tls-key"
 CREDENTIALS = {KEYS: "api_key_file", CERTIFICATE: "tls_certificate_file", KEY: "tls_key_file"}
 """Name of a credential → field of Server, and key of the head's plan, with the file on the head."""
@@ -119,6 +118,11 @@ def overrides_of(server: Server, devices: list[str]) -> list[tuple[str, str]]:
             raise Refusal(
                 f"llama_server_override_tensor has {entry!r}, whose expression is not valid: {error}"
             ) from None
+        if patterns.may_explode(pattern):
+            raise Refusal(
+                f"llama_server_override_tensor has {entry!r}, whose expression may take hours to compare: use at most {patterns.MOST_REPEATS} "
+                "of *, +, ? and {}, and none of them for a group that has one of them or | inside"
+            )
         overrides.append((pattern, device))
     return overrides
 
@@ -341,6 +345,7 @@ def plan_of(serving: Serving, environment: Mapping[str, str]) -> dict[str, Any]:
         launcher += ["--fallback-after", str(server.fallback_after)]
     return {
         "host": serving.host.name,
+        "service": serving.service,
         "argv": argv_of(serving),
         "launcher": launcher,
         "runtime": serving.runtime,
@@ -505,11 +510,12 @@ def _check_whole(variable: str, path: str) -> None:
         raise Refusal(f"{variable} is {path!r}: use the absolute path on the head")
 
 
-def model_of(request: ModelRequest, report: Mapping[str, Any], facts: Facts) -> Model:
+def model_of(request: ModelRequest, report: Mapping[str, Any], facts: Facts, account: str) -> Model:
     """Path and summary of the model that the head serves.
 
     :param report: what gguf_info reports of ``llama_model_path``: ``summary``, and ``closed``, what keeps the service from reading it.
     :param facts: of the head.
+    :param account: as which its services run in scope system.
     """
     if bool(request.path) == bool(request.known_answer is not None):
         raise Refusal(
@@ -528,7 +534,7 @@ def model_of(request: ModelRequest, report: Mapping[str, Any], facts: Facts) -> 
     summary = report.get("summary") or _given_summary(path, request.summary)
     if facts.scope == "system" and report.get("closed"):
         raise Refusal(
-            f"llama_model_path is {path!r}, but the account llamacpp, which serves it, cannot read {report['closed']}: open it with "
+            f"llama_model_path is {path!r}, but the account {account}, which serves it, cannot read {report['closed']}: open it with "
             f"chmod o+rX {shlex.quote(report['closed'])}, or move the model to /srv"
         )
     if service_managers.MANAGERS[facts.service_manager].hides_homes and path.startswith(PRIVATE_FOLDERS):

@@ -6,13 +6,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, physical, remedies, workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.placement import Placed
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Device, Equipped, Host
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
+    Cluster,
+    Device,
+    Endpoint,
+    Equipped,
+    Host,
+)
 
 
 class Idle(NamedTuple):
@@ -22,28 +28,40 @@ class Idle(NamedTuple):
     name: str
     mib: int
     remedy: str
+    change: remedies.Change
 
 
-def sentence(equipped: Mapping[str, Equipped], offered: Sequence[Device], placed: Placed) -> list[str]:
-    """What would offer more memory to a model that does not fit; nothing where all is offered.
+def devices_of(equipped: Mapping[str, Equipped], offered: Sequence[Device], placed: Placed, release: Any) -> list[Idle]:
+    """The devices of the cluster that are not offered.
 
     :param offered: all devices that the model may be on.
+    :param release: that the head asks for.
     """
-    idle = []
+    idle: list[Idle] = []
     for name, own in equipped.items():
         held = [device for device in offered if device.host == name]
-        idle += _accelerators(own, held)
+        idle += _accelerators(own, held, release)
         if placed.devices or not own.host.is_head:
-            idle += _processor(own, held, placed)
+            idle += _processor(own, held, placed, release)
+    return idle
+
+
+def sentence(idle: Sequence[Idle], trial: remedies.Trial) -> list[str]:
+    """What would offer more memory to a model that does not fit, and whether it fits then; nothing where all is offered."""
     if not idle:
         return []
-    missing = sum(mib for _device, mib in placed.over())
+
+    def all_offered(cluster: Cluster) -> Cluster:
+        for entry in idle:
+            cluster = entry.change(cluster)
+        return cluster
+
     parts = [f"{entry.mib} MiB of {entry.name} of {entry.host} ({entry.remedy})" for entry in idle]
-    enough = "" if sum(entry.mib for entry in idle) >= missing else "; that alone is not enough"
+    enough = "" if trial.fits(all_offered) else "; that alone is not enough"
     return [f"memory that could hold layers and is not offered: {', '.join(parts)}{enough}"]
 
 
-def _accelerators(equipped: Equipped, offered: Sequence[Device]) -> list[Idle]:
+def _accelerators(equipped: Equipped, offered: Sequence[Device], release: Any) -> list[Idle]:
     """Those of a host with memory of their own, by the backends of their vendors where these drive them."""
     host, same = equipped.host, physical.twins(equipped.host.facts)
     shown = {same[device.name] for device in offered if device.name in same}
@@ -52,14 +70,14 @@ def _accelerators(equipped: Equipped, offered: Sequence[Device]) -> list[Idle]:
             host.name,
             f"{accelerator.name} ({name})",
             accelerator.memory_mib - workers.reserve_mib(accelerator.memory_mib, shared=False),
-            _remedy(equipped, accelerator.backend, name),
+            *_remedy(equipped, accelerator.backend, name, release),
         )
         for name, accelerator in physical.named(host.facts)
         if same[name] == name and name not in shown and accelerator.memory_mib and not accelerator.unified
     ]
 
 
-def _processor(equipped: Equipped, offered: Sequence[Device], placed: Placed) -> list[Idle]:
+def _processor(equipped: Equipped, offered: Sequence[Device], placed: Placed, release: Any) -> list[Idle]:
     """A host's processor, with what devices in the same memory and llama-server leave of it."""
     host = equipped.host
     if any(device.name == backends.CPU.device for device in offered):
@@ -70,7 +88,8 @@ def _processor(equipped: Equipped, offered: Sequence[Device], placed: Placed) ->
     room = host.facts.memory_mib - workers.reserve_mib(host.facts.memory_mib, shared=True) - shared - own
     if room < workers.LEAST_MIB:
         return []
-    return [Idle(host.name, "the processor", room, _remedy(equipped, backends.CPU.name, backends.CPU.device))]
+    cpu = backends.CPU
+    return [Idle(host.name, "the processor", room, *_remedy(equipped, cpu.name, cpu.device, release))]
 
 
 def _is_shared(host: Host, device: Device) -> bool:
@@ -78,14 +97,28 @@ def _is_shared(host: Host, device: Device) -> bool:
     return bool(accelerator and accelerator.unified)
 
 
-def _remedy(equipped: Equipped, backend: str, device: str) -> str:
-    """What has the host lend this device."""
+def _remedy(equipped: Equipped, backend: str, device: str, release: Any) -> tuple[str, remedies.Change]:
+    """What has the host lend this device, for people and to be tried."""
     host, steps = equipped.host, []
+    builds = backend in equipped.backends or (host.endpoints and backend == backends.CPU.name)
+    wanted = [*equipped.backends, *([] if builds else [backend])]
     if not host.is_worker:
         steps.append(f"add {host.name} to llama_workers")
-    builds = backend in equipped.backends or (host.endpoints and backend == backends.CPU.name)
     if not builds:
-        steps.append(f"set its llama_backend to {remedies.as_list([*equipped.backends, backend])}")
+        steps.append(f"set its llama_backend to {remedies.as_list(wanted)}")
     if host.endpoints:
         steps.append(f"add {{device: {device}}} to its llama_worker_endpoints")
-    return " and ".join(steps) or f"give llama_release_{backend} the release of the head"
+    if not steps:
+        variable = f"llama_release_{backend}"
+        return f"give {variable} the release of the head", remedies.releasing([variable], release)
+
+    def lends(found: Host) -> Host:
+        """The host, also where another device of it is offered already."""
+        built = equipped.backends if found.backends == host.backends else found.backends
+        return found._replace(
+            is_worker=True,
+            backends=found.backends if builds or backend in built else (*built, backend),
+            endpoints=(*found.endpoints, Endpoint(device=device)) if host.endpoints else (),
+        )
+
+    return " and ".join(steps), remedies.on_hosts([host.name], lends)

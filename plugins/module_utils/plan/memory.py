@@ -12,18 +12,21 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, compute
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.options import IK_LLAMA
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.seen import Cases, Seen
 
 MICRO_BATCHES = (256, 128, 64)
 ATTENTION_BATCH = 256
 """MiB; the default of newer commits of ik_llama.cpp."""
-LEAST_CONTEXT = 512
 DEFAULT_CONTEXT = 8192
 """Of llama_server_context: who leaves it out asks for no more than the model has."""
 
 
-def _smaller(settings: caches.Settings, flashes: bool) -> Iterator[tuple[str, caches.Settings]]:
-    """What makes compute buffers smaller, the mildest first: what to do, and the settings that it gives."""
+def _smaller(settings: caches.Settings, flashes: bool, parallel: int) -> Iterator[tuple[str, caches.Settings]]:
+    """What makes compute buffers smaller, the mildest first: what to do, and the settings that it gives.
+
+    :param parallel: slots that share the context.
+    """
     flash = "" if flashes else "set llama_server_flash_attention to 'on'"
     if flash:
         settings = settings._replace(flash_attention="on")
@@ -40,10 +43,9 @@ def _smaller(settings: caches.Settings, flashes: bool) -> Iterator[tuple[str, ca
         if tokens < settings.tokens:
             yield f"{before}-ub {tokens} to llama_server_extra_args", settings._replace(micro_batch=tokens)
     settings = settings._replace(micro_batch=min(settings.tokens, MICRO_BATCHES[-1]))
-    while settings.context // 2 >= LEAST_CONTEXT:
-        settings = settings._replace(context=settings.context // 2)
-        words = f"{before}-ub {settings.micro_batch} to llama_server_extra_args"
-        yield f"{words}, and set llama_server_context to {settings.context}", settings
+    words = f"{before}-ub {settings.micro_batch} to llama_server_extra_args"
+    for tokens in remedies.shorter_contexts(settings.context, parallel):
+        yield f"{words}, and set llama_server_context to {tokens}", settings._replace(context=tokens)
 
 
 class Crowded(NamedTuple):
@@ -66,12 +68,12 @@ def _given(settings: caches.Settings, smaller: caches.Settings) -> dict[str, Any
 
 
 def _remedy(
-    settings: caches.Settings, summary: Mapping[str, Any], generation: int, over: Sequence[Crowded]
+    settings: caches.Settings, summary: Mapping[str, Any], generation: int, over: Sequence[Crowded], parallel: int
 ) -> tuple[str, dict[str, Any]]:
     """The mildest change with which all of the devices hold cache and compute buffer: in words, and variables ``llama_server_…``."""
     flashes = compute.uses_flash(summary, settings, generation)
     whole = max(1, sum(caches.sizes(summary, settings, generation)[0]))
-    for words, smaller in _smaller(settings, flashes):
+    for words, smaller in _smaller(settings, flashes, parallel):
         share = sum(caches.sizes(summary, smaller, generation)[0]) / whole
         buffer = compute.bound(summary, smaller, generation) / MIB
         if all(device.cache * share + buffer <= device.room for device in over):
@@ -88,7 +90,7 @@ def over_capacity(seen: Seen) -> Cases:
     crowded = [Crowded(entry["capacity_mib"] - entry["weights_mib"], entry["kv_mib"]) for entry in over]
     hosts = {entry["host"] for entry in over}
     settings = heads.settings_of(seen.server, seen.summary, seen.release.fork)
-    words, given = _remedy(settings, seen.summary, seen.generation, crowded)
+    words, given = _remedy(settings, seen.summary, seen.generation, crowded, seen.server.parallel)
     values = {
         "devices": ", ".join(
             f"{entry['device']} of {entry['host']} (≤ {entry['total_mib']:.0f} of {entry['capacity_mib']:.0f} MiB)"

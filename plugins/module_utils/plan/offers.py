@@ -277,6 +277,31 @@ def known_variables(renamed: bool) -> Ways:
     return ways
 
 
+def known_ids(renamed: bool) -> Ways:
+    """The advisory's id that was meant, or none where no id is like it."""
+
+    def ways(_seen: Seen, _hosts: Sequence[str], values: Mapping[str, Any]) -> list[Way]:
+        unknown, meant = values["identifier"], values["meant"]
+        new = frozenset([meant] if renamed else [])
+
+        def change(cluster: Cluster) -> Cluster:
+            return cluster._replace(accepted=cluster.accepted - {unknown} | new)
+
+        return [Way({}, (change,))] if not renamed or meant != "none" else []
+
+    return ways
+
+
+def sized_devices(_seen: Seen, hosts: Sequence[str], _values: Mapping[str, Any]) -> list[Way]:
+    """With some memory."""
+
+    def change(facts: Facts) -> Facts:
+        sized = (device._replace(memory_mib=device.memory_mib or facts.memory_mib) for device in facts.accelerators)
+        return facts._replace(accelerators=tuple(sized))
+
+    return [Way({}, (remedies.with_facts(hosts, change),))]
+
+
 def without_option(_seen: Seen, hosts: Sequence[str], values: Mapping[str, Any]) -> list[Way]:
     return [Way({}, (remedies.on_hosts(hosts, _without_cmake(values["option"])),))]
 

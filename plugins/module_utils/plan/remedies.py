@@ -124,15 +124,23 @@ def chosen(
     return []
 
 
+def shorter_contexts(context: int, parallel: int) -> Iterator[int]:
+    """Tokens of shorter contexts, the longest first.
+
+    :param parallel: slots that share them.
+    """
+    while context // 2 >= LEAST_CONTEXT * parallel:
+        context //= 2
+        yield context
+
+
 def for_more_room(trial: Trial) -> list[str]:
     """Clauses that say how a model that does not fit does: each was tried."""
     cluster, clauses = trial.cluster, []
-    tokens = min(cluster.server.context, trial.plan["head"]["context"]) // 2
-    while tokens >= LEAST_CONTEXT * cluster.server.parallel:
-        if trial.fits(serving(context=tokens)):
-            clauses.append(f"set llama_server_context to {tokens}")
-            break
-        tokens //= 2
+    shorter = shorter_contexts(min(cluster.server.context, trial.plan["head"]["context"]), cluster.server.parallel)
+    tokens = next((tokens for tokens in shorter if trial.fits(serving(context=tokens))), None)
+    if tokens:
+        clauses.append(f"set llama_server_context to {tokens}")
     bounded = [name for name, host in cluster.hosts.items() if any(entry.memory_mib for entry in host.endpoints)]
     if bounded and trial.fits(on_hosts(bounded, _without_bounds)):
         clauses.append(f"remove memory_mib from llama_worker_endpoints of {listed(bounded)}")

@@ -59,10 +59,10 @@ def _may_connect(host: dict[str, Any], worker: dict[str, Any]) -> list[str]:
 
 def of_host(plan: dict[str, Any], host: str) -> list[dict[str, Any]]:
     """The services of one host, as its service manager needs them."""
-    prefix = names.STAGING_SERVICES if plan["staging"] else names.SERVICES
+    own = names.of(plan["cluster"])
     services = [
         {
-            "name": f"{prefix}worker-{worker['name']}",
+            "name": own.service(f"worker-{worker['name']}", plan["staging"]),
             "kind": "worker",
             "temporary": plan["staging"],
             "description": f"llama.cpp RPC worker {worker['name']} ({worker['device']})",
@@ -90,7 +90,7 @@ def of_host(plan: dict[str, Any], host: str) -> list[dict[str, Any]]:
         credentials = {name: head[key] for name, key in heads.CREDENTIALS.items() if head[key]}
         services.append(
             {
-                "name": heads.STAGED_SERVICE if plan["staging"] else heads.SERVICE,
+                "name": head["service"],
                 "kind": "head",
                 "temporary": plan["staging"],
                 "description": f"llama.cpp server of cluster {plan['cluster']}",

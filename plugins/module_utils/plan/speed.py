@@ -29,17 +29,20 @@ class Rate(NamedTuple):
     """MEASURED, TABLE or ASSUMED."""
     node_us: float = 2.0
     """Microseconds that each node of the graph takes besides reading."""
+    quantised: float = 1.0
+    """So many times as long takes a multiplication in prompts with weights of less than 16 bits."""
 
 
 def rate_of_row(row: rates.Known, source: str) -> Rate:
     """What llama.cpp reaches of a row's figures."""
     family = rates.FAMILIES[row.family]
     reached = 1000 * row.tflops * family.prompt_share
-    return Rate(round(row.gb_per_s * family.share, 1), round(reached, 1), source, family.node_us)
+    return Rate(round(row.gb_per_s * family.share, 1), round(reached, 1), source, family.node_us, family.quantised)
 
 
-MEMORY_SHARE = 0.85
-"""Of the bandwidth that was measured of a memory, what generation reaches: as much as on devices whose bandwidth is known."""
+MEMORY_SHARE = 0.65
+"""Of the bandwidth that was measured of a memory, what generation reaches: 0.58 and 0.74 with 2 cores (docs/performance.md), 0.63 behind a worker
+with 32 (docs/hardware.md)."""
 
 
 def _measured(rate: Rate, facts: Facts, device: str, name: str) -> Rate:
@@ -65,14 +68,16 @@ def rate_of(device: Device, facts: Facts) -> Rate:
 
 
 def processor_rate(facts: Facts) -> Rate:
-    """The same of the host's processor. A few cores, as virtual machines have them, reach less than the memory gives."""
+    """The same of the host's processor. A few cores, as virtual machines have them, reach less than the memory gives, and compute less."""
     model, cores = str(facts.cpu.get("model", "")), facts.cpu.get("cores") or 1
     shared = (accelerator.name for accelerator in facts.accelerators if accelerator.unified)
     row = next(filter(None, map(rates.of_processor, (model, *shared))), None)
     rate = rate_of_row(row, TABLE) if row else rate_of_row(_assumed_processor(facts), ASSUMED)
     most = cores * rates.CORE_GB_PER_S
-    if not (row and row.family == "apple-processor") and most < rate.gb_per_s:
-        rate = rate._replace(gb_per_s=most, source=ASSUMED)
+    if not (row and row.family == "apple-processor"):
+        rate = rate._replace(prompt_gflops=min(rate.prompt_gflops, cores * rates.CORE_GFLOPS))
+        if most < rate.gb_per_s:
+            rate = rate._replace(gb_per_s=most, source=ASSUMED)
     return _measured(rate, facts, backends.CPU.device, model)
 
 
@@ -123,6 +128,10 @@ ASSUMED_BITS = 4.85
 """Of a weight, where the summary does not say how many there are: those of Q4_K_M."""
 
 
+QUANTISED_BITS = 15
+"""A weight with fewer is quantised."""
+
+
 class Bits:
     """How many bits a weight of each tensor has."""
 
@@ -135,6 +144,15 @@ class Bits:
     def of(self, part: placement.Part) -> float:
         """Of one tensor, or of all together where the summary has no names."""
         return self._own.get((re.sub(r"^blk\.\d+\.", "blk.*.", part.name), part.bytes)) or self._average
+
+    def multiplied(self, part: placement.Part, read: float) -> tuple[float, float]:
+        """Weights that a token is multiplied with, and those of them that are quantised.
+
+        :param read: bytes that a token reads of the part.
+        """
+        bits = self.of(part)
+        weights = 8 * read / bits
+        return weights, weights if bits < QUANTISED_BITS else 0.0
 
 
 NODES = {"layer": 31, "experts": 31, "latent": 15, "recurrent": 35}
@@ -259,6 +277,8 @@ class Work(NamedTuple):
     """Of a worker."""
     visits: int = 1
     """How often a token comes to it."""
+    quantised: float = 0.0
+    """Of the weights that a token is multiplied with, those of less than 16 bits."""
 
 
 def device_ms(work: Work) -> float:
@@ -288,9 +308,10 @@ def prompt_costs(release: Release, work: Work, width: int) -> dict[str, float]:
 
     :param width: of the model, of which each token crosses the network as 32-bit numbers.
     """
+    multiplied = work.multiplied + work.quantised * (work.rate.quantised - 1)
     costs = {
         "memory of": work.weights / work.rate.gb_per_s / 1e6,
-        "computing on": 2 * PROMPT * work.multiplied / work.rate.prompt_gflops / 1e6,
+        "computing on": 2 * PROMPT * multiplied / work.rate.prompt_gflops / 1e6,
     }
     if work.link:
         wire = work.visits * 2 * 8 * PROMPT * 4 * width / work.link.gbit / 1e6

@@ -61,6 +61,23 @@ class Interface(NamedTuple):
     addresses: tuple[str, ...]
 
 
+class Port(NamedTuple):
+    """Where a service listens."""
+
+    service: str
+    address: str
+    port: int
+
+
+class Neighbour(NamedTuple):
+    """Another cluster that has an installation on a host."""
+
+    cluster: str
+    ports: tuple[Port, ...]
+    memory_mib: Mapping[str, int]
+    """Device → what that cluster plans with there."""
+
+
 class Facts(NamedTuple):
     """What planning knows of a host."""
 
@@ -102,6 +119,7 @@ class Facts(NamedTuple):
     """Of a head: host → milliseconds that were measured of its link."""
     link_mbit: Mapping[str, float | None] = {}
     """The same: host → Mbit/s."""
+    neighbours: tuple[Neighbour, ...] = ()
     rates: Mapping[str, Measured] = {}
     """Device, as workers name it → what was measured of it."""
 
@@ -276,6 +294,8 @@ class Cluster(NamedTuple):
     external: tuple[External, ...] = ()
     elsewhere: Mapping[str, Host] = {}
     """The hosts of these, which no run contacts."""
+    only: str | None = None
+    """HOST:NAME of the only worker that takes part in staging."""
 
     @property
     def places(self) -> dict[str, Host]:

@@ -32,6 +32,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
 FIRST_PORT = 50052
 LEAST_MIB = 2048
 """What a worker on the processor may hold at least, beside accelerators in the same memory; assumed."""
+SHARING = {"GOMP_SPINCOUNT": "10000"}
+"""Environment with which the threads of a worker on the processor soon leave it to other programs of the host when a graph is computed. By
+itself GNU's OpenMP waits for milliseconds: with two such workers on 2 cores a token took 38 ms, and 21 so (docs/performance.md)."""
 WORKER_NAME = r"[a-z0-9][a-z0-9_-]{0,31}"
 
 
@@ -299,7 +302,7 @@ def _usable_mib(memory_mib: int) -> int:
 
 def _environment_of(host: Host, entry: Declared) -> dict[str, str]:
     """Of a worker's process, as far as its release does not matter."""
-    environment = dict(entry.endpoint.environment)
+    environment = {**(SHARING if entry.device.device == backends.CPU.device else {}), **entry.endpoint.environment}
     bus_order = backends.RECORDS[entry.device.backend].bus_order
     if bus_order and len({accelerator.name for accelerator in host.facts.of_backend(entry.device.backend)}) > 1:
         environment.setdefault(*bus_order)

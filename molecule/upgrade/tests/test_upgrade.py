@@ -1,0 +1,195 @@
+"""A client asks all the time while releases come and go: what each of these costs it, in seconds without an answer."""
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+from conftest import HOSTS, INVENTORY, PLAN, WORK, on
+
+pytestmark = pytest.mark.timeout(1800)
+
+PLAYBOOKS = INVENTORY.parents[3] / "playbooks"
+ROLLBACK = PLAYBOOKS / "rollback.yml"
+HEAD, SERVER = PLAN["head"]["host"], "llamacpp-server"
+WORKERS = {
+    name: service["name"] for name, host in PLAN["hosts"].items() for service in host["services"] if name != HEAD
+}
+NEW = inventory.specification()["llama_release"]["default"]
+WORDS = " ".join(known_answer.SENTENCE.split()[:2])
+LOG = "/root/asked.log"
+STARTS = 3
+"""How often the services are restarted by hand."""
+measured = {}
+
+
+def broken(name):
+    return {**NEW, "patches": [str(INVENTORY.parents[1] / f"{name}.patch")]}
+
+
+def command(playbook, **variables):
+    paths = {f"llama_{name}_path": str(WORK / f"tests-{name}.json") for name in ("plan", "verify")}
+    given = f"--extra-vars={json.dumps({**paths, **variables})}"
+    return ["ansible-playbook", str(playbook), f"--inventory={INVENTORY}", given]
+
+
+def run(playbook=PLAYBOOKS / "site.yml", **variables):
+    """Runs a playbook to its end."""
+    done = subprocess.run(command(playbook, **variables), capture_output=True, text=True, check=False)
+    (WORK / "tests-output.log").open("a").write(done.stdout + done.stderr)
+    return done
+
+
+def succeeds(*arguments, **variables):
+    done = run(*arguments, **variables)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr
+    return done.stdout
+
+
+def served():
+    """Names of the releases of which programs run, of each host."""
+    listed = (
+        "cat /proc/[0-9]*/cmdline | tr '\\0' '\\n' | grep -oP '^/opt/llamacpp/releases/\\K[^/]+(?=/bin/)' | sort -u"
+    )
+    return {name: on(name).run(listed).stdout.split() for name in PLAN["hosts"]}
+
+
+def serves(version):
+    return all(len(own) == 1 and own[0].startswith(f"pypi-{version}-") for own in served().values())
+
+
+def answers():
+    """When each question was answered, and how."""
+    lines = on(HEAD).file(LOG).content_string.splitlines()
+    return [(float(line.split(" ", 2)[0]), line.split(" ", 2)[1]) for line in lines]
+
+
+def wait_for_answer(seconds=180):
+    """Until one right answer has come from now on."""
+    begin = time.time()
+    while time.time() < begin + seconds:
+        ended, how = answers()[-1]
+        if how == "right" and ended > begin:
+            return
+        time.sleep(0.5)
+    pytest.fail(on(HEAD).check_output("journalctl --no-pager --lines=50 --unit=%s", SERVER))
+
+
+def gap(begin):
+    """Seconds without a right answer since then: the longest time between two, less the usual."""
+    right = [ended for ended, how in answers() if how == "right"]
+    between = [later - earlier for earlier, later in zip(right, right[1:]) if later > begin]
+    return round(max(between) - statistics.median(between), 2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def asked():
+    """A client of the cluster on its head, from the first test to the last. What was measured becomes the scenario's result."""
+    asker = Path(__file__).with_name("asker.py").read_text()
+    unit = ["systemd-run", "--quiet", "--unit=asker", f"--property=StandardOutput=truncate:{LOG}", "python3", "-c"]
+    on(HEAD).run_test(" ".join(["%s"] * (len(unit) + 3)), *unit, asker, f"{PLAN['head']['url']}/v1/completions", WORDS)
+    time.sleep(5)
+    wait_for_answer()
+    yield
+    on(HEAD).check_output("systemctl stop asker")
+    if {"upgrade_gap_s", "bare_restart_s"} <= set(measured):
+        measured["ratio"] = round(measured["upgrade_gap_s"] / measured["bare_restart_s"], 2)
+    measured["wrong_answers"] = sum(how == "wrong" for _ended, how in answers())
+    (WORK / "result.json").write_text(json.dumps(measured))
+
+
+def by_hand(name, words):
+    address = HOSTS[name]["test_addresses"][0]
+    options = ["-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR"]
+    return subprocess.Popen(["ssh", "-i", str(WORK / "key"), *options, f"root@{address}", "systemctl", *words])
+
+
+def restart_by_hand():
+    assert by_hand(HEAD, ["stop", SERVER]).wait() == 0
+    started = [by_hand(name, ["restart", service]) for name, service in WORKERS.items()]
+    assert [process.wait() for process in started] == [0] * len(started)
+    assert by_hand(HEAD, ["start", SERVER]).wait() == 0
+    time.sleep(1)
+    wait_for_answer()
+
+
+def test_an_upgrade_costs_one_restart():
+    begin = time.time()
+    said = succeeds(llama_release=NEW)
+    wait_for_answer()
+    measured["upgrade_gap_s"] = gap(begin)
+    assert serves(NEW["version"])
+    assert "Stop where the release has not proven itself" in said
+
+
+def test_a_restart_by_hand_for_comparison():
+    gaps = []
+    for _start in range(STARTS):
+        begin = time.time()
+        restart_by_hand()
+        gaps.append(gap(begin))
+    measured["bare_restart_s"] = statistics.median(gaps)
+
+
+def test_an_upgrade_to_workers_that_do_not_serve_costs_nothing():
+    before, begin = served(), time.time()
+    failed = run(llama_release=broken("broken-for-others"))
+    said = failed.stdout + failed.stderr
+    assert failed.returncode == 2, said[-5000:]
+    assert "did not prove itself on the staging ports" in said
+    assert "journalctl --unit=llamacpp-staging-worker-cpu on up1" in said
+    wait_for_answer()
+    measured["failing_upgrade_gap_s"] = gap(begin)
+    assert served() == before
+    assert measured["failing_upgrade_gap_s"] < measured["bare_restart_s"] / 2
+    assert all(not on(name).run("systemctl list-units --all --no-legend 'llamacpp-staging-*'").stdout for name in HOSTS)
+
+
+@pytest.mark.skipif(not ROLLBACK.exists(), reason="there is no rollback.yml")
+def test_an_upgrade_that_fails_at_its_start_goes_back_by_itself():
+    before = served()
+    failed = run(llama_release=broken("broken-on-its-port"))
+    assert failed.returncode == 2, failed.stdout[-5000:] + failed.stderr
+    wait_for_answer()
+    assert served() == before
+
+
+@pytest.mark.skipif(not ROLLBACK.exists(), reason="there is no rollback.yml")
+def test_a_rollback_costs_one_restart():
+    begin = time.time()
+    succeeds(ROLLBACK)
+    wait_for_answer()
+    measured["rollback_gap_s"] = gap(begin)
+    assert serves("0.3.20")
+
+
+@pytest.mark.skipif(not ROLLBACK.exists(), reason="there is no rollback.yml")
+def test_a_rollback_after_the_controller_was_killed_in_the_middle():
+    with (WORK / "killed.log").open("w") as log:
+        upgrade = subprocess.Popen(
+            command(PLAYBOOKS / "site.yml", llama_release=NEW), stdout=log, stderr=log, start_new_session=True
+        )
+    while on(HEAD).run("systemctl is-active %s", SERVER).stdout.strip() == "active":
+        assert upgrade.poll() is None, (WORK / "killed.log").read_text()[-5000:]
+        time.sleep(0.2)
+    os.killpg(upgrade.pid, signal.SIGKILL)
+    upgrade.wait()
+    succeeds(ROLLBACK)
+    wait_for_answer()
+    assert serves("0.3.20")
+
+
+def test_the_next_run_finds_nothing_to_repair():
+    version = "0.3.20" if ROLLBACK.exists() else NEW["version"]
+    release = {} if ROLLBACK.exists() else {"llama_release": NEW}
+    succeeds(**release)
+    said = succeeds(**release)
+    assert serves(version)
+    assert "changed=0" in said
+    assert all("changed=0" in line for line in said.splitlines() if "unreachable=" in line)

@@ -1,0 +1,82 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Hands each host its own part of a plan to keep, and decides from what all of them report how the cluster goes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ansible.errors import AnsibleActionFail
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import rollback
+
+display = Display()
+
+ON_THE_CONTROLLER = ("chosen", "accepted", "returned", "failed")
+
+
+class ActionModule(ActionBase):
+    _supports_check_mode = True
+    TRANSFERS_FILES = False
+
+    def run(self, tmp=None, task_vars=None):
+        super().run(tmp, task_vars)
+        arguments = dict(self._task.args)
+        if arguments["state"] not in ON_THE_CONTROLLER:
+            if "plan" in arguments:
+                arguments["record"] = _record(arguments.pop("plan"), task_vars["inventory_hostname"])
+            return self._execute_module(module_args=arguments, task_vars=task_vars)
+        texts = {"type": "str", "default": ""}
+        _checked, given = self.validate_argument_spec(
+            argument_spec={
+                "state": {"type": "str", "choices": list(ON_THE_CONTROLLER)},
+                "cluster": texts,
+                "heads": {"type": "list", "elements": "str", "default": []},
+                **{key: {"type": "dict", "default": {}} for key in ("answers", "places", "reasons")},
+                "target": {"type": "dict"},
+                "lost": {"type": "list", "elements": "str", "default": []},
+                **dict.fromkeys(("wanted", "failed", "why_not", "id"), texts),
+            }
+        )
+        try:
+            return {"changed": False, **_decide(given)}
+        except Refusal as refusal:
+            raise AnsibleActionFail(str(refusal)) from None
+
+
+def _record(plan: dict, name: str) -> dict:
+    sources = [file["source"] for file in plan["hosts"][name]["files"] if "source" in file]
+    return rollback.record(plan, name, {path: Path(path).read_text() for path in sources})
+
+
+def _decide(given: dict) -> dict:
+    if given["state"] == "chosen":
+        answers = {name: _of(answer, ("plans", "unreadable")) for name, answer in given["answers"].items()}
+        target = rollback.choose(given["cluster"], given["heads"], answers, given["wanted"], given["failed"])
+        return {"target": target._asdict()}
+    if given["state"] == "accepted":
+        answers = {
+            name: {
+                **_of(answer, ("record", "drift", "missing")),
+                "place": _of(given["places"][name], ("prefix", "units")),
+            }
+            for name, answer in given["answers"].items()
+        }
+        return rollback.accept(given["target"], given["cluster"], answers)
+    if given["state"] == "returned":
+        display.warning(rollback.returned(given["target"], given["wanted"]))
+        return {}
+    if not given["id"]:
+        return {"failed": True, "msg": rollback.unfinished(given["target"] or {}, given["reasons"], given["lost"])}
+    failure = rollback.Failure(
+        given["id"], given["wanted"], given["reasons"], given["lost"], given["target"] or None, given["why_not"]
+    )
+    return {"failed": True, "msg": rollback.sentence(failure)}
+
+
+def _of(answer: dict, keys: tuple[str, ...]) -> dict:
+    """What a host reports, without what Ansible adds to it."""
+    return {key: answer[key] for key in keys if key in answer}

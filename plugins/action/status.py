@@ -1,0 +1,113 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Shows how a cluster is. What hosts report is compared with its form before it counts; one that reports something else is shown as such."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ansible.errors import AnsibleActionFail
+from ansible.module_utils.parsing.convert_bool import boolean
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import condition, status
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes, rollback
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import built, output
+
+display = Display()
+
+FOLLOW_SECONDS = 5.0
+SHORTEST, LONGEST = 1.0, 86400.0
+"""Seconds between two looks."""
+
+
+def seconds_between(follow: Any) -> float:
+    """Of llama_status_follow: 0 where it is off.
+
+    :raises AnsibleActionFail: it is neither a truth value nor a number of seconds.
+    """
+    try:
+        return FOLLOW_SECONDS if boolean(follow) else 0.0
+    except TypeError:
+        pass
+    try:
+        seconds = float(follow)
+    except (TypeError, ValueError):
+        seconds = -1.0
+    if not SHORTEST <= seconds <= LONGEST:
+        raise AnsibleActionFail(
+            f"llama_status_follow is {untrusted.show(follow)}: use true, or the seconds between two looks, from {SHORTEST:g} to {LONGEST:g}."
+        )
+    return seconds
+
+
+def _last(answer: Any, facts: Any) -> Any:
+    """What a host returned last: of one that could not be asked for its facts, that is all there is."""
+    asked = isinstance(answer, Mapping) and any(answer.get(key) for key in ("condition", "msg"))
+    return answer if asked else facts
+
+
+def _readable(plan: Mapping[str, Any] | None, name: str, answer: Any) -> dict:
+    """What a host returned; where it has another form than host_status gives it, ``msg`` alone, which says so."""
+    if not isinstance(answer, Mapping) or not answer.get("condition") or answer.get("failed"):
+        found = answer if isinstance(answer, Mapping) else {}
+        words = " ".join(str(found.get("msg") or "").split()).removeprefix("Task failed: ")
+        said = untrusted.printable(words, changes.SHOWN)
+        return {"msg": said or "it was not asked", "unreachable": bool(found.get("unreachable"))}
+    problem = untrusted.problem("condition", answer["condition"])
+    problem = problem or untrusted.mismatch("condition", answer["condition"], condition.CONDITION)
+    try:
+        if problem:
+            raise Refusal(
+                f"what it reports is not as this version of the collection reads it ({problem.where} {problem.why})"
+            )
+        if plan:
+            changes.check({"hosts": {name: plan["hosts"][name]}}, {name: answer})
+    except Refusal as refusal:
+        return {"msg": str(refusal), "unreachable": False}
+    return {key: answer[key] for key in ("condition", "drift") if answer.get(key)}
+
+
+class ActionModule(ActionBase):
+    _supports_check_mode = True
+    TRANSFERS_FILES = False
+
+    def run(self, tmp=None, task_vars=None):
+        super().run(tmp, task_vars)
+        _checked, arguments = self.validate_argument_spec(
+            argument_spec={
+                "plan": {"type": "dict", "required": True},
+                "heads": {"type": "list", "elements": "str", "required": True},
+                "answers": {"type": "dict", "required": True},
+                "facts": {"type": "dict", "default": {}},
+                "path": {"type": "path"},
+                "follow": {"type": "raw", "default": False},
+            }
+        )
+        pause = seconds_between(arguments["follow"])
+        given = arguments["plan"]
+        plan = None if given["refused"] else given
+        unplanned = " ".join(given["reasons"]) if given["refused"] else ""
+        answers = {
+            name: _readable(plan, name, _last(answer, arguments["facts"].get(name)))
+            for name, answer in arguments["answers"].items()
+        }
+        drifts = changes.compare(plan, answers, built.recorded(plan)).drifts if plan else {}
+        other = rollback.runs_other(plan, drifts) if plan else None
+        found = status.of_cluster(given["cluster"], arguments["heads"], plan, unplanned, answers, drifts, other)
+        shown = status.as_json(found)
+        if arguments["path"]:
+            output.write("llama_status_path", arguments["path"], json.dumps(shown, indent=2) + "\n")
+        display.display(status.page(found))
+        if pause:
+            time.sleep(pause)
+        elif found.problems:
+            why = "; ".join(found.problems)
+            return {"failed": True, "msg": f"{given['cluster']} is not healthy: {why}."}
+        return {"changed": False, "status": shown}

@@ -1,0 +1,55 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One process at a time changes the services of a host, and nobody compares them meanwhile: a run that is killed leaves its last task at work."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import stored
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+
+WAIT_SECONDS, POLL_SECONDS = 600, 0.2
+
+
+def _wait(lock: int, how: int, path: Path) -> None:
+    """:raises Refusal: others have the lock for too long."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, how | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                processes = " and ".join(f"process {number}" for number in stored.holders(path)) or "a process"
+                raise Refusal(
+                    f"{processes} on this host, a task of another run, has changed its services for more than {WAIT_SECONDS // 60} minutes (it holds "
+                    f"{path}): end it, and run the playbook again"
+                ) from None
+            time.sleep(POLL_SECONDS)
+
+
+@contextmanager
+def alone(prefix: str, changes: bool) -> Iterator[None]:
+    """
+    :param changes: whether services are changed. What only compares them writes nothing, and waits for nobody who compares them too.
+    :raises Refusal: see _wait.
+    """
+    path = Path(prefix, names.CHANGES_LOCK)
+    try:
+        lock = os.open(path, os.O_NOFOLLOW | (os.O_RDWR | os.O_CREAT if changes else os.O_RDONLY), 0o600)
+    except OSError:  # nothing is installed there, or nothing can be written: what changes services says why
+        yield
+        return
+    try:
+        _wait(lock, fcntl.LOCK_EX if changes else fcntl.LOCK_SH, path)
+        yield
+    finally:
+        os.close(lock)

@@ -1,0 +1,182 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How a host and what runs there is at this moment, read on that host. No worker is asked: its clients are read from the kernel's sockets."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services as managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Each, Maybe, Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, sensors
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import runtime
+
+"""File of the launcher of the head: what it does now, and what it did before."""
+METRICS_OPTION = "--metrics"
+ASK_SECONDS = 1.0
+"""So long llama-server may take for an answer: while it loads a model it answers at once, while it computes within a batch."""
+STATES = ("waiting", "loading", "serving", "fallback")
+LINE = Text(longest=2000)
+TOLD = {
+    "time": Number(),
+    "process": Number(),
+    "state": STATES,
+    "since": Number(),
+    "without": [Text()],
+    "waiting_for": [Text()],
+    "restarts": Number(),
+    "last": [{"time": Number(), "text": LINE}],
+}
+"""The form of names.SERVING."""
+VERIFIED = {"time": Number(), "passed": bool, "failed": [LINE], "release": Text()}
+"""The form of what verify leaves on the head."""
+COUNTERS = {
+    "prompt_tokens": "prompt_tokens_total",
+    "prompt_s": "prompt_seconds_total",
+    "generated_tokens": "tokens_predicted_total",
+    "generation_s": "tokens_predicted_seconds_total",
+}
+"""Counters since the start of llama-server → their names in its /metrics (tools/server/README.md of build 11063, server.cpp of ik_llama.cpp 4840)."""
+MIB, CELSIUS, WATTS = (Maybe(Number(most=1 << 40)), Maybe(Number(-50, 200, real=True)), Maybe(Number(real=True)))
+SENSORS = {"celsius": CELSIUS, "watts": WATTS}
+CONDITION = {
+    "now": Number(),
+    "service_states": Each(("running", "failed", "stopped")),
+    "uptimes_s": Each(Maybe(Number())),
+    "restarts": Each(Number()),
+    "sensors": {
+        "uptime_s": Maybe(Number()),
+        "memory_total_mib": MIB,
+        "memory_free_mib": MIB,
+        **SENSORS,
+        "devices": [
+            {
+                "name": Text(),
+                **{f"{part}_mib": MIB for part in ("total", "free", "shared_total", "shared_free")},
+                **SENSORS,
+            }
+        ],
+        "disks": [{"path": Text(longest=4096), "total_mib": MIB, "free_mib": MIB}],
+    },
+    "head": Maybe(
+        {
+            "health": Maybe({"healthy": bool, "said": LINE}),
+            "serving": Maybe(TOLD),
+            "current": bool,
+            "waits_for": [LINE],
+            "ends": {"number": Number(), "how": LINE, "log": [LINE]},
+            "verified": Maybe(VERIFIED),
+            "metrics": Maybe(Each(Number(real=True))),
+        }
+    ),
+}
+"""The form of what read returns: a host that was taken over returns anything."""
+
+
+def _read(path: Path, shape: Mapping[str, Any]) -> dict | None:
+    """What stands in a file of this form; None where it is missing or has another one. Only what the form names, as it can be shown."""
+    try:
+        found = reading.read_object(path, verification.RECORD_BYTES)
+    except (OSError, ValueError):
+        return None
+    found = {name: found.get(name) for name in shape}
+    return None if untrusted.problem("", found) or untrusted.mismatch("", found, shape) else found
+
+
+def counters(text: str) -> dict[str, float]:
+    """COUNTERS from the text of llama-server's /metrics; empty where one of them is missing."""
+    found = {}
+    for name, shown in COUNTERS.items():
+        match = re.search(
+            rf"^llamacpp:{shown}(?:\{{[^}}\n]*\}})? (\d{{1,15}}(?:\.\d{{1,9}})?(?:e\+?\d{{1,2}})?)$", text, re.M
+        )
+        if match:
+            found[name] = float(match.group(1))
+    return found if len(found) == len(COUNTERS) else {}
+
+
+def _asked(head: dict[str, Any], running: dict[int, list[str]], account: str | None) -> dict:
+    """``health`` of llama-server, and its ``metrics`` where it has them."""
+    try:
+        certificate = verification.certificate_of(head)
+        health = verification.wait_for_health(head["own_url"], 0, certificate, ASK_SECONDS)
+    except ValueError as error:
+        return {"health": {"healthy": False, "said": untrusted.printable(error)}, "metrics": None}
+    counted: dict[str, float] = {}
+    if health["healthy"] and METRICS_OPTION in head["argv"]:
+        with suppress(OSError):  # a key that cannot be read
+            counted = _counted(head, running, account, certificate)
+    return {"health": health, "metrics": counted or None}
+
+
+def _counted(
+    head: dict[str, Any], running: dict[int, list[str]], account: str | None, certificate: bytes | None
+) -> dict[str, float]:
+    address, key = head["own_url"].split("//", 1)[1], verification.first_key(head["api_key_file"])
+    place, port = address.rsplit(":", 1)
+
+    def objection() -> str | None:
+        return state.stranger_at(place, int(port), running, account) if key else None
+
+    reply = reading.ask(address, "/metrics", ASK_SECONDS, None, key, objection, certificate)
+    return counters(reply.text) if reply.status == 200 else {}
+
+
+def _head(place: Mapping[str, Any], head: dict[str, Any] | None) -> dict | None:
+    """What the launcher and verify left on the head, and what llama-server says; None on hosts without any of it.
+
+    :param head: the head's part of the plan, on its host.
+    """
+    folder = Path(place["prefix"], "state")
+    told, verified = _read(folder / names.SERVING, TOLD), _read(Path(place["prefix"], names.VERIFIED), VERIFIED)
+    if not head and not told and not verified:
+        return None
+    asked: dict = {"health": None, "metrics": None}
+    current = bool(told and Path(f"/proc/{told['process']}").exists())
+    if head:
+        running = state.processes(place["prefix"], place["account"])
+        current = bool(told and told["process"] in running)
+        asked = _asked(head, running, place["account"])
+    return {
+        **asked,
+        "serving": told,
+        "current": current,
+        "waits_for": verification.waits_for(verification.handshakes(folder / runtime.HANDSHAKES)["workers"]),
+        "ends": verification.ends(folder / runtime.ENDS),
+        "verified": verified,
+    }
+
+
+def read(cluster: str, scope: str, planned: dict[str, Any] | None, head: dict[str, Any] | None) -> dict:
+    """How the host differs from its part of the plan (``drift``, where there is one), and CONDITION.
+
+    :param planned: the host's part of the plan; None where there is no plan.
+    :param head: of the plan, on its host.
+    """
+    place = planned or host.place_of(scope, cluster)
+    found = {"drift": state.drift({**planned, "knocks": []})} if planned else {}
+    services = found["drift"]["services"] if planned else {}
+    defined = host.defined_services(place["service_manager"], place["units"], names.of(cluster))
+    manager = managers.manager_of(place)
+    now = time.time()
+    started = {name: state.started_at(service["pid"]) for name, service in services.items()}
+    return {
+        **found,
+        "condition": {
+            "now": int(now),
+            "service_states": manager.state(defined),
+            "uptimes_s": {name: None if at is None else max(0, int(now - at)) for name, at in started.items()},
+            "restarts": manager.restarts(defined),
+            "sensors": sensors.read([place["prefix"], place["cache"]]),
+            "head": _head(place, head),
+        },
+    }

@@ -1,0 +1,395 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Going back to a plan that the hosts keep: which one, whether all hosts can, and what is done on each.
+
+What a host keeps is its own word. It is used on that host alone; of the head's part other hosts get nothing but the order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import kept, names, untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes
+
+SUMMARIES = {"plans": [kept.SUMMARY], "unreadable": [Text(longest=8192)]}
+DRIFT = {
+    **{part: [kept.LINE] for part in ("defined", "stale", "missing_builds", "redefined", "changed_files")},
+    "services": untrusted.Each({"state": changes.SERVICE["state"]}),
+}
+SHOWN = 5
+
+
+def identity(plan: Mapping[str, Any]) -> str:
+    """Of a completed plan: whatever is applied counts, and neither the facts that are left on the head nor where files lie on the controller."""
+    hosts = {
+        name: {
+            **host,
+            "files": [
+                {key: value for key, value in file.items() if key not in ("source", "content")}
+                for file in host["files"]
+                if not file["path"].endswith("/" + names.KEPT_FACTS)
+            ],
+        }
+        for name, host in plan["hosts"].items()
+    }
+    parts = {key: plan[key] for key in ("cluster", "release", "releases", "model", "external_workers", "head")}
+    text = json.dumps({**parts, "hosts": hosts}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def record(plan: Mapping[str, Any], name: str, contents: Mapping[str, str]) -> dict[str, Any]:
+    """What a host keeps of a plan, apart from when and whether it served.
+
+    :param contents: path on the controller → text, of files that the run copies.
+    """
+    host = plan["hosts"][name]
+    files = [
+        {
+            **{key: value for key, value in file.items() if key != "source"},
+            **({"content": contents[file["source"]]} if "source" in file else {}),
+        }
+        for file in host["files"]
+    ]
+    return {
+        "schema": kept.SCHEMA,
+        "id": plan["id"],
+        "cluster": plan["cluster"],
+        "time": 0,
+        "state": kept.APPLYING,
+        "name": name,
+        "hosts": list(plan["hosts"]),
+        "release": plan["release"],
+        "model": plan["model"],
+        "releases": plan["releases"],
+        "host": {**host, "files": files},
+        "head": plan["head"] if name == plan["head"]["host"] else None,
+    }
+
+
+class Target(NamedTuple):
+    """The plan to go back to."""
+
+    id: str
+    release: str
+    head: str
+    hosts: tuple[str, ...]
+    left: tuple[str, ...]
+    """Hosts that answered and have no part in it: nothing is changed there."""
+
+
+def check_summaries(answers: Mapping[str, Any]) -> None:
+    """:raises Refusal: what a host says that it keeps has another form."""
+    for name, answer in answers.items():
+        found = untrusted.problem("it", answer) or untrusted.mismatch("it", answer, SUMMARIES)
+        if found:
+            raise Refusal(
+                f"What {name} reports of the plans that it keeps is not as this version of the collection reads it ({found.where[3:] or 'it'} "
+                f"{found.why}): run it again; where that goes on, this host is not what it seems."
+            )
+
+
+def choose(
+    cluster: str, heads: Collection[str], answers: Mapping[str, Any], wanted: str = "", failed: str = ""
+) -> Target:
+    """The plan to go back to. Without a wish that is the plan before the one that served last, or, while a change is not finished, the last
+    one that served.
+
+    :param heads: hosts that the inventory has as heads: a plan of which none of them has a part is some worker's invention.
+    :param answers: host → what it reports of the plans that it keeps.
+    :param wanted: id of a plan, or id, ref or build of a release.
+    :param failed: id of the plan that was applied just now and does not serve.
+    :raises Refusal: there is none, with what each host keeps.
+    """
+    check_summaries(answers)
+    plans = {name: answer["plans"] for name, answer in answers.items()}
+    possible, obstacles = _possible(cluster, heads, plans)
+    newest = {name: kept.newest_first(own)[0] for name, own in plans.items() if own}
+    unfinished = any(plan["state"] == kept.APPLYING for plan in newest.values())
+    if wanted:
+        fitting = [plan for plan in possible if _is(plan, wanted)]
+        reasons = [text for plan, text in obstacles if _is(plan, wanted)]
+    else:
+        current = set() if failed or unfinished else {plan["id"] for plan in newest.values()}
+        fitting = [plan for plan in possible if plan["id"] not in current]
+        reasons = [text for _plan, text in obstacles]
+    if failed and fitting and fitting[0]["id"] == failed:
+        raise Refusal(f"plan {failed} is the last one that served here, so there is nothing to go back to")
+    if not fitting:
+        raise Refusal(_why_none(wanted, answers, reasons))
+    target = fitting[0]
+    left = tuple(sorted(set(answers) - set(target["hosts"])))
+    return Target(target["id"], target["release"], _heads(target["id"], heads, plans)[0], tuple(target["hosts"]), left)
+
+
+def _is(plan: Mapping[str, Any], wanted: str) -> bool:
+    """Whether a plan is named so; ``pypi-0.3.36`` is also called 0.3.36."""
+    names_of = (plan["id"], plan["release"], plan["release"].split("-", 1)[-1], plan["release_id"])
+    return wanted in (*names_of, str(plan.get("build")))
+
+
+def _heads(plan: str, heads: Collection[str], plans: Mapping[str, Any]) -> list[str]:
+    """Hosts that say that they are the head of a plan; of several the inventory's."""
+    claiming = [name for name, own in plans.items() if any(entry["id"] == plan and entry["head"] for entry in own)]
+    return [name for name in claiming if name in heads] or claiming
+
+
+def _possible(
+    cluster: str, known: Collection[str], plans: Mapping[str, list[dict[str, Any]]]
+) -> tuple[list[dict[str, Any]], list[tuple[dict[str, Any], str]]]:
+    """Plans that served on all of their hosts, as their heads report them, the newest first; and each other one with a sentence why not."""
+    possible, obstacles = [], []
+    for identity_of in dict.fromkeys(entry["id"] for own in plans.values() for entry in own):
+        entries = {name: entry for name, own in plans.items() for entry in own if entry["id"] == identity_of}
+        heads = _heads(identity_of, known, plans)
+        entry = entries[heads[0]] if heads else next(iter(entries.values()))
+        why = _obstacle(cluster, entries, heads, entry)
+        if not why and not set(known).intersection(entry["hosts"]):
+            why = f"has no part on {', '.join(known)}, the head of the inventory"
+        if why:
+            obstacles.append((entry, f"plan {identity_of} ({entry['release']}) {why}"))
+        else:
+            possible.append(entry)
+    return [dict(entry) for entry in kept.newest_first(possible)], obstacles
+
+
+def _obstacle(
+    cluster: str, entries: Mapping[str, Mapping[str, Any]], heads: list[str], entry: Mapping[str, Any]
+) -> str | None:
+    foreign = [name for name, own in entries.items() if own["cluster"] != cluster]
+    lacking = [name for name in entry["hosts"] if name not in entries]
+    unlike = [name for name, own in entries.items() if sorted(own["hosts"]) != sorted(entry["hosts"])]
+    never = [name for name, own in entries.items() if own["state"] != kept.SERVED]
+    if foreign:
+        return f"belongs to the cluster {untrusted.show(entries[foreign[0]]['cluster'])} on {', '.join(foreign)}"
+    if len(heads) != 1:
+        return f"has {'several heads: ' + ', '.join(heads) if heads else 'no head among the hosts that answered'}"
+    if lacking:
+        return f"has no part on {', '.join(lacking)}, or the host does not answer or is not in the inventory"
+    if unlike or set(entries) - set(entry["hosts"]):
+        others = unlike or sorted(set(entries) - set(entry["hosts"]))
+        return f"names other hosts on {', '.join(others)} than on {heads[0]}"
+    return f"never served on {', '.join(never)}" if never else None
+
+
+def _why_none(wanted: str, answers: Mapping[str, Any], reasons: list[str]) -> str:
+    """What was looked for, why nothing of it can be used, and what the hosts keep."""
+    looked = f"No kept plan is {wanted!r}" if wanted and not reasons else "There is no plan to go back to"
+    if wanted and reasons:
+        looked = f"The cluster cannot go back to {wanted!r}"
+    why = f": {'; '.join(reasons[:SHOWN])}" if reasons else ""
+    own = [
+        f"{name}: "
+        + (", ".join(f"{plan['id']} ({plan['release']}, {plan['state']})" for plan in answer["plans"]) or "nothing")
+        + "".join(f", {text}" for text in answer["unreadable"][:SHOWN])
+        for name, answer in answers.items()
+    ]
+    return untrusted.printable(
+        f"{looked}{why}. The hosts keep: {'; '.join(own) or 'nothing, since none answered'}. Name one of these with llama_rollback_to, or set "
+        "llama_release and run site.yml.",
+        8192,
+    )
+
+
+def accept(target: Mapping[str, Any], cluster: str, answers: Mapping[str, Any]) -> dict[str, Any]:
+    """What is done on each host.
+
+    :param target: a Target as a mapping.
+    :param answers: host → ``record``, ``drift`` and ``missing``, as apply/plans.py returns them, and ``place``, the host's prefix and units.
+    :returns: ``plan`` with what proves that the head serves, and ``hosts``: host → ``part``, and names of services to ``stop``, to ``restart`` and to
+        ``remove``.
+    :raises Refusal: a host has no part that can be used, or its builds are not there any more.
+    """
+    lost = [name for name in target["hosts"] if name not in answers]
+    if lost:
+        raise Refusal(
+            f"{', '.join(lost)} could not be reached or failed above, and has a part in plan {target['id']}: bring the host back and run the playbook "
+            "again. No service was touched."
+        )
+    for name in target["hosts"]:
+        _check_part(name, target, cluster, answers[name])
+    gone = [
+        f"{name} lacks {', '.join([*answers[name]['drift']['missing_builds'], *answers[name]['missing']])}"
+        for name in target["hosts"]
+        if answers[name]["drift"]["missing_builds"] or answers[name]["missing"]
+    ]
+    if gone:
+        raise Refusal(
+            f"Plan {target['id']} ({target['release']}) cannot serve any more: {'; '.join(gone)}. Put files back, choose another plan with "
+            "llama_rollback_to, or set llama_release and run site.yml, which builds again. No service was touched."
+        )
+    head = answers[target["head"]]["record"]
+    return {
+        "plan": {
+            **{key: head[key] for key in ("cluster", "model", "head")},
+            "head": {**head["head"], "host": target["head"]},
+            "hosts": {target["head"]: head["host"]},
+            "staging": False,
+            "links": [],
+            "external_workers": [],
+        },
+        "hosts": {name: _steps(answers[name], name == target["head"]) for name in target["hosts"]},
+    }
+
+
+def _check_part(name: str, target: Mapping[str, Any], cluster: str, answer: Mapping[str, Any]) -> None:
+    given, drift = answer.get("record"), answer.get("drift")
+    found = (
+        kept.problem(given)
+        or untrusted.mismatch("it.drift", drift, DRIFT)
+        or untrusted.mismatch("it.missing", answer.get("missing"), [kept.LINE])
+        or _unlike(name, target, cluster, given or {}, answer["place"])
+    )
+    services = [] if found else [service["name"] for service in (given or {})["host"]["services"]]
+    lacking = [service for service in services if service not in (drift or {})["services"]]
+    if lacking:
+        found = untrusted.Problem(f"it.drift.services.{lacking[0]}", "is missing")
+    if found:
+        raise Refusal(
+            f"The part of {name} in plan {target['id']} cannot be used: {found.where[3:] or 'it'} {found.why}. Choose another plan with "
+            "llama_rollback_to, or set llama_release and run site.yml. No service was touched."
+        )
+
+
+def _unlike(
+    name: str, target: Mapping[str, Any], cluster: str, given: Mapping[str, Any], place: Mapping[str, Any]
+) -> untrusted.Problem | None:
+    """Why a part of the right form is not the one of this host and this plan."""
+    for key, value in {"id": target["id"], "cluster": cluster, "name": name}.items():
+        if given[key] != value:
+            return untrusted.Problem(f"it.{key}", f"is {untrusted.show(given[key])}, not {value!r}")
+    moved = [key for key, value in place.items() if given["host"][key] != value]
+    if moved:
+        return untrusted.Problem(f"it.host.{moved[0]}", "is not where the installation is now")
+    return (
+        None if bool(given["head"]) == (name == target["head"]) else untrusted.Problem("it.head", "is not of this host")
+    )
+
+
+def _steps(answer: Mapping[str, Any], is_head: bool) -> dict[str, Any]:
+    """The head stops first wherever one is defined, since it does not reconnect; of the workers those start again that do not run as kept."""
+    part, drift = answer["record"]["host"], answer["drift"]
+    planned = {service["name"]: service["kind"] for service in part["services"]}
+    heads = [name for name, kind in planned.items() if kind == "head" and is_head]
+    wrong = {name for name, service in drift["services"].items() if service["state"] not in ("running", "waiting")}
+    return {
+        "part": {**part, "files": [_without_source(file) for file in part["files"]]},
+        "stop": sorted(name for name in drift["defined"] if name in heads or names.is_head(name)),
+        "restart": sorted({*wrong, *drift["redefined"], *heads}),
+        "remove": sorted(drift["stale"]),
+    }
+
+
+def _without_source(file: Mapping[str, Any]) -> dict[str, Any]:
+    """A file of the host's word never names one of the controller. What has no content is not written, as the known-answer model."""
+    known = ("path", "bytes", "sha256", "record", *(("mode", "content") if "content" in file else ()))
+    return {key: file[key] for key in known if key in file}
+
+
+def runs_other(plan: Mapping[str, Any], drifts: Mapping[str, Mapping[str, Any] | None]) -> str | None:
+    """A sentence where the cluster runs another plan than the inventory's; None where it runs that one, or nobody keeps a plan.
+
+    :param plan: completed, with ``id``.
+    :param drifts: host → result of state.drift, with ``plans``; None where the host did not answer.
+    """
+    last = {}
+    for name, drift in drifts.items():
+        own = kept.newest_first((drift or {}).get("plans") or [])
+        if own and name in plan["hosts"] and own[0]["id"] != plan.get("id"):
+            last[name] = own[0]
+    if not last:
+        return None
+    name = plan["head"]["host"] if plan["head"]["host"] in last else sorted(last)[0]
+    state = "serves" if last[name]["state"] == kept.SERVED else "was begun and never served"
+    text = (
+        f"The inventory plans release {plan['release']['ref']} (plan {plan.get('id')}), but on {', '.join(sorted(last))} plan {last[name]['id']} with release "
+        f"{last[name]['release']} {state}: site.yml goes to what the inventory says. To stay, set llama_release to what serves"
+    )
+    return untrusted.printable(text) + "."
+
+
+class Failure(NamedTuple):
+    """How a change ended that did not serve."""
+
+    plan: str
+    release: str
+    reasons: Mapping[str, str]
+    """Host → what failed there."""
+    lost: Collection[str]
+    back: Mapping[str, Any] | None
+    """Target to which the cluster went back, and which serves; None where it did not."""
+    why_not: str
+
+
+def _reasons(reasons: Mapping[str, str], lost: Collection[str]) -> str:
+    """What failed where; the same text of several hosts is said once."""
+    hosts: dict[str, list[str]] = {}
+    for name, text in reasons.items():
+        hosts.setdefault(_lines(text), []).append(name)
+    said = [f"{', '.join(named)}: {text}" for text, named in hosts.items()]
+    gone = [f"{', '.join(sorted(lost))} was lost in the middle"] if lost else []
+    return "; ".join([*gone, *said]) or "see the errors above"
+
+
+def sentence(failure: Failure) -> str:
+    """What failed, whether the old release serves again, and what to do. The reasons may end in lines of logs."""
+    lost = ", ".join(sorted(failure.lost))
+    reasons = _reasons(failure.reasons, failure.lost)
+    texts = [f"Plan {failure.plan} (release {failure.release}) does not serve: {reasons}."]
+    if failure.back:
+        texts.append(
+            f"The cluster went back by itself: plan {failure.back['id']} (release {failure.back['release']}) serves again. Fix what failed and run site.yml "
+            "again, or set the inventory back to that release."
+        )
+    else:
+        texts.append(
+            f"The old release does NOT serve again: {_lines(failure.why_not) or 'see the errors above'}. Fix what failed and run site.yml again for the new "
+            "release, or run rollback.yml for the old one."
+        )
+    if lost:
+        texts.append(
+            f"When {lost} answers again, run {'rollback.yml' if failure.back else 'rollback.yml or site.yml'}: it may have the other release until then."
+        )
+    return "\n".join(texts)
+
+
+def unfinished(target: Mapping[str, Any], reasons: Mapping[str, str], lost: Collection[str]) -> str:
+    """Why a rollback did not end, and what to do.
+
+    :param target: empty where none was chosen.
+    """
+    said = _reasons(reasons, lost)
+    if not target:
+        return f"The cluster did not go back: {said}."
+    after = f"When {', '.join(sorted(lost))} answers again" if lost else "Fix that"
+    return (
+        f"The cluster did not go back to plan {target['id']} (release {target['release']}): {said}.\n{after}"
+        f"{', run' if lost else ' and run'} rollback.yml again with -e llama_rollback_to={target['id']}: it goes on where it stopped."
+    )
+
+
+def returned(target: Mapping[str, Any], release: str) -> str:
+    """What serves after a rollback, and what the next run of site.yml would do.
+
+    :param release: llama_release of the inventory as JSON; empty text where it is not given.
+    """
+    named = f"has llama_release: {release}" if release not in ("", '""') else "has no llama_release"
+    left = (
+        f" {', '.join(target['left'])} had no part in that plan, and nothing was changed there."
+        if target["left"]
+        else ""
+    )
+    return untrusted.printable(
+        f"Plan {target['id']} with release {target['release']} serves. The inventory {named}, and the next site.yml goes to what the inventory says: "
+        f"set it to {target['release']} to stay here. rollback.yml without llama_rollback_to would go to the plan before this.{left}"
+    )
+
+
+def _lines(text: str) -> str:
+    return "\n".join(untrusted.printable(line) for line in str(text).splitlines()).rstrip(".\n ")

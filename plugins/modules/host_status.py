@@ -1,0 +1,86 @@
+#!/usr/bin/python
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: host_status
+short_description: Reports how a host and its services are at this moment
+version_added: 0.1.0
+author: llamacpp.cluster contributors (@llamacpp-cluster)
+description:
+  - Compares a host with its part of the plan as M(llamacpp.cluster.host_info) does, and adds what changes with time. That is uptimes, restarts,
+    memory, temperature and power, room on disks, and on the head what its launcher, llama-server and the last verification say.
+  - It connects to no worker. Clients of workers are read from the sockets of their own host.
+attributes:
+  check_mode:
+    support: full
+    description: Changes nothing in either mode.
+options:
+  cluster:
+    description: Name of the group with the cluster's hosts.
+    type: str
+    default: llama_cluster
+  plan:
+    description: The host's part of the plan. Without it, nothing is compared.
+    type: dict
+  head:
+    description: Of the plan, what it says of the head. Only given on the head.
+    type: dict
+  scope:
+    description: Where O(plan) is not given, whether the installation belongs to the system or to the connecting user.
+    type: str
+    choices: [auto, system, user]
+    default: auto
+"""
+
+EXAMPLES = r"""
+- name: Find out how the host is
+  llamacpp.cluster.host_status:
+    cluster: "{{ llama_cluster_group | default('llama_cluster') }}"
+    plan: "{{ llama_planned.plan.hosts[inventory_hostname] }}"
+    head: "{{ llama_planned.plan.head if inventory_hostname == llama_planned.plan.head.host else omit }}"
+  register: llama_looked
+"""
+
+RETURN = r"""
+drift:
+  description: As M(llamacpp.cluster.host_info) returns it, without C(knocks).
+  returned: when O(plan) is given
+  type: dict
+  sample: {"services": {"llamacpp-worker-cpu": {"state": "running", "pid": 4711, "addresses": ["127.0.0.1"]}}, "stale": []}
+condition:
+  description: What changes with time. Sizes are in MiB, times in seconds. What the host does not show is null.
+  returned: success
+  type: dict
+  sample: {"now": 1700000000, "service_states": {"llamacpp-worker-cpu": "running"}, "uptimes_s": {"llamacpp-worker-cpu": 3600}}
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall, links, services, tuning
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import condition
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, failures, names
+
+KINDS = (commands.CommandError, firewall.FirewallError, links.LinkError, services.ServiceError, tuning.TuningError)
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "cluster": {"type": "str", "default": names.DEFAULT_CLUSTER},
+            "plan": {"type": "dict"},
+            "head": {"type": "dict"},
+            "scope": {"type": "str", "choices": ["auto", "system", "user"], "default": "auto"},
+        },
+        supports_check_mode=True,
+        no_log=True,
+    )
+    with failures.reported(module, *KINDS):
+        result = condition.read(*(module.params[name] for name in ("cluster", "scope", "plan", "head")))
+    module.exit_json(changed=False, **result)
+
+
+if __name__ == "__main__":
+    main()

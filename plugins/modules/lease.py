@@ -1,0 +1,133 @@
+#!/usr/bin/python
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: lease
+short_description: Lets one run at a time change a cluster
+version_added: 0.1.0
+author: llamacpp.cluster contributors (@llamacpp-cluster)
+description:
+  - Keeps a file C(lease.json) in the installation of the head, which names the run that may change hosts. A second run fails at once and says who that is.
+  - The lease of a run of the same controller whose process is gone, and one that was not renewed for 5 minutes of the head's clock, is taken over.
+  - Where the head cannot be reached, there is a warning and no lease.
+  - An action plugin adds what the controller knows of the run. While that goes on, a process of the controller renews the lease every 30 seconds. It gives
+    the lease back when the run has ended, however it ended.
+attributes:
+  check_mode:
+    support: full
+    description: Changes nothing.
+  diff_mode:
+    support: none
+    description: There is nothing to show.
+options:
+  prefix:
+    description: The installation of the head. All states but V(located) need it.
+    type: path
+  scope:
+    description: Whether the installation belongs to the system or to the connecting user, for V(located).
+    type: str
+    choices: [auto, system, user]
+    default: auto
+  cluster:
+    description: Name of the cluster, for V(located).
+    type: str
+    default: llama_cluster
+  create:
+    description: Whether to create O(prefix) where it is missing. Without it there is no lease then, and nothing that needs one.
+    type: bool
+    default: false
+  state:
+    description:
+      - V(held) gives the lease to this run, or renews it.
+      - V(kept) renews it, and fails if this run does not hold it any more.
+      - V(released) gives it back.
+      - V(located) finds out where the installation of the head is, as P(llamacpp.cluster.host_info#module) does. The action plugin does it.
+    type: str
+    choices: [held, kept, released, located]
+    default: held
+  take_over:
+    description: Whether V(held) takes the lease from whoever has it.
+    type: bool
+    default: false
+  run:
+    description: This run. The action plugin gives it.
+    type: dict
+  ended:
+    description: A run that has ended, as the controller knows. The action plugin gives it.
+    type: str
+    default: ''
+"""
+
+EXAMPLES = r"""
+- name: Let no other run change this cluster meanwhile
+  llamacpp.cluster.lease:
+    prefix: /opt/llamacpp
+"""
+
+RETURN = r"""
+facts:
+  description: Facts of the head.
+  returned: when O(state=located)
+  type: dict
+  sample: {"prefix": "/opt/llamacpp", "scope": "system"}
+taken_from:
+  description: The run whose lease was taken over. Empty where nobody had it.
+  returned: success
+  type: str
+  sample: site.yml of anna on laptop7 (process 4711) since 2026-11-22 12:03:10 UTC
+holder:
+  description: The run that holds the lease.
+  returned: when another run holds it
+  type: dict
+  sample: {"user": "anna", "controller": "laptop7", "process": 4711}
+"""
+
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import lease
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "prefix": {"type": "path"},
+            "scope": {"type": "str", "choices": ["auto", "system", "user"], "default": "auto"},
+            "cluster": {"type": "str", "default": "llama_cluster"},
+            "create": {"type": "bool", "default": False},
+            "state": {"type": "str", "choices": ["held", "kept", "released", "located"], "default": "held"},
+            "take_over": {"type": "bool", "default": False},
+            "run": {"type": "dict"},
+            "ended": {"type": "str", "default": ""},
+        },
+        required_if=[("state", state, ["prefix", "run"]) for state in ("held", "kept", "released")],
+        supports_check_mode=True,
+    )
+    if module.check_mode:
+        module.exit_json(changed=False, taken_from="")
+    wanted = module.params
+    prefix = Path(wanted["prefix"])
+    with failures.reported(module):
+        if wanted["create"]:
+            prefix.mkdir(mode=0o755, parents=True, exist_ok=True)
+        if not prefix.is_dir():
+            module.exit_json(changed=False, taken_from="")
+        try:
+            if wanted["state"] == "held":
+                done = lease.hold(prefix, wanted["run"], wanted["ended"], wanted["take_over"])
+            elif wanted["state"] == "kept":
+                done = lease.keep(prefix, wanted["run"]["run"])
+            else:
+                done = lease.release(prefix, wanted["run"]["run"])
+        except lease.HeldError as error:
+            module.fail_json(msg=str(error), holder=dict(error.holder))
+    module.exit_json(changed=False, held=done.changed, taken_from=done.taken_from)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+#!/usr/bin/python
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: status
+short_description: Shows how a cluster is, and fails where it is not healthy
+version_added: 0.1.0
+author: llamacpp.cluster contributors (@llamacpp-cluster)
+description:
+  - Takes the plan and what M(llamacpp.cluster.host_status) returned on each host, and changes nothing.
+  - It runs as an action plugin on the controller, once for all hosts.
+attributes:
+  check_mode:
+    support: full
+    description: Changes nothing in either mode, apart from writing O(path).
+options:
+  plan:
+    description: The plan that P(llamacpp.cluster.plan#module) returned, also a refused one.
+    type: dict
+    required: true
+  heads:
+    description: Hosts of the group llama_head. The first one is the head where there is no plan.
+    type: list
+    elements: str
+    required: true
+  answers:
+    description: Host, and what M(llamacpp.cluster.host_status) returned there. Every host of the cluster is in it.
+    type: dict
+    required: true
+  facts:
+    description: Host, and what M(llamacpp.cluster.host_info) returned there without a plan. It says why a host could not be asked.
+    type: dict
+    default: {}
+  path:
+    description: File on the controller for the status as JSON, see C(docs/status.schema.json).
+    type: path
+  follow:
+    description: Whether to show it again after so many seconds, or true for 5. Then it waits so long and does not fail.
+    type: raw
+    default: false
+"""
+
+EXAMPLES = r"""
+- name: Show how the cluster is
+  llamacpp.cluster.status:
+    plan: "{{ llama_planned.plan }}"
+    heads: "{{ groups.llama_head }}"
+    answers: "{{ dict(ansible_play_hosts_all | zip(ansible_play_hosts_all | map('extract', hostvars, 'llama_looked'))) }}"
+  run_once: true
+"""
+
+RETURN = r"""
+status:
+  description: The same as in O(path).
+  returned: when the cluster is healthy, or O(follow) is given
+  type: dict
+  sample: {"schema": 1, "cluster": {"name": "llama_cluster", "state": "serving"}, "hosts": [], "problems": []}
+"""

@@ -1,0 +1,78 @@
+"""A task of a run that was killed goes on, on its host: the next run waits for it, and names it where it does not end."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import alone
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+
+HOLDER = """
+import sys, time
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply.alone import alone
+with alone(sys.argv[1], changes=sys.argv[2] == "True"):
+    print("held", flush=True)
+    time.sleep(float(sys.argv[3]))
+"""
+
+
+@pytest.fixture
+def other(tmp_path):
+    """Starts a process that holds the lock of a host, which has been changed before."""
+    (tmp_path / "changes.lock").touch()
+    started = []
+
+    def start(changes, seconds):
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLDER, str(tmp_path), str(changes), str(seconds)], stdout=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        assert process.stdout.readline() == "held\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("changes", [True, False])
+def test_the_next_run_waits_for_a_task_under_way(tmp_path, other, changes):
+    process = other(True, 1.5)
+    started = time.monotonic()
+    with alone.alone(str(tmp_path), changes):
+        assert time.monotonic() - started > 1
+    assert process.wait(10) == 0
+
+
+def test_a_task_that_was_killed_keeps_nobody_waiting(tmp_path, other):
+    other(True, 60).kill()
+    started = time.monotonic()
+    with alone.alone(str(tmp_path), changes=True):
+        assert time.monotonic() - started < 10
+
+
+def test_comparing_hinders_no_other_comparison(tmp_path, other):
+    other(False, 60)
+    with alone.alone(str(tmp_path), changes=False):
+        pass
+
+
+def test_a_task_that_does_not_end_is_named(tmp_path, other, monkeypatch):
+    monkeypatch.setattr(alone, "WAIT_SECONDS", 0.5)
+    process = other(True, 60)
+    with pytest.raises(Refusal, match=f"process {process.pid} on this host.* end it"), alone.alone(str(tmp_path), True):
+        pass
+
+
+def test_comparing_writes_nothing_and_needs_no_installation(tmp_path):
+    for prefix in (tmp_path, tmp_path / "missing"):
+        with alone.alone(str(prefix), changes=False):
+            pass
+    assert not list(tmp_path.iterdir())
+    with alone.alone(str(tmp_path), changes=True):
+        assert os.stat(tmp_path / "changes.lock").st_mode & 0o777 == 0o600
+    with alone.alone(str(tmp_path / "missing"), changes=True):
+        assert not (tmp_path / "missing").exists()

@@ -1,0 +1,207 @@
+"""What host_status reads on a host: files of others, and what llama-server says."""
+
+import http.server
+import json
+import os
+import socket
+import threading
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import condition, verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names, untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
+from test_status import NOW, TOLD, VERIFIED
+
+METRICS = """# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed.
+# TYPE llamacpp:prompt_tokens_total counter
+llamacpp:prompt_tokens_total 6886
+llamacpp:prompt_seconds_total 2903.63
+llamacpp:tokens_predicted_total 3469
+llamacpp:tokens_predicted_seconds_total 3544.27
+llamacpp:prompt_tokens_seconds 2.37151
+llamacpp:n_decode_total 1e+06
+"""
+
+
+def test_the_counters_of_llama_server():
+    assert condition.counters(METRICS) == {
+        "prompt_tokens": 6886.0,
+        "prompt_s": 2903.63,
+        "generated_tokens": 3469.0,
+        "generation_s": 3544.27,
+    }
+    assert condition.counters(METRICS.replace("6886", "1.2e+06"))["prompt_tokens"] == 1_200_000
+    assert condition.counters(METRICS.replace("_total 6886", '_total{model="x"} 6886'))["prompt_tokens"] == 6886
+    for odd in (
+        "",
+        METRICS.replace("3469", "nan"),
+        METRICS.replace("2903.63", "-1"),
+        METRICS.replace("6886", "9" * 40),
+    ):
+        assert condition.counters(odd) == {}
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """An installation in a folder, of supervisor, whose state nobody has to ask."""
+    for folder in ("prefix/state", "units", "cache"):
+        (tmp_path / folder).mkdir(parents=True)
+    known = {"service_manager": "supervisor", "scope": "user", "account": None, "units": str(tmp_path / "units")}
+    known.update(prefix=str(tmp_path / "prefix"), cache=str(tmp_path / "cache"))
+    monkeypatch.setattr(host, "place_of", lambda scope, cluster: known)
+    return known
+
+
+def head_of(port, **others):
+    known = {"own_url": f"http://127.0.0.1:{port}", "tls_certificate_file": None, "api_key_file": None, "argv": ["x"]}
+    return {**known, **others}
+
+
+def read(place, head=None):
+    found = json.loads(json.dumps(condition.read("llama_cluster", "user", None, head)))["condition"]
+    assert untrusted.mismatch("", found, condition.CONDITION) is None
+    return found
+
+
+def test_a_host_where_nothing_is_installed(place):
+    found = read(place)
+    assert (found["head"], found["service_states"], found["uptimes_s"]) == (None, {}, {})
+
+
+def test_defined_services_without_a_plan(place):
+    path = f"{place['units']}/llamacpp-worker-cpu.conf"
+    with open(path, "w") as file:
+        file.write(f"; {names.DEFINITION_MARK}\n")
+    assert read(place)["service_states"] == {"llamacpp-worker-cpu": "stopped"}
+
+
+def leave(place, **files):
+    for name, content in files.items():
+        folder = place["prefix"] if name == "verified" else f"{place['prefix']}/state"
+        with open(f"{folder}/{name}.json", "w") as file:
+            file.write(content if isinstance(content, str) else json.dumps({"schema": 1, **content}))
+
+
+def test_what_the_launcher_and_verify_left(place):
+    leave(place, serving={**TOLD, "process": os.getpid()}, verified=VERIFIED, ends={"number": 2, "how": "x", "log": []})
+    head = read(place)["head"]
+    assert (head["serving"]["restarts"], head["current"], head["health"]) == (3, True, None)
+    assert (head["verified"], head["ends"]["number"]) == (VERIFIED, 2)
+    leave(place, serving={**TOLD, "process": 1 << 40})
+    assert not read(place)["head"]["current"]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "",
+        "[]",
+        "{",
+        "x" * 2_000_000,
+        {},
+        {**TOLD, "state": "dancing"},
+        {**TOLD, "without": ["\x1b[2J"]},
+        {**TOLD, "last": [{"time": NOW}]},
+        {**TOLD, "restarts": 1 << 60},
+        {**TOLD, "process": "1"},
+    ],
+)
+def test_a_file_of_the_launcher_may_hold_anything(place, odd):
+    leave(place, serving=odd, verified=odd)
+    assert read(place)["head"] is None
+
+
+def test_no_link_is_followed(place, tmp_path):
+    leave(place, verified=VERIFIED)
+    os.rename(f"{place['prefix']}/verified.json", tmp_path / "elsewhere.json")
+    os.symlink(tmp_path / "elsewhere.json", f"{place['prefix']}/verified.json")
+    assert read(place)["head"] is None
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+    health, metrics = 200, METRICS
+    asked: list
+
+    def do_GET(self):
+        self.asked.append((self.path, self.headers.get("Authorization")))
+        text = self.metrics if self.path == "/metrics" else "{}"
+        self.send_response(self.health if self.path == "/health" else 200 if text else 501)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_arguments):
+        pass
+
+
+@pytest.fixture
+def server():
+    handler = type("Own", (Server,), {"asked": []})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield running
+        running.shutdown()
+
+
+def test_llama_server_is_asked_for_its_health_and_for_counters_where_it_has_them(place, server):
+    port, handler = server.server_address[1], server.RequestHandlerClass
+    found = read(place, head_of(port))["head"]
+    assert (found["health"], found["metrics"]) == ({"healthy": True, "said": "ok"}, None)
+    assert [path for path, _key in handler.asked] == ["/health"]
+    assert read(place, head_of(port, argv=["x", "--metrics"]))["head"]["metrics"]["generated_tokens"] == 3469
+    handler.metrics = ""
+    assert read(place, head_of(port, argv=["x", "--metrics"]))["head"]["metrics"] is None
+    handler.health = 503
+    assert read(place, head_of(port, argv=["--metrics"]))["head"]["health"]["said"] == verification.LOADING
+
+
+def test_a_key_goes_to_our_own_server_alone(place, server, tmp_path):
+    (tmp_path / "keys").write_text("secret\n")
+    keyed = head_of(server.server_address[1], argv=["--metrics"], api_key_file=str(tmp_path / "keys"))
+    assert read(place, keyed)["head"]["metrics"] is None
+    assert all(path != "/metrics" for path, _key in server.RequestHandlerClass.asked)
+
+
+def test_a_key_or_a_certificate_that_cannot_be_read_hides_nothing_else(place, server, tmp_path):
+    port = server.server_address[1]
+    leave(place, verified=VERIFIED)
+    found = read(place, head_of(port, argv=["--metrics"], api_key_file=str(tmp_path / "none")))["head"]
+    assert (found["health"]["healthy"], found["metrics"], found["verified"]) == (True, None, VERIFIED)
+    found = read(place, head_of(port, tls_certificate_file=str(tmp_path / "none")))["head"]
+    assert "llama_server_tls_certificate_file" in found["health"]["said"]
+
+
+def test_a_server_that_is_silent_is_not_waited_for(place, monkeypatch):
+    monkeypatch.setattr(condition, "ASK_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        found = read(place, head_of(silent.getsockname()[1]))["head"]
+    assert found["health"] == {"healthy": False, "said": "no complete answer within 0.1 s"}
+
+
+def test_no_worker_is_connected_to(pair, place, monkeypatch):
+    """Not even as the comparison with the plan does, to see that ports are closed."""
+    planned = pair.plan()["hosts"]["worker1"]
+    assert planned["knocks"]
+    given = []
+    monkeypatch.setattr(
+        condition.state, "drift", lambda part: given.append(part) or {"services": {"a": {"pid": os.getpid()}}}
+    )
+    found = condition.read("llama_cluster", "system", {**planned, **place}, None)
+    assert given[0]["knocks"] == []
+    assert 0 <= found["condition"]["uptimes_s"]["a"] < 100_000
+
+
+def test_restarts_are_counted_by_systemd(monkeypatch, tmp_path):
+    manager = services.manager_of(
+        {"service_manager": "systemd", "scope": "system", "prefix": "/x", "units": str(tmp_path)}
+    )
+    monkeypatch.setattr(commands, "find", lambda _name: "/bin/systemctl")
+    shown = "Id=llamacpp-worker-a.service\nNRestarts=3\n\nId=llamacpp-worker-b.service\nNRestarts=[not set]\n"
+    monkeypatch.setattr(services, "_run", lambda argv, may_fail=False: shown)
+    assert manager.restarts(["llamacpp-worker-a", "llamacpp-worker-b", "llamacpp-worker-c"]) == {"llamacpp-worker-a": 3}
+
+    def fail(_argv, may_fail=False):
+        raise commands.CommandError(["systemctl"], "no bus", 1)
+
+    monkeypatch.setattr(services, "_run", fail)
+    assert manager.restarts(["llamacpp-worker-a"]) == {}

@@ -1,0 +1,184 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Two clusters on the same hosts share no name, port, rule or folder, and take nothing from each other."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.action.plan import complete
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall, links, tuning
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import empty, entry
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import make
+from conftest import CATALOGUE
+
+SHARED = {"/var/cache/llamacpp", "/var/cache/llamacpp/sources", "/etc/systemd/system"}
+"""Folders that clusters have together."""
+
+
+def hosts_of(pair, cluster, first_port):
+    """The pair's hosts as another cluster has them, with ports from first_port on."""
+    hosts = copy.deepcopy(pair.hosts)
+    for given in hosts.values():
+        given["facts"].update(names.places("system", "systemd", {"HOME": "/root"}, cluster))
+        if "worker" in given["groups"]:
+            given["variables"]["llama_worker_endpoints"] = [{"port": first_port, "staging_port": first_port + 1}]
+        given["variables"].update(llama_server_port=first_port + 2, llama_server_staging_port=first_port + 3)
+    return hosts
+
+
+def plan_of(pair, cluster, hosts, staged=False):
+    plan = make(entry.read(cluster, hosts), pair.model, CATALOGUE, "runtime-id", staged)
+    assert not plan["refused"], plan["reasons"]
+    complete(plan)
+    return plan
+
+
+def owned(plan):
+    """Everything of a plan that belongs to its cluster alone, of all hosts."""
+    words = {f"{plan['head']['host']} {plan['head']['service']}"}
+    for name, part in plan["hosts"].items():
+        own = names.of(plan["cluster"])
+        words.update(f"{name} {account['name']}" for account in part["accounts"])
+        words.update(f"{name} {folder['path']}" for folder in part["folders"] if folder["path"] not in SHARED)
+        words.update(f"{name} {file['path']}" for file in part["files"])
+        words.update(f"{name} {service['name']}" for service in part["services"])
+        words.update(f"{name} port {port['address']}:{port['port']}" for port in part["ports"])
+        words.update(f"{name} rule {rule['address']}:{rule['port']}" for rule in part["firewall"])
+        words.update(f"{name} {word}" for word in (own.mark, own.policy, *own.priorities, own.files))
+    return words - {f"{name} {names.BUILD_ACCOUNT}" for name in plan["hosts"]}
+
+
+def strings(value):
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from (key, *strings(inner))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from strings(inner)
+    elif isinstance(value, str):
+        yield value
+
+
+@pytest.mark.parametrize("cluster", ["a", "ab", "a_server", "workers", "x" * 23])
+@pytest.mark.parametrize("staged", [False, True])
+def test_two_clusters_share_no_name_port_rule_or_folder(pair, cluster, staged):
+    first = plan_of(pair, "llama_cluster", hosts_of(pair, "llama_cluster", 50052), staged)
+    second = plan_of(pair, cluster, hosts_of(pair, cluster, 50062), staged)
+    assert not owned(first) & owned(second)
+    assert not [text for text in strings(second) if "/opt/llamacpp/" in text]
+
+
+def taken(pair, plan, cluster="night"):
+    """The hosts of the pair as another cluster, with what the first one has left there."""
+    hosts = hosts_of(pair, cluster, 50062)
+    for name, part in plan["hosts"].items():
+        record = next(file for file in part["files"] if file["path"].endswith("/cluster.json"))
+        said = json.loads(record["content"])
+        hosts[name]["facts"]["neighbours"] = [{key: said[key] for key in ("cluster", "ports", "memory_mib")}]
+    return hosts
+
+
+def test_a_port_of_another_cluster_is_refused_with_a_free_one(pair):
+    plan = plan_of(pair, "llama_cluster", hosts_of(pair, "llama_cluster", 50052))
+    hosts = taken(pair, plan)
+    assert not make(entry.read("night", hosts), pair.model, CATALOGUE, "runtime-id")["refused"]
+    hosts["worker1"]["variables"]["llama_worker_endpoints"][0]["port"] = 50053
+    (reason,) = make(entry.read("night", hosts), pair.model, CATALOGUE, "runtime-id")["reasons"]
+    assert reason == (
+        "port 50053 of worker1 belongs to llamacpp-staging-worker-cpu of the cluster llama_cluster, and llamacpp-night-worker-cpu is to listen there: "
+        "set port in llama_worker_endpoints of worker1 to a port that is free there, like 50054"
+    )
+
+
+def test_a_cluster_whose_rules_would_be_taken_for_those_of_another_is_refused(pair, monkeypatch):
+    hosts = taken(pair, plan_of(pair, "llama_cluster", hosts_of(pair, "llama_cluster", 50052)))
+    monkeypatch.setattr(names, "PRIORITIES", range(-20052, -20050, 2))
+    (reason,) = make(entry.read("night", hosts), pair.model, CATALOGUE, "runtime-id")["reasons"]
+    assert "firewalld would take its rules for those of night" in reason
+
+
+def test_installations_of_other_clusters_are_known(tmp_path):
+    for name in ("llamacpp", "llamacpp-night", "llamacpp-day", "llamacpp-empty", "llamacppy"):
+        (tmp_path / name).mkdir()
+    for name in ("llamacpp", "llamacpp-night", "llamacpp-day", "llamacppy"):
+        (tmp_path / name / "releases").mkdir()
+    record = {"ports": [{"service": "s", "address": "192.0.2.1", "port": 50052}], "memory_mib": {"CPU": 7}}
+    (tmp_path / "llamacpp-night" / "cluster.json").write_text(json.dumps({"schema": 1, **record}))
+    (tmp_path / "llamacpp-day" / "cluster.json").write_text('{"ports": 1}')
+    known = host.neighbours(names.DEFAULT, str(tmp_path / "llamacpp"))
+    assert [entry for entry in known if entry["cluster"] in ("night", "day", "empty")] == [
+        {"cluster": "day", "ports": [], "memory_mib": {}},
+        {"cluster": "night", **record},
+    ]
+    assert "llama_cluster" in [
+        entry["cluster"] for entry in host.neighbours(names.of("night"), f"{tmp_path}/llamacpp-night")
+    ]
+
+
+def test_a_teardown_leaves_the_building_account_to_another_cluster():
+    facts = {
+        "scope": "system",
+        "prefix": "/opt/llamacpp",
+        "cache": "/var/cache/llamacpp",
+        "defined": [],
+        "accounts": {
+            "llamacpp": "/opt/llamacpp",
+            "llamacpp-build": "/opt/llamacpp",
+            "llamacpp-night": "/opt/llamacpp-night",
+        },
+        "neighbours": [{"cluster": "night", "ports": [], "memory_mib": {}}],
+    }
+    part = empty.plan({"here": {"facts": facts}})["hosts"]["here"]
+    assert (part["accounts"], part["build_account"]) == (["llamacpp"], None)
+    alone = {**facts, "neighbours": [], "prefix": "/opt/llamacpp-night"}
+    part = empty.plan({"here": {"facts": alone}}, "night")["hosts"]["here"]
+    assert part["accounts"] == ["llamacpp-build", "llamacpp-night"]
+    assert (part["account"], part["build_account"]) == ("llamacpp-night", "llamacpp-build")
+
+
+def test_definitions_of_another_cluster_are_not_seen(tmp_path):
+    for service in ("llamacpp-server", "llamacpp-a-server", "llamacpp-ab-server", "llamacpp-worker-a-server"):
+        (tmp_path / f"{service}.service").write_text(f"# {names.DEFINITION_MARK}\n")
+
+    def seen(cluster):
+        return host.defined_services("systemd", str(tmp_path), names.of(cluster))
+
+    assert seen("llama_cluster") == ["llamacpp-server", "llamacpp-worker-a-server"]
+    assert (seen("a"), seen("ab"), seen("b")) == (["llamacpp-a-server"], ["llamacpp-ab-server"], [])
+
+
+def test_links_of_another_cluster_are_left_alone_and_refused(tmp_path):
+    link = {"interface": "eth1", "address": "10.99.0.12/24", "mtu": None, "manage": True}
+    for manager in ("networkd", "NetworkManager", "netplan"):
+        root = tmp_path / manager
+        for path, text in links.wanted([link], manager, names.of("night")).items():
+            (root / path.lstrip("/")).parent.mkdir(parents=True)
+            (root / path.lstrip("/")).write_text(text)
+        assert links.ours(root) == {} == links.ours(root, names.of("nigh"))
+        assert list(links.ours(root, names.of("night"))) == list(links.wanted([link], manager, names.of("night")))
+        assert "night" in links._of_other_cluster(link, root, names.DEFAULT)
+        assert links._of_other_cluster({**link, "interface": "eth2"}, root, names.DEFAULT) is None
+
+
+def test_kernel_parameters_of_clusters_are_noted_apart(tmp_path):
+    one, other = tuning.System(tmp_path), tuning.System(tmp_path, names.of("night"))
+    assert not {one.record, one.drop_in, one.taken_back} & {other.record, other.drop_in, other.taken_back}
+
+
+def test_no_firewall_takes_rules_of_one_cluster_for_those_of_another(tmp_path):
+    rule = {"address": "10.1.0.12", "port": 50060, "protocol": "tcp", "sources": ["10.1.0.11"]}
+    own, other = (firewall.System(str(tmp_path), names.of(name)) for name in ("llama_cluster", "night"))
+    for line in firewall.Firewalld(own)._rich(rule):
+        assert firewall.Firewalld(own)._ours(line)
+        assert not firewall.Firewalld(other)._ours(line)
+    tables = [firewall.Nftables(system)._table([rule]) for system in (own, other)]
+    assert f"{names.of('night').mark}/" in tables[1]
+    assert f"{names.DEFAULT.mark}/" not in tables[1]
+    assert firewall.TABLES.fullmatch("llamacpp")
+    assert firewall.TABLES.fullmatch("llamacpp-night")

@@ -1,0 +1,94 @@
+"""What playbooks/reboot.yml says and does, on hosts that are this machine, with a stand-in for the reboot."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKERS = {"one": ["192.0.2.1:50052"], "two": ["192.0.2.2:50052", "192.0.2.2:50053"], "spare": []}
+
+
+def plan(fallbacks=()):
+    hosts = {
+        name: {"workers": [{"endpoint": endpoint, "used": True} for endpoint in endpoints], "scope": "user"}
+        for name, endpoints in {**WORKERS, "top": []}.items()
+    }
+    return {"hosts": hosts, "head": {"host": "top"}, "fallbacks": [{"endpoint": endpoint} for endpoint in fallbacks]}
+
+
+def play(path, tasks, variables, *arguments):
+    """What a play of all four hosts prints."""
+    (path / "run.yml").write_text(yaml.safe_dump([{"hosts": "all", "gather_facts": False, "tasks": tasks}]))
+    names = dict.fromkeys([*WORKERS, "top"])
+    (path / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": names, "vars": {"ansible_connection": "local"}}}))
+    done = subprocess.run(
+        [
+            Path(sys.executable).with_name("ansible-playbook"),
+            "-i",
+            "hosts.yml",
+            "run.yml",
+            "-e",
+            json.dumps(variables),
+            *arguments,
+        ],
+        cwd=path,
+        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout
+
+
+@pytest.mark.parametrize("serves", [True, False])
+def test_it_says_before_what_serves_meanwhile(tmp_path, serves):
+    variables = {"llama_planned": {"plan": plan(["192.0.2.1:50052"])}, "llama_server_fallback": serves}
+    tasks = [{"ansible.builtin.include_tasks": f"{ROOT}/playbooks/tasks/reboot.yml"}]
+    said = play(tmp_path, tasks, variables, "--check")
+    assert ("one reboots. The head goes on without 192.0.2.1:50052" in said) == serves
+    assert (
+        "one reboots. The cluster does not answer until it is back: the head serves on no fallback" in said
+    ) != serves
+    assert "two reboots. The cluster does not answer until it is back: the head serves on no fallback" in said
+    assert "spare reboots. Nothing of the cluster is used there." in said
+    assert "top reboots. The cluster does not answer until it is back: it is the head." in said
+
+
+@pytest.mark.parametrize("needed", [True, False])
+def test_only_hosts_that_need_it_where_that_is_asked_for(tmp_path, needed):
+    steps = yaml.safe_load((ROOT / "playbooks/tasks/reboot_needed.yml").read_text())
+    marks = {"results": [{"item": "/run/reboot-required", "stat": {"exists": "{{ inventory_hostname == 'one' }}"}}]}
+    waits = {"reboot_needed": "{{ inventory_hostname == 'two' }}", "msg": "reboot needed for ttm.pages_limit=1"}
+    variables = {"llama_reboot_needed": needed, "llama_reboot_marks": marks, "llama_reboot_tuned": waits}
+    said = play(tmp_path, steps[2:], variables)
+    assert "one: reboots (/run/reboot-required)" in said
+    assert "two: reboots (reboot needed for ttm.pages_limit=1)" in said
+    assert ("spare: needs no reboot" in said) == needed
+    assert ("spare: reboots (it was asked for)" in said) != needed
+
+
+def test_workers_reboot_one_at_a_time_and_the_head_last():
+    plays = yaml.safe_load((ROOT / "playbooks/reboot.yml").read_text())
+    workers, head = (entry for entry in plays if entry["name"] in ("Reboot the workers", "Reboot the head"))
+    assert plays.index(workers) < plays.index(head)
+    assert workers["serial"] == 1
+    assert "!llama_head" in workers["hosts"]
+    assert all(entry["any_errors_fatal"] for entry in (workers, head))
+
+
+def test_every_reboot_is_the_same_task():
+    used = [path for path in ROOT.glob("[pr]*s/**/*.yml") if "ansible.builtin.reboot:" in path.read_text()]
+    assert used == [ROOT / "roles/llama_host/tasks/reboot.yml"]
+
+
+def test_the_first_host_that_does_not_come_back_ends_it(tmp_path):
+    """Here the service manager is unknown, so that the host counts as one that did not come back."""
+    steps = yaml.safe_load((ROOT / "playbooks/tasks/reboot.yml").read_text())
+    steps[1]["block"] = [{"ansible.builtin.fail": {"msg": "Timed out waiting\x1b[2J for last boot time check"}}]
+    said = play(tmp_path, steps, {"llama_planned": {"plan": plan()}})
+    assert "one did not come back as planned: Timed out waiting [2J for last boot time check No further host" in said

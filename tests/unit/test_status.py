@@ -1,0 +1,508 @@
+"""How a cluster is shown: every state, what hosts may say of themselves, and what makes a cluster unhealthy."""
+
+import copy
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import jsonschema
+import pytest
+import yaml
+from ansible.errors import AnsibleActionFail
+from ansible_collections.llamacpp.cluster.plugins.action import status as action
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import condition, report, status
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
+from test_planning import drifts
+
+ROOT = Path(__file__).resolve().parents[2]
+SCHEMA = jsonschema.Draft202012Validator(json.loads((ROOT / "docs" / "status.schema.json").read_text()))
+NOW = 1_700_000_000
+VERIFIED = {"time": NOW - 3600, "passed": True, "failed": [], "release": "pypi-0.3.36"}
+TOLD = {
+    "time": NOW,
+    "process": 123,
+    "state": "serving",
+    "since": NOW - 600,
+    "without": [],
+    "waiting_for": [],
+    "restarts": 3,
+    "last": [
+        {"time": NOW - 7200, "text": "lost worker 192.0.2.12:50052: llama-server is started again"},
+        {"time": NOW - 600, "text": "lost worker 192.0.2.11:50052: llama-server is started again"},
+    ],
+}
+COUNTED = {"prompt_tokens": 4000.0, "prompt_s": 10.0, "generated_tokens": 900.0, "generation_s": 45.0}
+DIFFERENCE = {
+    "kind": "file",
+    "subject": "/opt/llamacpp/x",
+    "text": "/opt/llamacpp/x is missing or has different content",
+}
+
+
+def sensors(**others):
+    known = {"uptime_s": 270_000, "memory_total_mib": 65536, "memory_free_mib": 20480, "celsius": 54.0, "watts": None}
+    disk = {"path": "/opt/llamacpp", "total_mib": 900_000, "free_mib": 300_000}
+    return {**known, "devices": [], "disks": [disk], **others}
+
+
+def look(plan, name, drift, **others):
+    """What host_status returns on a host that is well."""
+    services = [service["name"] for service in plan["hosts"][name]["services"]]
+    head = None
+    if name == plan["head"]["host"]:
+        head = {
+            "health": {"healthy": True, "said": "ok"},
+            "serving": copy.deepcopy(TOLD),
+            "current": True,
+            "waits_for": [],
+            "ends": {"number": 1, "how": "by signal 9", "log": []},
+            "verified": dict(VERIFIED),
+            "metrics": None,
+        }
+    known = {
+        "now": NOW,
+        "service_states": dict.fromkeys(services, "running"),
+        "uptimes_s": dict.fromkeys(services, 11520),
+        "restarts": dict.fromkeys(services, 0),
+        "sensors": sensors(),
+        "head": head,
+    }
+    return {"changed": False, "drift": drift, "condition": {**known, **others}}
+
+
+@pytest.fixture
+def plan(pair):
+    return pair.plan()
+
+
+@pytest.fixture
+def answers(plan):
+    states = drifts(plan)
+    for name, drift in states.items():
+        drift["running_releases"] = [build["id"] for build in plan["hosts"][name]["builds"]]
+        for service in drift["services"].values():
+            service.update(pid=4711, clients=["192.0.2.10"] if name != "head" else [])
+    return {name: look(plan, name, drift) for name, drift in states.items()}
+
+
+def run(plan, answers, heads=("head",), **others):
+    """Result of the action, and what it shows; it is given no variables, so it cannot read any."""
+    arguments = {"plan": plan, "heads": list(heads), "answers": answers, **others}
+    task = mock.Mock(args=arguments, async_val=0, action="llamacpp.cluster.status")
+    shown = []
+    with mock.patch.object(action.Display, "display", lambda _self, text: shown.append(text)):
+        result = action.ActionModule(task, *(mock.Mock() for _number in range(5))).run(task_vars={})
+    return result, "\n".join(shown)
+
+
+def written(plan, answers, tmp_path, **others):
+    """The JSON, which has the form that is documented, the error and the page."""
+    path = tmp_path / "status.json"
+    result, shown = run(plan, answers, path=str(path), **others)
+    told = json.loads(path.read_text())
+    SCHEMA.validate(told)
+    assert all(len(line) <= report.WIDTH for line in shown.splitlines())
+    return told, result.get("msg", ""), shown
+
+
+def test_a_healthy_cluster(plan, answers, tmp_path):
+    told, error, shown = written(plan, answers, tmp_path)
+    assert (error, told["problems"]) == ("", [])
+    cluster = told["cluster"]
+    assert (cluster["state"], cluster["as_planned"], cluster["restarts"], cluster["uptime_s"]) == (
+        "serving",
+        True,
+        3,
+        11520,
+    )
+    assert cluster["planned"] == {"ref": "pypi-0.3.36", "build": 11063, "protocol": "7.0.0"}
+    assert cluster["verified"] == {"age_s": 3600, "passed": True, "failed": [], "release": "pypi-0.3.36"}
+    assert [restart["age_s"] for restart in cluster["last_restarts"]] == [600, 7200]
+    worker = told["hosts"][1]["workers"][0]
+    assert (worker["endpoint"], worker["state"], worker["clients"]) == ("192.0.2.11:50052", "running", ["192.0.2.10"])
+    for text in (
+        "llama_cluster  healthy",
+        "serving for 3 h 12 min",
+        "pypi-0.3.36 (build 11063, RPC protocol 7.0.0), all hosts are as planned",
+        "1 h ago with pypi-0.3.36, passed",
+        "10 min ago: lost worker 192.0.2.11:50052",
+        "20.0 of 64.0",
+        "3 d 3 h",
+        "192.0.2.10  running",
+        "llama_server_extra_args: [--metrics]",
+    ):
+        assert text in shown, text
+
+
+def of_head(answers, **changes):
+    answers["head"]["condition"]["head"].update(changes)
+    return answers
+
+
+def of_service(plan, answers, drifted, managed):
+    """The head's service, as the comparison with the plan and as the service manager have it."""
+    answers["head"]["drift"]["services"]["llamacpp-server"]["state"] = drifted
+    answers["head"]["condition"]["service_states"]["llamacpp-server"] = managed
+    return answers
+
+
+SILENT = {"healthy": False, "said": "[Errno 111] Connection refused"}
+
+
+@pytest.mark.parametrize(
+    "drifted, managed, health, told, state, problem",
+    [
+        ("running", "running", {"healthy": False, "said": "the model is loading"}, {}, "loading", "it is loading"),
+        ("running", "running", SILENT, {"state": "loading"}, "loading", "it is loading"),
+        ("running", "running", SILENT, {}, "silent", "it is silent, [Errno 111] Connection refused"),
+        ("waiting", "running", SILENT, None, "waiting", "it is waiting, it waits for worker 192.0.2.11:50052: refused"),
+        (
+            "waiting",
+            "running",
+            SILENT,
+            {"state": "waiting", "waiting_for": ["192.0.2.11:50052"]},
+            "waiting",
+            "it is waiting, it waits for 192.0.2.11:50052",
+        ),
+        ("stopped", "running", SILENT, None, "starting", "it is starting, llama-server ended by signal 9"),
+        ("stopped", "stopped", SILENT, None, "stopped", "it is stopped, llama-server ended by signal 9"),
+        ("stopped", "failed", SILENT, None, "failed", "it is failed, llama-server ended by signal 9"),
+    ],
+)
+def test_a_cluster_that_does_not_serve(plan, answers, tmp_path, drifted, managed, health, told, state, problem):
+    of_service(plan, answers, drifted, managed)
+    serving = None if told is None else {**TOLD, **told}
+    of_head(answers, health=health, serving=serving, waits_for=["it waits for worker 192.0.2.11:50052: refused"])
+    found, error, shown = written(plan, answers, tmp_path)
+    assert found["cluster"]["state"] == state
+    assert problem in found["problems"]
+    assert error.startswith(f"llama_cluster is not healthy: {problem}")
+    assert "NOT HEALTHY" in shown
+
+
+def test_a_cluster_on_a_fallback(plan, answers, tmp_path):
+    of_head(
+        answers, serving={**TOLD, "state": "fallback", "without": ["worker1:cpu"], "waiting_for": ["192.0.2.11:50052"]}
+    )
+    told, error, shown = written(plan, answers, tmp_path)
+    assert (told["cluster"]["state"], told["cluster"]["without"]) == ("fallback", ["worker1:cpu"])
+    assert error == "llama_cluster is not healthy: it serves without worker1:cpu."
+    assert "serves on a fallback without worker1:cpu" in shown
+
+
+def test_what_an_earlier_launcher_left_does_not_count(plan, answers, tmp_path):
+    of_head(answers, serving={**TOLD, "state": "fallback", "without": ["worker1:cpu"]}, current=False)
+    assert written(plan, answers, tmp_path)[0]["cluster"]["state"] == "serving"
+
+
+def test_restarts_without_a_record_of_the_launcher(plan, answers, tmp_path):
+    of_head(answers, serving=None)
+    cluster = written(plan, answers, tmp_path)[0]["cluster"]
+    assert (cluster["restarts"], cluster["last_restarts"]) == (1, [])
+
+
+def test_a_host_that_does_not_answer(plan, answers, tmp_path):
+    answers["worker1"] = {"unreachable": True, "msg": "Failed to connect:\n\x1b[2J no route to host"}
+    told, error, shown = written(plan, answers, tmp_path)
+    assert (told["cluster"]["state"], told["cluster"]["as_planned"]) == ("serving", None)
+    assert [host["reachable"] for host in told["hosts"]] == [True, False, True]
+    assert "worker1 does not answer: Failed to connect:" in error
+    assert "worker1         " in shown
+    assert "does not answer" in shown
+    assert "\x1b" not in shown + error
+
+
+def test_the_head_does_not_answer(plan, answers, tmp_path):
+    facts = {"head": {"unreachable": True, "msg": "timed out"}}
+    answers["head"] = {"skipped": True}
+    told, error, _shown = written(plan, answers, tmp_path, facts=facts)
+    assert (told["cluster"]["state"], told["cluster"]["verified"]) == ("unknown", None)
+    assert "its head did not answer, so it is not known whether it serves; head does not answer: timed out" in error
+    assert [host["reachable"] for host in told["hosts"]] == [False, True, True]
+
+
+def test_a_host_that_was_not_asked(plan, answers, tmp_path):
+    del answers["worker2"]["condition"]
+    assert "worker2 could not be examined: it was not asked" in written(plan, answers, tmp_path)[1]
+
+
+def test_a_module_that_failed(plan, answers, tmp_path):
+    answers["worker2"] = {"failed": True, "msg": "account llamacpp is missing"}
+    assert "worker2 could not be examined: account llamacpp is missing." in written(plan, answers, tmp_path)[1]
+
+
+REFUSED = {
+    "schema": 1,
+    "cluster": "llama_cluster",
+    "refused": True,
+    "fits": False,
+    "reasons": ["llama_model_path is missing."],
+}
+
+
+def test_without_a_plan_the_rest_is_shown(plan, answers, tmp_path):
+    for answer in answers.values():
+        del answer["drift"]
+        answer["condition"]["uptimes_s"] = {}
+    of_head(answers, health=None)
+    told, error, shown = written(REFUSED, answers, tmp_path)
+    assert told["unplanned"] == "llama_model_path is missing."
+    cluster = told["cluster"]
+    assert (cluster["head"], cluster["state"], cluster["as_planned"], cluster["url"]) == ("head", "serving", None, None)
+    assert error == "llama_cluster is not healthy: the inventory has no plan: llama_model_path is missing."
+    assert [len(host["workers"]) for host in told["hosts"]] == [0, 1, 1]
+    assert told["hosts"][1]["workers"][0]["state"] == "running"
+    assert "not compared" in shown
+    of_head(answers, serving=None)
+    assert written(REFUSED, answers, tmp_path)[0]["cluster"]["state"] == "running"
+
+
+def test_nothing_is_installed(plan, answers, tmp_path):
+    for name, answer in answers.items():
+        answer["condition"].update(service_states={}, restarts={}, uptimes_s={}, head=None)
+        answer["drift"].update(differences=[DIFFERENCE] * 9, running_releases=[])
+        for service in plan["hosts"][name]["services"]:
+            answer["drift"]["services"][service["name"]]["state"] = "stopped"
+    told, error, shown = written(plan, answers, tmp_path)
+    assert told["cluster"]["state"] == "not installed"
+    assert error == "llama_cluster is not healthy: it is not installed."
+    assert shown.count("  not installed") == 4
+    assert DIFFERENCE["text"] not in shown
+    bare = answers["worker1"]
+    assert bare["condition"]["service_states"] == {}
+
+
+def test_one_host_has_nothing_installed(plan, answers, tmp_path):
+    answers["worker1"]["condition"]["service_states"] = {}
+    assert written(plan, answers, tmp_path)[1] == "llama_cluster is not healthy: nothing is installed on worker1."
+
+
+def test_differences_from_the_plan(plan, answers, tmp_path):
+    unneeded = {"kind": "unneeded", "subject": "old", "text": "release old is no longer needed"}
+    answers["worker1"]["drift"]["differences"] = [unneeded]
+    assert written(plan, answers, tmp_path)[1] == ""
+    stopped = {"kind": "service", "subject": "llamacpp-worker-cpu", "text": "llamacpp-worker-cpu is stopped"}
+    answers["worker1"]["drift"]["differences"] = [unneeded, stopped, *[DIFFERENCE] * 9]
+    answers["worker1"]["drift"]["services"]["llamacpp-worker-cpu"]["state"] = "stopped"
+    told, error, shown = written(plan, answers, tmp_path)
+    assert "llamacpp-worker-cpu on worker1 is stopped; worker1 differs from the plan in 9 points (file)." in error
+    assert told["cluster"]["as_planned"] is False
+    assert len(told["hosts"][1]["differences"]) == 11
+    assert "differs (10)" in shown
+    assert "worker1: and 4 more" in shown
+
+
+def test_another_build_than_the_recorded_one(plan, answers, tmp_path, monkeypatch):
+    (build,) = plan["hosts"]["worker1"]["builds"]
+    recorded = {(build["builder"], build["id"]): action.changes.Recorded({"bin/llama-server": "1" * 64}, True)}
+    monkeypatch.setattr(action.built, "recorded", lambda _plan: recorded)
+    told = written(plan, answers, tmp_path)[0]
+    assert "is not the one that the controller recorded" in told["hosts"][1]["differences"][0]["text"]
+
+
+def test_another_plan_than_that_of_the_inventory(plan, answers):
+    """As after a rollback."""
+    drifts_of = {name: answer["drift"] for name, answer in answers.items()}
+    other = "The inventory plans release b2, but plan 1 with release b1 serves."
+    found = status.of_cluster("llama_cluster", ["head"], plan, "", answers, drifts_of, other)
+    SCHEMA.validate(status.as_json(found))
+    assert found.problems == [other.rstrip(".")]
+    assert f"problem   {other.rstrip('.')}" in status.page(found)
+
+
+def test_the_last_verification_failed(plan, answers, tmp_path):
+    failed = {**VERIFIED, "passed": False, "failed": ["known answer of http://127.0.0.1:8080: 3 of 36 words right"]}
+    of_head(answers, verified=failed)
+    _told, error, shown = written(plan, answers, tmp_path)
+    assert error == f"llama_cluster is not healthy: the last verification failed: {failed['failed'][0]}."
+    assert "1 h ago with pypi-0.3.36, failed" in shown
+    assert "problem   the last verification failed: known answer" in shown
+    of_head(answers, verified=None)
+    assert "never, as far as the head knows" in written(plan, answers, tmp_path)[2]
+
+
+def test_speed(plan, answers, tmp_path):
+    plan["head"]["argv"].append("--metrics")
+    told, _error, shown = written(plan, answers, tmp_path)
+    assert told["cluster"]["speed_reason"] == "llama-server did not report its counters"
+    of_head(answers, metrics=COUNTED)
+    told, _error, shown = written(plan, answers, tmp_path)
+    assert told["cluster"]["speed"] == {
+        "generation_tokens_per_s": 20.0,
+        "prompt_tokens_per_s": 400.0,
+        "generated_tokens": 900,
+        "prompt_tokens": 4000,
+    }
+    said = "20 tokens/s in generation, 400 tokens/s in prompts, on average since the server's start (900 generated, 4000 read)"
+    assert said in " ".join(shown.split())
+    of_head(answers, metrics=dict.fromkeys(COUNTED, 0.0))
+    told, _error, shown = written(plan, answers, tmp_path)
+    assert told["cluster"]["speed"]["generation_tokens_per_s"] is None
+    assert "no request since the server's start" in shown
+
+
+def test_devices_and_what_is_not_shown(plan, answers, tmp_path):
+    device = {"name": "amdgpu 0000:c5:00.0", "total_mib": 512, "free_mib": 312, "celsius": 45.0, "watts": 31.0}
+    device.update(shared_total_mib=112_640, shared_free_mib=51_200)
+    bare = dict.fromkeys(device, None)
+    found = sensors(
+        devices=[device, {**bare, "name": "i915 " + "x" * 60}], memory_free_mib=None, disks=[], celsius=None
+    )
+    answers["worker1"]["condition"]["sensors"] = found
+    answers["head"]["condition"]["sensors"] = sensors(uptime_s=8_000_000, watts=1234.5)
+    answers["worker1"]["condition"]["restarts"] = {"llamacpp-worker-cpu": 2}
+    shown = written(plan, answers, tmp_path)[2]
+    for text in ("0.3 of 0.5 45 31", "of the host's (GTT) 50.0 of 110.0", "? of 64.0", "running, 2 restarts", "x…"):
+        assert text in " ".join(shown.split()), text
+
+
+def test_an_unused_worker_and_one_that_is_not_planned(plan, answers, tmp_path):
+    plan["hosts"]["worker1"]["workers"][0]["used"] = False
+    answers["worker1"]["condition"]["service_states"]["llamacpp-worker-old"] = "failed"
+    told, error, shown = written(plan, answers, tmp_path)
+    assert "running, not used" in shown
+    assert "llamacpp-worker-old on worker1 is failed" in error
+    assert told["hosts"][1]["workers"][1]["endpoint"] is None
+
+
+ODD = {
+    "now": [None, -1, "x", 1 << 60],
+    "service_states": [{"a": "dancing"}, [], {"a\x1b": "running"}, {str(number): "running" for number in range(2000)}],
+    "uptimes_s": [{"a": "1"}, {"a": -1}],
+    "restarts": [{"a": None}],
+    "sensors": [None, {}, sensors(celsius=9999.0), sensors(devices=[{}]), sensors(disks="x"), sensors(watts="\x1b[2J")],
+    "head": [{}, {"health": 1}, "x", []],
+}
+
+
+@pytest.mark.parametrize("part, value", [(part, value) for part, values in ODD.items() for value in values])
+def test_a_host_may_report_anything_of_itself(plan, answers, tmp_path, part, value):
+    answers["worker1"]["condition"][part] = value
+    told, error, shown = written(plan, answers, tmp_path)
+    assert "worker1 could not be examined: what it reports is not as this version of the collection reads it" in error
+    assert f"condition.{part}" in error
+    assert told["cluster"]["state"] == "serving"
+    assert (shown + error).replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize("odd", [None, [], "x", {"condition": "x"}, {"condition": []}, {"condition": {"a": {}}}, 1])
+def test_an_answer_may_be_anything(plan, answers, tmp_path, odd):
+    answers["head"] = odd
+    told = written(plan, answers, tmp_path)[0]
+    assert told["cluster"]["state"] == "unknown"
+    assert any(problem.startswith("head could not be examined: ") for problem in told["problems"])
+
+
+def test_a_drift_of_another_form(plan, answers, tmp_path):
+    answers["worker1"]["drift"]["differences"] = [{**DIFFERENCE, "text": "a\x1b]0;x"}]
+    assert "worker1 could not be examined: What worker1 reports of itself" in written(plan, answers, tmp_path)[1]
+
+
+@pytest.mark.parametrize(
+    "follow, seconds", [(False, 0), ("false", 0), (True, 5), ("yes", 5), (10, 10), ("2.5", 2.5), (1, 5), (0, 0)]
+)
+def test_seconds_between_two_looks(follow, seconds):
+    assert action.seconds_between(follow) == seconds
+
+
+@pytest.mark.parametrize("follow", ["often", 0.1, -3, "nan", "inf", 1e9, None, [5], "\x1b[2J"])
+def test_seconds_that_cannot_be(follow):
+    with pytest.raises(AnsibleActionFail, match=r"llama_status_follow is .*: use true, or the seconds") as raised:
+        action.seconds_between(follow)
+    assert untrusted.is_plain(str(raised.value))
+
+
+def test_following_waits_and_never_fails(plan, answers, monkeypatch):
+    waited = []
+    monkeypatch.setattr(action.time, "sleep", waited.append)
+    answers["worker1"] = {"unreachable": True, "msg": "timed out"}
+    result, shown = run(plan, answers, follow="7")
+    assert (waited, result.get("failed")) == ([7.0], None)
+    assert "NOT HEALTHY" in shown
+    assert result["status"]["problems"] == ["worker1 does not answer: timed out"]
+
+
+@pytest.mark.parametrize(
+    "seconds, text",
+    [
+        (None, ""),
+        (0, "0 s"),
+        (59, "59 s"),
+        (60, "1 min"),
+        (3599, "59 min"),
+        (3600, "1 h"),
+        (90000, "1 d 1 h"),
+        (86460, "1 d"),
+    ],
+)
+def test_durations(seconds, text):
+    assert status.duration(seconds) == text
+
+
+def test_the_form_of_a_condition_is_that_of_a_host_that_is_well(answers):
+    for answer in answers.values():
+        assert untrusted.mismatch("", answer["condition"], condition.CONDITION) is None
+
+
+def playbook(tmp_path, *options):
+    """A run on a head that is this machine, where nothing is installed, and a worker that cannot be reached."""
+    worker = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
+    groups = {"llama_head": {"hosts": {"head": {"ansible_connection": "local", "ansible_host": "192.0.2.10"}}}}
+    groups["llama_workers"] = {"hosts": {"worker": worker}}
+    known = {"llama_host_scope": "user", "llama_model_known_answer": {"layers": 16}}
+    known.update(ansible_python_interpreter=sys.executable, ansible_remote_tmp=str(tmp_path / "remote"))
+    inventory = tmp_path / "hosts.yml"
+    inventory.write_text(yaml.safe_dump({"llama_cluster": {"children": groups, "vars": known}}))
+    command = [Path(sys.executable).with_name("ansible-playbook"), "-i", inventory, "playbooks/status.yml", *options]
+    environment = {
+        **os.environ,
+        "HOME": str(tmp_path),
+        "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_HOME": str(tmp_path / "ansible"),
+    }
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.timeout(300)
+def test_a_run(tmp_path):
+    path = tmp_path / "status.json"
+    process = playbook(tmp_path, "-e", f"llama_status_path={path}")
+    shown = process.communicate()[0]
+    assert process.returncode == 2
+    told = json.loads(path.read_text())
+    SCHEMA.validate(told)
+    assert [(host["name"], host["reachable"]) for host in told["hosts"]] == [("head", True), ("worker", False)]
+    assert told["problems"][0] == "it is not installed"
+    assert told["hosts"][0]["sensors"]["memory_total_mib"] > 0
+    assert "head (head)" in shown
+    assert "changed=1" not in shown
+
+
+@pytest.mark.timeout(300)
+def test_a_run_that_is_followed_goes_on_until_it_is_interrupted(tmp_path):
+    process = playbook(tmp_path, "-e", "llama_status_follow=1.5")
+    looks = 0
+    for line in process.stdout:
+        looks += "NOT HEALTHY" in line
+        if looks == 2:
+            break
+    process.send_signal(signal.SIGINT)
+    _shown, said = process.communicate()
+    assert process.returncode
+    assert "Traceback" not in said
+    assert "loop variable" not in said
+    assert "interrupted" in said, said
+
+
+def test_nothing_but_looking_is_done():
+    used = {"ansible.builtin.include_vars", "ansible.builtin.include_tasks", "ansible.builtin.import_tasks"}
+    used |= {f"llamacpp.cluster.{name}" for name in ("host_info", "gguf_info", "plan", "host_status", "status")}
+    for name in ("look", "look_at_head", "facts", "follow", "follow_on"):
+        for task in yaml.safe_load((ROOT / "playbooks" / "tasks" / f"{name}.yml").read_text()):
+            assert used.intersection(task), (name, task)

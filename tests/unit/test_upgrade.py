@@ -1,0 +1,283 @@
+"""What differs between two runs decides what restarts, and other programs prove themselves before anything stops."""
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import proof
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import staging
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.changes import decide
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions
+from test_compare import answers, run
+from test_planning import drifts, said
+
+OLD = {"source": "pypi", "version": "0.3.20", "checksum": "sha256:" + "b" * 64}
+
+
+def defined(plan):
+    """Service → its definition, of each host."""
+    return {
+        name: {service["name"]: definitions.definition(host, service) for service in host["services"]}
+        for name, host in plan["hosts"].items()
+    }
+
+
+def drift_between(old, new):
+    """What the hosts report of the new plan while they run the old one."""
+    before, after = defined(old), defined(new)
+    found = drifts(new)
+    for name, drift in found.items():
+        was = {service["name"]: service for service in old["hosts"][name]["services"]}
+        for service in new["hosts"][name]["services"]:
+            own = was.get(service["name"])
+            same = own and (own["argv"], own["environment"]) == (service["argv"], service["environment"])
+            drift["services"][service["name"]]["state"] = "running" if same else "different" if own else "stopped"
+            if before[name].get(service["name"]) != after[name][service["name"]]:
+                drift["redefined"].append(service["name"])
+        drift["stale"] = sorted(set(was) - set(after[name]))
+        drift["running_releases"] = sorted({build["id"] for build in old["hosts"][name]["builds"]})
+    return found
+
+
+@pytest.fixture
+def three(pair):
+    """Two workers that are used and one that is not."""
+    pair.add("worker3", "worker", address="192.0.2.13")
+    for name, size in (("worker1", 60000), ("worker2", 60000), ("worker3", 1000)):
+        pair.hosts[name]["variables"]["llama_worker_endpoints"] = [{"name": name, "memory_mib": size}]
+    pair.hosts["head"]["variables"]["llama_server_tensor_split"] = [1, 1, 0]
+    return pair
+
+
+HEAD, FIRST, THIRD = "llamacpp-server", "llamacpp-worker-worker1", "llamacpp-worker-worker3"
+
+
+def endpoint(host, **values):
+    return lambda hosts: hosts[host]["variables"]["llama_worker_endpoints"][0].update(values)
+
+
+def of_head(**values):
+    return lambda hosts: hosts["head"]["variables"].update(values)
+
+
+def without_third(hosts):
+    del hosts["worker3"]
+    of_head(llama_server_tensor_split=[1, 1])(hosts)
+
+
+@pytest.mark.parametrize(
+    "change, restarted",
+    [
+        (endpoint("worker1", port=50060), {"head": [HEAD], "worker1": [FIRST]}),
+        (endpoint("worker1", threads=3), {"head": [HEAD], "worker1": [FIRST]}),
+        (endpoint("worker3", port=50060), {"worker3": [THIRD]}),
+        (endpoint("worker3", threads=3), {"worker3": [THIRD]}),
+        (of_head(llama_server_api_key_file="/etc/other-keys"), {"head": [HEAD]}),
+        (of_head(llama_server_context=1024), {"head": [HEAD]}),
+        (of_head(llama_build_keep=5), {}),
+        (without_third, {}),
+    ],
+    ids=["port", "setting", "unused port", "unused setting", "keys", "context", "kept releases", "unused worker gone"],
+)
+def test_what_differs_decides_what_restarts(three, change, restarted):
+    old = three.plan()
+    used = {worker["name"]: worker["used"] for host in old["hosts"].values() for worker in host["workers"]}
+    assert used == {"worker1": True, "worker2": True, "worker3": False}
+    change(three.hosts)
+    new = three.plan()
+    decided = decide(new, drift_between(old, new))
+    assert {name: services for name, services in decided["restarts"].items() if services} == restarted
+    assert decided["replaced"] == []
+
+
+def test_a_key_file_with_another_content_restarts_the_head_alone(three):
+    plan = three.plan()
+    found = drifts(plan)
+    found["head"]["redefined"] = [HEAD]
+    assert decide(plan, found)["restarts"] == {"head": [HEAD], "worker1": [], "worker2": [], "worker3": []}
+
+
+@pytest.mark.parametrize(
+    "kind, subject", [("firewall", "nftables"), ("file", "/opt/llamacpp/fallbacks.json"), ("link", "links")]
+)
+def test_what_no_process_has_read_restarts_nothing(three, kind, subject):
+    plan = three.plan()
+    found = drifts(plan)
+    found["head"]["differences"] = [{"kind": kind, "subject": subject, "text": "it differs"}]
+    found["head"]["changed_files"] = [subject] if kind == "file" else []
+    decided = decide(plan, found)
+    assert decided["behind"] == ["head"]
+    assert not any(decided["restarts"].values())
+
+
+def replaced(pair, change):
+    old = pair.plan()
+    change(pair.hosts)
+    new = pair.plan()
+    return decide(new, drift_between(old, new))["replaced"]
+
+
+def test_programs_that_are_replaced_are_noticed(pair):
+    every = ["head", "worker1", "worker2"]
+    assert (
+        replaced(pair, lambda hosts: [host["variables"].update(llama_release=OLD) for host in hosts.values()]) == every
+    )
+    options = {"llama_build_cmake_options": {"GGML_CPU_REPACK": "OFF"}}
+    assert replaced(pair, lambda hosts: hosts["worker2"]["variables"].update(options)) == ["worker2"]
+    assert replaced(pair, lambda hosts: hosts["worker2"]["variables"].update(llama_server_context=64)) == []
+
+
+@pytest.mark.parametrize("state, count", [("running", 1), ("different", 1), ("waiting", 0), ("stopped", 0)])
+def test_programs_are_proven_beside_a_cluster_that_serves(pair, state, count):
+    plan = pair.plan()
+    found = drifts(plan, **{HEAD: state})
+    found["worker1"]["running_releases"] = ["another"]
+    assert decide(plan, found)["replaced"] == ["worker1"] * count
+
+
+def test_a_head_on_another_host_serves_too(pair):
+    plan = pair.plan()
+    found = drifts(plan, **{HEAD: "stopped"})
+    found["worker1"].update(running_releases=["another"], stale=[HEAD])
+    assert decide(plan, found)["replaced"] == ["worker1"]
+
+
+# ------------------------------------------------------------------------------------------------ each worker by itself
+
+
+@pytest.mark.parametrize(
+    "free, possible, unproven",
+    [
+        ({"worker1": 5000, "worker2": 5000, "head": 5000}, {"worker1:cpu": True, "worker2:cpu": True}, []),
+        (
+            {"worker1": 900, "worker2": 1024, "head": 5000},
+            {"worker2:cpu": False},
+            [
+                "worker1:cpu does not prove itself: worker1 has 900 MiB free on CPU, but 1024 MiB are needed: try again when more is free",
+                "worker2:cpu only shakes hands, and computes nothing: worker2 has 1024 MiB free on CPU",
+            ],
+        ),
+        (
+            {"worker1": 5000, "worker2": 5000, "head": 1023},
+            {"worker1:cpu": False, "worker2:cpu": False},
+            ["worker1:cpu only shakes hands, and computes nothing: head has 1023 MiB free on CPU"] * 1
+            + ["worker2:cpu only shakes hands, and computes nothing: head has 1023 MiB free on CPU"],
+        ),
+    ],
+    ids=["all", "a worker", "the head"],
+)
+def test_each_worker_proves_itself_where_not_all_of_them_can(pair, free, possible, unproven):
+    plan = pair.plan(staging=True)
+    found, texts = staging.alone(plan, said({name: {"CPU": size} for name, size in free.items()}))
+    assert {worker.worker: worker.model for worker in found} == possible
+    assert (
+        [text.startswith(start) for text, start in zip(texts, unproven)]
+        == [True] * len(unproven)
+        == [True] * len(texts)
+    )
+
+
+def test_without_an_answer_of_a_host_nothing_proves_itself(pair):
+    plan = pair.plan(staging=True)
+    found = said({"head": {}, "worker1": {}, "worker2": {}})
+    found["worker2"] = {"msg": "Something else already uses 192.0.2.12:50152"}
+    assert staging.alone(plan, found) == ([], ["worker2: Something else already uses 192.0.2.12:50152"])
+    assert staging.alone({"refused": True, "reasons": ["no head"]}, {}) == ([], ["no head"])
+
+
+def test_an_instance_alone_is_planned_like_all_of_them(pair):
+    plan = pair.plan(staging=True, only="worker2:cpu")
+    services = {name: [service["name"] for service in host["services"]] for name, host in plan["hosts"].items()}
+    assert services == {
+        "head": ["llamacpp-staging-server"],
+        "worker1": [],
+        "worker2": ["llamacpp-staging-worker-cpu"],
+    }
+    assert {entry["endpoint"] for entry in plan["placement"]} == {"192.0.2.12:50152"}
+
+
+def test_compare_says_who_can_prove_itself(pair):
+    plan = pair.plan(staging=True)
+    room = answers(plan)
+    for answer in room.values():
+        answer["free_mib"] = {"CPU": 1040}
+    decided = run(plan=plan, answers=room)
+    assert [entry["worker"] for entry in decided["alone"]] == ["worker1:cpu", "worker2:cpu"]
+    assert len(decided["obstacles"]) == len(decided["unproven"]) == 2
+
+
+# --------------------------------------------------------------------------------------------------------------- judgement
+
+NONE = {"head": "", "worker1": "", "worker2": ""}
+
+
+def check(status, evidence="ok", name="health", subject="http://127.0.0.1:8180"):
+    return {"name": name, "subject": subject, "status": status, "evidence": evidence}
+
+
+@pytest.mark.parametrize(
+    "report", [None, {"checks": [check("passed"), check("not tested")]}], ids=["handshake alone", "all"]
+)
+def test_a_release_that_has_proven_itself(pair, report):
+    plan = pair.plan(staging=True)
+    assert proof.failure(plan, NONE, report) is None
+    given = {"staged": report} if report else {}
+    assert run(plan=plan, errors=NONE, **given) == {"changed": False}
+
+
+@pytest.mark.parametrize(
+    "errors, report, parts, logs",
+    [
+        (
+            {**NONE, "worker2": "The worker at 192.0.2.12:50152 is refused.\x1b"},
+            None,
+            ["on worker2: The worker at 192.0.2.12:50152 is refused"],
+            ["journalctl --unit=llamacpp-staging-worker-cpu on worker2"],
+        ),
+        (
+            NONE,
+            {"checks": [check("failed", "it waits for worker 192.0.2.11:50152: silent, no answer")]},
+            ["health of http://127.0.0.1:8180: it waits for worker 192.0.2.11:50152"],
+            ["journalctl --unit=llamacpp-staging-worker-cpu on worker1"],
+        ),
+        (
+            NONE,
+            {"checks": [check("failed", "word 1 is 'x'", "known answer")]},
+            ["known answer of http://127.0.0.1:8180: word 1 is 'x'"],
+            [
+                "journalctl --unit=llamacpp-staging-server on head",
+                "journalctl --unit=llamacpp-staging-worker-cpu on worker1",
+                "journalctl --unit=llamacpp-staging-worker-cpu on worker2",
+            ],
+        ),
+        (NONE, {}, ["its instances did not start"], ["journalctl --unit=llamacpp-staging-server on head"]),
+    ],
+    ids=["worker", "handshake", "answer", "nothing"],
+)
+def test_a_release_that_has_not_is_named_with_where_to_look(pair, errors, report, parts, logs):
+    plan = pair.plan(staging=True)
+    message = proof.failure(plan, errors, report)
+    for part in [
+        "Release pypi-0.3.36 did not prove itself",
+        "What serves was not touched",
+        "run site.yml again",
+        *parts,
+        *logs,
+    ]:
+        assert part in message
+    assert message.count("journalctl") == (len(logs) if report != {} else 3)
+    assert "\x1b" not in message
+    result = run(plan=plan, errors=errors, **({} if report is None else {"staged": report}))
+    assert result["failed"]
+    assert result["msg"] == message
+
+
+@pytest.mark.parametrize(
+    "manager, place",
+    [
+        ("supervisor", "/opt/llamacpp/supervisor/llamacpp-staging-worker-cpu.log on worker1"),
+        ("launchd", "/opt/llamacpp/state/llamacpp-staging-worker-cpu.log on worker1"),
+        ("systemd_user", "journalctl --user --unit=llamacpp-staging-worker-cpu on worker1"),
+    ],
+)
+def test_where_the_log_is_depends_on_the_service_manager(pair, manager, place):
+    plan = pair.plan(staging=True)
+    plan["hosts"]["worker1"]["service_manager"] = manager
+    assert place in proof.failure(plan, {**NONE, "worker1": "it ended"}, None)
