@@ -14,6 +14,8 @@ SENTENCE = (
 )
 URL = f"http://127.0.0.1:{PLAN['head']['port']}/v1/completions"
 PAUSE = 0.2
+WORDS = 8
+"""Of the sentence, that are asked for again and again: every layer of the model is needed for each of them."""
 
 
 class Asked(NamedTuple):
@@ -22,11 +24,13 @@ class Asked(NamedTuple):
     began: float
     ended: float
     answer: str | None
+    words: int = len(SENTENCE.split())
+    """That were asked for."""
     tokens_per_second: float | None = None
 
     @property
     def right(self):
-        return self.answer is not None and self.answer.split() == SENTENCE.split()
+        return self.answer is not None and self.answer.split() == SENTENCE.split()[: self.words]
 
 
 def ask(seconds=60, **more):
@@ -38,7 +42,8 @@ def ask(seconds=60, **more):
     try:
         reply = json.loads(said)
         speed = reply.get("timings", {}).get("predicted_per_second")
-        return Asked(began, time.time(), reply["choices"][0]["text"], speed)
+        words = more.get("max_tokens", len(SENTENCE.split()))
+        return Asked(began, time.time(), reply["choices"][0]["text"], words, speed)
     except (ValueError, KeyError):
         return Asked(began, time.time(), None)
 
@@ -61,19 +66,19 @@ class Asker:
 
     def _run(self):
         while not self.closing.wait(PAUSE):
-            self.all.append(ask())
+            self.all.append(ask(max_tokens=WORDS))
 
     @property
     def wrong(self):
         return [asked for asked in self.all if asked.answer is not None and not asked.right]
 
     def recovered(self, since, seconds):
-        """When the first of three right answers in a row came that were asked for after ``since``; None if none did in so many seconds."""
+        """When the first of two right answers in a row came that were asked for after ``since``; None if none did in so many seconds."""
         deadline = time.time() + seconds
         while time.time() < deadline:
             later = [asked for asked in list(self.all) if asked.began >= since]
-            for index, asked in enumerate(later[:-2]):
-                if all(other.right for other in later[index : index + 3]):
+            for index, asked in enumerate(later[:-1]):
+                if all(other.right for other in later[index : index + 2]):
                     return asked.ended
             time.sleep(PAUSE)
         return None
