@@ -383,10 +383,12 @@ CHANGES = {
     "ansible.builtin.include_role",
     "ansible.builtin.import_role",
 }
+CHANGING_FILES = {f"tasks/{name}.yml" for name in ("reboot", "remove_host", "back", "retired")}
 
 
 def changes_hosts(step):
-    return bool(CHANGES & set(step)) or step.get("ansible.builtin.include_tasks") == "tasks/reboot.yml"
+    files = {step.get(f"ansible.builtin.{how}_tasks") for how in ("include", "import")}
+    return bool(CHANGES & set(step) or CHANGING_FILES & files)
 
 
 READ_ONLY = {"plan.yml", "verify.yml", "status.yml"}

@@ -8,17 +8,22 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import verification
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKERS = {"one": ["192.0.2.1:50052"], "two": ["192.0.2.2:50052", "192.0.2.2:50053"], "spare": []}
 
 
-def plan(fallbacks=()):
+def plan(fallbacks=(), after=None):
     hosts = {
         name: {"workers": [{"endpoint": endpoint, "used": True} for endpoint in endpoints], "scope": "user"}
         for name, endpoints in {**WORKERS, "top": []}.items()
     }
-    return {"hosts": hosts, "head": {"host": "top"}, "fallbacks": [{"endpoint": endpoint} for endpoint in fallbacks]}
+    return {
+        "hosts": hosts,
+        "head": {"host": "top", "fallback_after": after},
+        "fallbacks": [{"endpoint": endpoint} for endpoint in fallbacks],
+    }
 
 
 def play(path, tasks, variables, *arguments):
@@ -47,7 +52,7 @@ def play(path, tasks, variables, *arguments):
 
 @pytest.mark.parametrize("serves", [True, False])
 def test_it_says_before_what_serves_meanwhile(tmp_path, serves):
-    variables = {"llama_planned": {"plan": plan(["192.0.2.1:50052"])}, "llama_server_fallback": serves}
+    variables = {"llama_planned": {"plan": plan(["192.0.2.1:50052"], 60 if serves else None)}}
     tasks = [{"ansible.builtin.include_tasks": f"{ROOT}/playbooks/tasks/reboot.yml"}]
     said = play(tmp_path, tasks, variables, "--check")
     assert ("one reboots. The head goes on without 192.0.2.1:50052" in said) == serves
@@ -87,8 +92,19 @@ def test_every_reboot_is_the_same_task():
 
 
 def test_the_first_host_that_does_not_come_back_ends_it(tmp_path):
-    """Here the service manager is unknown, so that the host counts as one that did not come back."""
     steps = yaml.safe_load((ROOT / "playbooks/tasks/reboot.yml").read_text())
     steps[1]["block"] = [{"ansible.builtin.fail": {"msg": "Timed out waiting\x1b[2J for last boot time check"}}]
     said = play(tmp_path, steps, {"llama_planned": {"plan": plan()}})
     assert "one did not come back as planned: Timed out waiting [2J for last boot time check No further host" in said
+
+
+def test_the_next_host_waits_until_the_head_serves_the_whole_plan_again():
+    block = yaml.safe_load((ROOT / "playbooks/tasks/reboot.yml").read_text())[1]["block"]
+    assert "'fallback of ' not in" in block[-1]["until"]
+    plan_of_a_fallback = {
+        "head": {"fallback_after": 60, "url": "http://127.0.0.1:8080"},
+        "fallbacks": [],
+        "no_fallback": [],
+    }
+    checks = verification._fallback(plan_of_a_fallback, {"fallback": {"name": "one:cpu", "since": 1}})
+    assert [(check["name"], check["status"]) for check in checks] == [("fallback", "failed")]
