@@ -24,6 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.modules import firewall as fir
 from ansible_collections.llamacpp.cluster.plugins.modules import (
     gguf_info,
     host_info,
+    host_status,
     lease,
     link,
     link_speed,
@@ -340,6 +341,7 @@ MODULES = {
     firewall_module: ((firewall, "apply"), {"rules": []}),
     gguf_info: ((gguf_info.gguf, "read_path"), {"path": "/m.gguf"}),
     host_info: ((host_info.host, "facts"), {}),
+    host_status: ((host_status.condition, "read"), {}),
     kept_module: ((kept_module.plans, "read_all"), {"state": "listed", "prefix": "/p"}),
     lease: ((lease.lease, "release"), {"prefix": "/", "state": "released", "run": {"run": "x"}}),
     link: ((link.links, "apply"), {"links": []}),

@@ -46,6 +46,7 @@ def drift(old, new, host):
         "missing_builds": sorted(
             {build["id"] for build in new["hosts"][host]["builds"]} - {build["id"] for build in before["builds"]}
         ),
+        "running_releases": sorted({build["id"] for build in before["builds"]}),
         "changed_files": [
             file["path"]
             for file in new["hosts"][host]["files"]

@@ -535,7 +535,7 @@ def test_a_file_that_is_replaced_a_second_after_the_start_is_read_again(planned,
     assert state.drift(planned)["redefined"] == []
     time.sleep(1)
     certificate.write_text("two")
-    assert state.drift(planned)["redefined"] == ["llamacpp-x"]
+    assert state.drift(planned)["redefined"] == ["llamacpp-worker-x"]
 
 
 def test_a_clock_that_was_set_back_restarts_nothing(planned, installation, monkeypatch):
