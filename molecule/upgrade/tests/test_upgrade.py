@@ -101,6 +101,7 @@ def asked():
     if {"upgrade_gap_s", "bare_restart_s"} <= set(measured):
         measured["ratio"] = round(measured["upgrade_gap_s"] / measured["bare_restart_s"], 2)
     measured["wrong_answers"] = sum(how == "wrong" for _ended, how in answers())
+    on(HEAD).check_output("rm %s", LOG)
     (WORK / "result.json").write_text(json.dumps(measured))
 
 
