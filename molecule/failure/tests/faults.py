@@ -118,12 +118,21 @@ def all_rebooted(_name):
 
 
 def disk_full(_name):
-    """Where the launcher writes; then llama-server is killed, so that it has to."""
+    """Where the launcher writes; then llama-server is killed, so that it has to. The disk stays until ``whole_disk``: a service keeps its own view
+    of what is mounted."""
     owner = inside(HEAD, f"stat --format=%u:%g {STATE}").strip()
-    inside(HEAD, f"mount -t tmpfs -o size=64k,mode=0750 tmpfs {STATE} && chown {owner} {STATE}")
-    inside(HEAD, f"dd if=/dev/zero of={STATE}/filler bs=1k 2>/dev/null", check=False)
+    inside(
+        HEAD,
+        f"mountpoint --quiet {STATE} || (mount -t tmpfs -o size=32m,mode=0750 tmpfs {STATE} && chown {owner} {STATE})",
+    )
+    inside(HEAD, f"dd if=/dev/zero of={STATE}/filler bs=64k 2>/dev/null", check=False)
     signal_server("KILL")
-    return lambda: inside(HEAD, f"umount --lazy {STATE}")
+    return lambda: inside(HEAD, f"rm {STATE}/filler")
+
+
+def whole_disk():
+    """Takes the small disk away, where there is one."""
+    inside(HEAD, f"mountpoint --quiet {STATE} && umount --lazy {STATE} && systemctl restart {SERVER}", check=False)
 
 
 ALL = [

@@ -63,11 +63,16 @@ class ByMachine:
 
 def _processes(name):
     """Of the worker's program, as the machine numbers them."""
-    shown = subprocess.run(
-        ["podman", "top", container(name), "hpid", "args"], capture_output=True, text=True, check=True
-    )
-    lines = [line.split() for line in shown.stdout.splitlines()[1:]]
-    return [int(words[0]) for words in lines if words[1].endswith(f"/bin/{WORKER_PROGRAM}")]
+    asked = ["podman", "inspect", "--format", "{{.State.Pid}}", container(name)]
+    first = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    own = os.readlink(f"/proc/{first}/ns/pid")
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            program = (process / "cmdline").read_bytes().split(b"\0")[0].decode("utf-8", "replace")
+            if program.endswith(f"/bin/{WORKER_PROGRAM}") and os.readlink(process / "ns/pid") == own:
+                found.append(int(process.name))
+    return found
 
 
 @contextlib.contextmanager
