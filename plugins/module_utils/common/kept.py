@@ -148,7 +148,8 @@ _SHAPE = {key: shape for key, shape in RECORD.items() if key != "schema"}
 
 
 def _schema(record: Mapping[str, Any]) -> Problem | None:
-    same = type(record.get("schema")) is int and record["schema"] == SCHEMA
+    schema = record.get("schema")
+    same = isinstance(schema, int) and not isinstance(schema, bool) and schema == SCHEMA
     return None if same else Problem("it.schema", f"is {untrusted.show(record.get('schema'))}, not {SCHEMA}")
 
 

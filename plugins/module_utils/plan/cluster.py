@@ -269,7 +269,7 @@ class Laid(NamedTuple):
     """A placement as the plan has it, and what its devices hold."""
 
     placed: placement.Placed
-    placement: Sequence[Mapping[str, Any]]
+    entries: Sequence[Mapping[str, Any]]
     holders: Sequence[devices.Holder]
 
 
@@ -307,7 +307,7 @@ def _fallback(prepared: Prepared, loss: fallbacks.Loss, laid: Laid, runtime_id: 
     return {
         "without": loss.name,
         "endpoint": loss.workers[0].endpoint,
-        "placement": laid.placement,
+        "placement": laid.entries,
         "head": {"argv": heads.argv_of(_serving_head(prepared, laid, runtime_id, False))},
         "workers": [worker.endpoint for worker in laid.placed.lent()],
         "generation_tokens_per_s": estimate.generation_of(prepared.release, works),
@@ -339,7 +339,7 @@ def _plan(prepared: Prepared, runtime_id: str, staged: bool, with_fallbacks: boo
         "hosts": {name: _host(prepared, entry, runtime_id, staged) for name, entry in prepared.equipped.items()},
         "external_workers": _external(prepared),
         "head": _head(prepared, [laid, *(other for _loss, other in spare)], runtime_id, staged),
-        "placement": laid.placement,
+        "placement": laid.entries,
         "fits": not placed.reasons,
         "links": [
             name
