@@ -8,6 +8,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.check import repo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import estimate, speed
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Interface, Link
+from conftest import Cluster
 
 STRIX = {"backend": "vulkan", "name": "Radeon 8060S", "architecture": "", "memory_mib": 126976, "unified": True}
 
@@ -257,3 +258,10 @@ def test_where_the_processor_has_to_help_the_remedy_says_how_much(serving, pair)
 def test_a_cluster_that_is_faster_or_only_tries_workers_is_not_reported(serving, local):
     assert not slower(serving(llama_placement="all"))
     assert not slower(local.plan())
+
+
+def test_a_summary_without_tensors_is_estimated_too(big_model):
+    """A fuzzer gave one to a head that computes all layers itself."""
+    cluster = Cluster().add("head", "head", llama_model_path="/srv/m.gguf", llama_server_gpu_layers=0)
+    cluster.model = {"summary": {**big_model, "tensors": [], "layer_bytes": [0] * 80}}
+    assert cluster.plan()["estimate"]["prompt_tokens_per_s"] == 0

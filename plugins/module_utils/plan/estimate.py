@@ -206,7 +206,7 @@ class Speeds(NamedTuple):
 def speeds_of(case: Case, works: Sequence[speed.Work]) -> Speeds:
     """What these parts of the model reach together."""
     prompt = speed.prompt_ms(case.release, works, case.summary["width"])
-    return Speeds(1000 / speed.token_ms(case.release, works), 1000 * speed.PROMPT / prompt)
+    return Speeds(1000 / speed.token_ms(case.release, works), 1000 * speed.PROMPT / prompt if prompt else 0.0)
 
 
 def generation_of(release: Release, works: Sequence[speed.Work]) -> float:
