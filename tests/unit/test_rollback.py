@@ -235,6 +235,17 @@ def test_a_host_differs_until_its_plan_is_noted_as_one_that_serves(prefix, recor
     assert not list(state._kept(None, []))
 
 
+def test_a_host_differs_while_a_later_plan_was_begun_and_never_served(prefix, record):
+    """As after a run that was killed before it touched a service, when the inventory is what it was."""
+    plans.begin(str(prefix), record)
+    plans.confirm(str(prefix), record["id"])
+    plans.begin(str(prefix), with_id(record, 2))
+    assert [found.kind for found in state._kept(record["id"], plans.summaries(str(prefix)))] == ["kept"]
+    assert not plans.begin(str(prefix), record)
+    assert plans.confirm(str(prefix), record["id"])
+    assert not list(state._kept(record["id"], plans.summaries(str(prefix))))
+
+
 # ------------------------------------------------------------------------------------------------------------ the choice
 
 
