@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fallback, state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services as managers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import verification
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
@@ -24,12 +24,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import run
 METRICS_OPTION = "--metrics"
 ASK_SECONDS = 1.0
 """So long llama-server may take for an answer: while it loads a model it answers at once, while it computes within a batch."""
-STATES = ("waiting", "loading", "serving", "fallback")
 LINE = Text(longest=2000)
 TOLD = {
     "time": Number(),
     "process": Number(),
-    "state": STATES,
+    "state": fallback.STATES,
     "since": Number(),
     "without": [Text()],
     "waiting_for": [Text()],
