@@ -10,6 +10,7 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import condition, verification
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names, untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from test_status import NOW, TOLD, VERIFIED
 
@@ -189,6 +190,15 @@ def test_no_worker_is_connected_to(pair, place, monkeypatch):
     found = condition.read("llama_cluster", "system", {**planned, **place}, None)
     assert given[0]["knocks"] == []
     assert 0 <= found["condition"]["uptimes_s"]["a"] < 100_000
+
+
+@pytest.mark.parametrize("key", ["scope", "service_manager", "prefix", "cache", "units"])
+def test_facts_that_the_head_keeps_do_not_choose_where_programs_are_run(pair, place, monkeypatch, key):
+    """Of supervisor, a program below the prefix is run as root, and the folder might be anybody's."""
+    planned = {**pair.plan()["hosts"]["worker1"], **place}
+    monkeypatch.setattr(condition.state, "drift", lambda part: pytest.fail(f"examined {part[key]}"))
+    with pytest.raises(Refusal, match=f"^{key} is '/tmp/evil' in the facts that the head keeps"):
+        condition.read("llama_cluster", "system", {**planned, key: "/tmp/evil"}, None)
 
 
 def test_restarts_are_counted_by_systemd(monkeypatch, tmp_path):

@@ -320,6 +320,12 @@ def test_a_run_that_ends_in_any_way_gives_it_back(operator, how):
     operator.wait_for(lambda: not (operator.prefix / "lease.json").exists())
 
 
+def test_giving_back_what_a_teardown_has_removed_leaves_nothing_behind(tmp_path):
+    """The folder stays where it has models of others, and a lock in it would count as an installation."""
+    assert lease.release(tmp_path, run(1)["run"]) == lease.Change(False)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_process_that_renews_it_does_so_until_the_run_has_ended(sleeper, tmp_path, monkeypatch):
     for name, value in (("RENEWAL_SECONDS", 0.2), ("POLL_SECONDS", 0.05)):
         monkeypatch.setattr(lease_action, name, value)

@@ -182,6 +182,7 @@ HOSTILE = {
     "no services": (spoiled(lambda r: r["host"].pop("services")), "services is missing"),
     "no part": (spoiled(lambda r: r.update(host=None)), "host"),
     "a head with another address": (spoiled(lambda r: r["head"].update(own_url="http://evil/x")), "own_url"),
+    "a time that nobody can add": (spoiled(lambda r: r["head"].update(fallback_after="60")), "fallback_after"),
     "a time that is none": (spoiled(lambda r: r.update(time="now")), "time"),
     "another manager": (spoiled(lambda r: r["host"].update(service_manager="sh")), "service_manager"),
 }
@@ -233,6 +234,17 @@ def test_a_host_differs_until_its_plan_is_noted_as_one_that_serves(prefix, recor
     assert [found.kind for found in state._kept(record["id"], summaries)] == ["kept"]
     assert not list(state._kept(record["id"], [{**summaries[0], "state": "served"}]))
     assert not list(state._kept(None, []))
+
+
+def test_a_host_differs_while_a_later_plan_was_begun_and_never_served(prefix, record):
+    """As after a run that was killed before it touched a service, when the inventory is what it was."""
+    plans.begin(str(prefix), record)
+    plans.confirm(str(prefix), record["id"])
+    plans.begin(str(prefix), with_id(record, 2))
+    assert [found.kind for found in state._kept(record["id"], plans.summaries(str(prefix)))] == ["kept"]
+    assert not plans.begin(str(prefix), record)
+    assert plans.confirm(str(prefix), record["id"])
+    assert not list(state._kept(record["id"], plans.summaries(str(prefix))))
 
 
 # ------------------------------------------------------------------------------------------------------------ the choice
@@ -666,13 +678,14 @@ def test_the_gate_ends_with_the_log_of_a_server_that_ends_at_each_start(pair, mo
 
 def test_the_gate_takes_a_plan_that_a_head_has_kept(way):
     target, answers = way
+    del answers["head"]["record"]["head"]["fallback_after"]
     plan = rollback.accept(target, "llama_cluster", answers)["plan"]
     plan["model"]["known_answer"] = None
     assert gate(plan, EVIDENCE) == {"changed": False}
-    said = gate(
-        {**plan, "head": {**plan["head"], "start_timeout": 0}}, {**EVIDENCE, "health": {"healthy": False, "said": "no"}}
-    )
-    assert "not healthy: no" in said["msg"]
+    impatient = {**plan, "head": {**plan["head"], "start_timeout": 0}}
+    silent = {**EVIDENCE, "health": {"healthy": False, "said": "no"}}
+    assert "not healthy: no" in gate(impatient, silent)["msg"]
+    assert "not healthy: worker away" in gate(impatient, {**silent, "waits_for": ["worker away"]})["msg"]
 
 
 def test_what_changes_the_plan_changes_its_id(pair):

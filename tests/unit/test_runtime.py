@@ -584,3 +584,18 @@ def test_a_reader_that_takes_a_little_now_and_then_holds_nobody_up(monkeypatch):
         slow.join()
         os.close(reader)
         os.close(writer)
+
+
+def test_a_worker_that_does_not_end_by_itself_is_not_waited_for():
+    """One that a signal has stopped, for instance: systemd would wait 30 s for it, in the gap of an upgrade."""
+    program = (
+        "import sys; from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import worker; "
+        f"worker.run([sys.executable, '-c', {DEAF!r}], None, 0)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as launcher:
+        launcher.stdout.readline()
+        launcher.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            launcher.wait(15)
+        launcher.kill()
+    assert launcher.returncode == 0

@@ -1,5 +1,6 @@
 """The empty plan, what a teardown does with it, and that it removes all that a plan installs."""
 
+import json
 import os
 import subprocess
 import sys
@@ -136,3 +137,34 @@ def test_the_head_that_cannot_be_reached_is_named(tmp_path):
     assert done.returncode
     assert "head could not be reached or failed above" in done.stdout
     assert done.stdout.index("torn down]") < done.stdout.index("head could not be reached or failed above")
+
+
+def test_models_of_others_stay_and_nothing_else(tmp_path):
+    """Below the installation: the known-answer models were generated."""
+    (tmp_path / "models").mkdir()
+    for name in ("models/glm.gguf", "models/known-answer-8x64-f32.gguf", "models/known-answer-8x64-f32.gguf.1.sha256"):
+        (tmp_path / name).write_text("")
+    for name in names.INSTALLED:
+        (tmp_path / name).mkdir()
+    removal = yaml.safe_load((ROOT / "roles/llama_host/tasks/remove.yml").read_text())
+    of_models = [task for task in removal if "models" in str(task)]
+    (tmp_path / "run.yml").write_text(yaml.safe_dump([{"hosts": "all", "gather_facts": False, "tasks": of_models}]))
+    hosts = {"here": {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
+    planned = {"prefix": str(tmp_path), "folders": [f"{tmp_path}/{name}" for name in names.INSTALLED]}
+    subprocess.run(
+        [
+            Path(sys.executable).with_name("ansible-playbook"),
+            "-i",
+            "hosts.yml",
+            "run.yml",
+            "-e",
+            json.dumps({"llama_host_plan": planned}),
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        check=True,
+    )
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {"models/glm.gguf", "run.yml", "hosts.yml"}
+    assert not any((tmp_path / name).exists() for name in names.INSTALLED)

@@ -136,7 +136,9 @@ def keep(prefix: Path, run: str) -> Change:
 
 
 def release(prefix: Path, run: str) -> Change:
-    """Gives back the lease of a run, if it holds it."""
+    """Gives back the lease of a run, if it holds it. Where there is none, as after a teardown, no lock is made."""
+    if not read(prefix):
+        return Change(False)
     with _alone(prefix):
         lease = read(prefix)
         if not lease or lease.holder.get("run") != run:

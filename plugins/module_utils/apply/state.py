@@ -489,7 +489,8 @@ def _all(kind: Kind, subjects: list[str], text: str) -> Iterator[Difference]:
 
 def _kept(identity: str | None, summaries: list[dict]) -> Iterator[Difference]:
     """:param identity: of the plan; None of one that is not kept."""
-    if identity and [plan["id"] for plan in kept.served(summaries)[:1]] != [identity]:
+    newest = [(plan["id"], plan["state"]) for plan in kept.newest_first(summaries)[:1]]
+    if identity and newest != [(identity, kept.SERVED)]:
         yield Difference("kept", identity, f"plan {identity} is not noted as the last one that served")
 
 

@@ -12,24 +12,23 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fallback, state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services as managers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import verification
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Each, Maybe, Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, sensors
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import runtime
 
-"""File of the launcher of the head: what it does now, and what it did before."""
 METRICS_OPTION = "--metrics"
 ASK_SECONDS = 1.0
 """So long llama-server may take for an answer: while it loads a model it answers at once, while it computes within a batch."""
-STATES = ("waiting", "loading", "serving", "fallback")
 LINE = Text(longest=2000)
 TOLD = {
     "time": Number(),
     "process": Number(),
-    "state": STATES,
+    "state": fallback.STATES,
     "since": Number(),
     "without": [Text()],
     "waiting_for": [Text()],
@@ -156,13 +155,29 @@ def _head(place: Mapping[str, Any], head: dict[str, Any] | None) -> dict | None:
     }
 
 
+def _check_place(planned: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """The plan is made of facts that lay on the head, and programs below the prefix are run as root: a head that was taken over chooses none.
+
+    :raises Refusal: the plan has the installation somewhere else than this host.
+    """
+    moved = next((key for key, value in here.items() if planned[key] != value), None)
+    if moved:
+        raise Refusal(
+            f"{moved} is {untrusted.show(planned[moved])} in the facts that the head keeps, and {here[moved]} on this host: run site.yml, which asks "
+            "anew; where that does not help, the head is not what it seems"
+        )
+
+
 def read(cluster: str, scope: str, planned: dict[str, Any] | None, head: dict[str, Any] | None) -> dict:
     """How the host differs from its part of the plan (``drift``, where there is one), and CONDITION.
 
     :param planned: the host's part of the plan; None where there is no plan.
     :param head: of the plan, on its host.
+    :raises Refusal: see _check_place.
     """
-    place = planned or host.place_of(scope, cluster)
+    here = host.place_of(scope, cluster)
+    _check_place(planned or here, here)
+    place = planned or here
     found = {"drift": state.drift({**planned, "knocks": []})} if planned else {}
     services = found["drift"]["services"] if planned else {}
     defined = host.defined_services(place["service_manager"], place["units"], names.of(cluster))

@@ -98,6 +98,7 @@ HEAD = {
     "url": LINE,
     "own_url": Text(r"https?://[0-9.]+:[0-9]+"),
     "start_timeout": Number(1, 7 * 86400),
+    "fallback_after": Maybe(Number(1, 7 * 86400)),
     "api_key_file": Maybe(PATH),
     "tls_certificate_file": Maybe(PATH),
 }

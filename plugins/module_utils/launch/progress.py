@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import struct
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -255,6 +256,16 @@ def end_when_asked() -> None:
 
 def _asked_to_stop(_number: int, _frame: object) -> None:
     raise SystemExit(0)
+
+
+def stop(process: subprocess.Popen, seconds: float) -> None:
+    """Asks a process to end, and kills it after so many seconds: one that a signal has stopped does not hear it."""
+    process.terminate()
+    try:
+        process.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def ended_how(status: int) -> str:

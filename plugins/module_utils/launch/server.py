@@ -293,12 +293,7 @@ class Head:
         self.process.wait()
 
     def stop(self) -> None:
-        self.process.terminate()
-        try:
-            self.process.wait(timeout=STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        progress.stop(self.process, STOP_SECONDS)
 
 
 def _open_start_log(path: Path) -> IO[bytes]:

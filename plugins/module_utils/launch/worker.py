@@ -24,6 +24,8 @@ except ImportError:  # as installed on a host
     journal, progress, rpc = (importlib.import_module(name) for name in ("journal", "progress", "rpc"))
 
 PRUNE_SECONDS = 300
+STOP_SECONDS = 2.0
+"""A worker has nothing to put away. As long as llama-server is given."""
 GONE_SECONDS, SAYS_NOTHING_SECONDS, HOLDS_SECONDS = 30.0, 30.0, 60.0
 SHORT_TALK = 65536
 """Bytes. A client that has given a worker a part of a model has sent more."""
@@ -145,8 +147,7 @@ def run(
                 _bound(cache, limit)
                 bounded = time.monotonic()
     except SystemExit:
-        process.terminate()
-        process.wait()
+        progress.stop(process, STOP_SECONDS)
         raise
     journal.say(f"the worker ended {progress.ended_how(process.returncode)}")
     return 1

@@ -241,7 +241,7 @@ def accept(target: Mapping[str, Any], cluster: str, answers: Mapping[str, Any]) 
     return {
         "plan": {
             **{key: head[key] for key in ("cluster", "model", "head")},
-            "head": {**head["head"], "host": target["head"]},
+            "head": {"fallback_after": None, **head["head"], "host": target["head"]},
             "hosts": {target["head"]: head["host"]},
             "staging": False,
             "links": [],
