@@ -358,7 +358,7 @@ def sentence(failure: Failure) -> str:
     if failure.back:
         texts.append(
             f"The cluster went back by itself: plan {failure.back['id']} (release {failure.back['release']}) serves again. Fix what failed and run site.yml "
-            "again, or set the inventory back to that release."
+            "again, or set the inventory back to that release. rollback.yml would go back one more plan."
         )
     else:
         texts.append(
