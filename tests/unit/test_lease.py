@@ -394,6 +394,8 @@ CHANGING_FILES = {f"tasks/{name}.yml" for name in ("reboot", "remove_host", "bac
 
 def changes_hosts(step):
     files = {step.get(f"ansible.builtin.{how}_tasks") for how in ("include", "import")}
+    if step.get("llamacpp.cluster.release", {}).get("state") == "fetched":
+        return False  # by the controller, for itself
     return bool(CHANGES & set(step) or CHANGING_FILES & files)
 
 

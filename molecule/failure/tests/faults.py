@@ -71,10 +71,10 @@ def worker_address_changed(name):
     own = HOSTS[name]["test_addresses"][0]
     other = own.rsplit(".", 1)[0] + ".99"
     route = inside(name, "ip route show default").strip()
-    inside(name, f"ip address add {other}/24 dev eth0 && ip address del {own}/24 dev eth0")
+    inside(name, f"ip address del {own}/24 dev eth0 && ip address add {other}/24 dev eth0")
 
     def back():
-        inside(name, f"ip address add {own}/24 dev eth0; ip address del {other}/24 dev eth0")
+        inside(name, f"ip address del {other}/24 dev eth0 && ip address add {own}/24 dev eth0")
         if route:
             inside(name, f"ip route replace {route}", check=False)
 
