@@ -132,14 +132,22 @@ def test_programs_that_are_replaced_are_noticed(pair):
 @pytest.mark.parametrize("state, count", [("running", 1), ("different", 1), ("waiting", 0), ("stopped", 0)])
 def test_programs_are_proven_beside_a_cluster_that_serves(pair, state, count):
     plan = pair.plan()
-    found = drifts(plan, **{HEAD: state})
+    found = drifts(plan, **{HEAD: state, "llamacpp-worker-cpu": "different"})
     found["worker1"]["running_releases"] = ["another"]
     assert decide(plan, found)["replaced"] == ["worker1"] * count
 
 
+def test_a_program_that_is_no_service_is_not_replaced(pair):
+    """Somebody runs one of an old release by hand."""
+    plan = pair.plan()
+    found = drifts(plan)
+    found["worker1"]["running_releases"] = ["another"]
+    assert decide(plan, found)["replaced"] == []
+
+
 def test_a_head_on_another_host_serves_too(pair):
     plan = pair.plan()
-    found = drifts(plan, **{HEAD: "stopped"})
+    found = drifts(plan, **{HEAD: "stopped", "llamacpp-worker-cpu": "different"})
     found["worker1"].update(running_releases=["another"], stale=[HEAD])
     assert decide(plan, found)["replaced"] == ["worker1"]
 

@@ -226,7 +226,7 @@ def decide(plan: dict[str, Any], drifts: dict[str, dict[str, Any] | None]) -> di
             name for name, drift in reached.items() if drift["differences"] or restarts[name] or name in senders
         ),
         "unreached": sorted(set(plan["hosts"]) - set(reached)),
-        "replaced": _replaced(plan, reached),
+        "replaced": _replaced(plan, reached, restarts),
         "unopened": sorted(
             name
             for name, drift in reached.items()
@@ -276,15 +276,18 @@ def _builders(plan: dict[str, Any], drifts: dict[str, dict[str, Any]]) -> dict[s
     return {"builders": sorted(builders), "shared": shared, "sources": sorted(sources)}
 
 
-def _replaced(plan: dict[str, Any], drifts: dict[str, dict[str, Any]]) -> list[str]:
-    """Hosts that run programs of a release which is not planned there any more; none where nothing serves."""
+def _replaced(
+    plan: dict[str, Any], drifts: dict[str, dict[str, Any]], restarts: Mapping[str, Collection[str]]
+) -> list[str]:
+    """Hosts whose services restart, and that run programs of a release which is not planned there any more; none where nothing serves."""
     serving = any(
         plan["head"]["service"] in drift["stale"]
         or drift["services"].get(plan["head"]["service"], {}).get("state") in ANSWERING
         for drift in drifts.values()
     )
     planned = {name: {build["id"] for build in host["builds"]} for name, host in plan["hosts"].items()}
-    return sorted(name for name, drift in drifts.items() if serving and set(drift["running_releases"]) - planned[name])
+    others = {name for name, drift in drifts.items() if set(drift["running_releases"]) - planned[name]}
+    return sorted(name for name in others if serving and restarts[name])
 
 
 def _restarts(plan: dict[str, Any], drifts: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
