@@ -10,12 +10,11 @@ from pathlib import Path
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.kept import ON_THE_CONTROLLER
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import rollback
 
 display = Display()
-
-ON_THE_CONTROLLER = ("chosen", "accepted", "returned", "failed")
 
 
 class ActionModule(ActionBase):

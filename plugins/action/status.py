@@ -110,4 +110,4 @@ class ActionModule(ActionBase):
         elif found.problems:
             why = "; ".join(found.problems)
             return {"failed": True, "msg": f"{given['cluster']} is not healthy: {why}."}
-        return {"changed": False, "status": shown}
+        return {"changed": False, "status": shown, "follows": bool(pause)}

@@ -87,7 +87,7 @@ class ActionModule(ActionBase):
             message += f" {verification.remedy(plan, answer['evidence']['waits_for'])}"
         elif not answer["evidence"]["health"]["healthy"]:
             message += " The log of the server ends in:\n" + "\n".join(answer["evidence"]["log"])
-        return {"failed": True, "msg": message}
+        return {"failed": True, "msg": message, "failing": sorted({check["name"] for check in failed})}
 
     def _gate(self, plan: dict, task_vars: dict) -> dict:
         """Waits for the server and asks it one real question."""

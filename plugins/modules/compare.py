@@ -92,6 +92,11 @@ replaced:
   returned: when O(plan) is not for the staging ports
   type: list
   elements: str
+while_away:
+  description: Host, and what serves while it is away, a sentence.
+  returned: when O(plan) is not for the staging ports
+  type: dict
+  sample: {"strix0": "The cluster does not answer until it is back; it is the head."}
 unopened:
   description: Hosts whose staging ports may not be reached yet, since links or rules of the firewall differ from the plan.
   returned: when O(plan) is not for the staging ports

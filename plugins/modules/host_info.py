@@ -69,27 +69,10 @@ free_mib:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import (
-    alone,
-    firewall,
-    links,
-    plans,
-    services,
-    state,
-    tuning,
-)
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, failures, names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import alone, links, plans, state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, memory
-
-KINDS = (
-    commands.CommandError,
-    firewall.FirewallError,
-    links.LinkError,
-    services.ServiceError,
-    tuning.TuningError,
-    Refusal,
-)
 
 
 def read(params):
@@ -115,7 +98,7 @@ def main():
         supports_check_mode=True,
         no_log=True,
     )
-    with failures.reported(module, *KINDS):
+    with failures.reported(module, *state.ERRORS, Refusal):
         result = read(module.params)
     for note in links.notes((module.params["plan"] or {"links": []})["links"]):
         module.warn(note)

@@ -59,11 +59,9 @@ condition:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall, links, services, tuning
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import condition
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, failures, names
-
-KINDS = (commands.CommandError, firewall.FirewallError, links.LinkError, services.ServiceError, tuning.TuningError)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, names
 
 
 def main():
@@ -77,7 +75,7 @@ def main():
         supports_check_mode=True,
         no_log=True,
     )
-    with failures.reported(module, *KINDS):
+    with failures.reported(module, *state.ERRORS):
         result = condition.read(*(module.params[name] for name in ("cluster", "scope", "plan", "head")))
     module.exit_json(changed=False, **result)
 

@@ -135,21 +135,12 @@ hosts:
 import os
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import (
-    firewall,
-    links,
-    plans,
-    services,
-    state,
-    tuning,
-)
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, failures
-
-KINDS = (commands.CommandError, firewall.FirewallError, links.LinkError, services.ServiceError, tuning.TuningError)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import plans, state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.kept import ON_THE_CONTROLLER
 
 ON_THE_HOST = {"applying": ("record",), "served": ("id",), "listed": (), "read": ("id",)}
 """State → what it needs beside the prefix."""
-ON_THE_CONTROLLER = ("chosen", "accepted", "returned", "failed")
 
 
 def read(prefix, identity):
@@ -180,7 +171,7 @@ def main():
     params, wanted = module.params, module.params["state"]
     if wanted in ON_THE_CONTROLLER:
         module.fail_json(msg=f"state: {wanted} runs on the controller, in the action plugin llamacpp.cluster.kept.")
-    with failures.reported(module, *KINDS):
+    with failures.reported(module, *state.ERRORS):
         if wanted == "listed":
             found = plans.read_all(params["prefix"])
             listed = [plans.summary(record) for record in found.records]

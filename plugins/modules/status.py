@@ -59,4 +59,8 @@ status:
   returned: when the cluster is healthy, or O(follow) is given
   type: dict
   sample: {"schema": 1, "cluster": {"name": "llama_cluster", "state": "serving"}, "hosts": [], "problems": []}
+follows:
+  description: Whether O(follow) asks for another look.
+  returned: when the cluster is healthy, or O(follow) is given
+  type: bool
 """

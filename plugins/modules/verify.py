@@ -82,6 +82,12 @@ evidence:
   description: What the head reported.
   returned: when no check failed
   type: dict
+failing:
+  description: Names of the checks that failed, each once.
+  returned: when a check failed
+  type: list
+  elements: str
+  sample: [fallback]
 """
 
 from ansible.module_utils.basic import AnsibleModule

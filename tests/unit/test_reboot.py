@@ -9,21 +9,26 @@ from pathlib import Path
 import pytest
 import yaml
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes
 
 ROOT = Path(__file__).resolve().parents[2]
-WORKERS = {"one": ["192.0.2.1:50052"], "two": ["192.0.2.2:50052", "192.0.2.2:50053"], "spare": []}
+WORKERS = {"one": ["cpu"], "two": ["cpu", "hip"], "spare": []}
 
 
 def plan(fallbacks=(), after=None):
     hosts = {
-        name: {"workers": [{"endpoint": endpoint, "used": True} for endpoint in endpoints], "scope": "user"}
-        for name, endpoints in {**WORKERS, "top": []}.items()
+        name: {"workers": [{"name": worker, "used": True} for worker in workers], "scope": "user"}
+        for name, workers in {**WORKERS, "top": []}.items()
     }
     return {
         "hosts": hosts,
         "head": {"host": "top", "fallback_after": after},
-        "fallbacks": [{"endpoint": endpoint} for endpoint in fallbacks],
+        "fallbacks": [{"without": name} for name in fallbacks],
     }
+
+
+def changed(planned):
+    return {"while_away": {name: changes.while_away(planned, name) for name in planned["hosts"]}}
 
 
 def play(path, tasks, variables, *arguments):
@@ -51,14 +56,22 @@ def play(path, tasks, variables, *arguments):
 
 
 @pytest.mark.parametrize("serves", [True, False])
-def test_it_says_before_what_serves_meanwhile(tmp_path, serves):
-    variables = {"llama_planned": {"plan": plan(["192.0.2.1:50052"], 60 if serves else None)}}
+@pytest.mark.parametrize("host, loss", [("one", "one:cpu"), ("two", "two")])
+def test_a_host_is_spared_where_a_fallback_goes_without_all_that_it_lends(host, loss, serves):
+    said = changes.while_away(plan(["one:cpu", "two:cpu", "two:hip", "two"], 60 if serves else None), host)
+    assert (f"The head goes on without {loss} after a while" in said) == serves
+    assert ("the head serves on no fallback without it" in said) != serves
+
+
+def test_a_host_is_not_spared_by_fallbacks_without_one_of_its_workers():
+    assert "on no fallback" in changes.while_away(plan(["two:cpu", "two:hip"], 60), "two")
+
+
+def test_it_says_before_what_serves_meanwhile(tmp_path):
+    planned = plan(["one:cpu"], 60)
     tasks = [{"ansible.builtin.include_tasks": f"{ROOT}/playbooks/tasks/reboot.yml"}]
-    said = play(tmp_path, tasks, variables, "--check")
-    assert ("one reboots. The head goes on without 192.0.2.1:50052" in said) == serves
-    assert (
-        "one reboots. The cluster does not answer until it is back: the head serves on no fallback" in said
-    ) != serves
+    said = play(tmp_path, tasks, {"llama_planned": {"plan": planned}, "llama_changes": changed(planned)}, "--check")
+    assert "one reboots. The head goes on without one:cpu" in said
     assert "two reboots. The cluster does not answer until it is back: the head serves on no fallback" in said
     assert "spare reboots. Nothing of the cluster is used there." in said
     assert "top reboots. The cluster does not answer until it is back: it is the head." in said
@@ -94,13 +107,13 @@ def test_every_reboot_is_the_same_task():
 def test_the_first_host_that_does_not_come_back_ends_it(tmp_path):
     steps = yaml.safe_load((ROOT / "playbooks/tasks/reboot.yml").read_text())
     steps[1]["block"] = [{"ansible.builtin.fail": {"msg": "Timed out waiting\x1b[2J for last boot time check"}}]
-    said = play(tmp_path, steps, {"llama_planned": {"plan": plan()}})
+    said = play(tmp_path, steps, {"llama_planned": {"plan": plan()}, "llama_changes": changed(plan())})
     assert "one did not come back as planned: Timed out waiting [2J for last boot time check No further host" in said
 
 
 def test_the_next_host_waits_until_the_head_serves_the_whole_plan_again():
     block = yaml.safe_load((ROOT / "playbooks/tasks/reboot.yml").read_text())[1]["block"]
-    assert "'fallback of ' not in" in block[-1]["until"]
+    assert "'fallback' not in llama_reboot_verified.failing" in block[-1]["until"]
     plan_of_a_fallback = {
         "head": {"fallback_after": 60, "url": "http://127.0.0.1:8080"},
         "fallbacks": [],

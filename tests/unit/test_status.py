@@ -422,7 +422,7 @@ def test_following_waits_and_never_fails(plan, answers, monkeypatch):
     monkeypatch.setattr(action.time, "sleep", waited.append)
     answers["worker1"] = {"unreachable": True, "msg": "timed out"}
     result, shown = run(plan, answers, follow="7")
-    assert (waited, result.get("failed")) == ([7.0], None)
+    assert (waited, result.get("failed"), result["follows"]) == ([7.0], None, True)
     assert "NOT HEALTHY" in shown
     assert result["status"]["problems"] == ["worker1 does not answer: timed out"]
 
@@ -508,6 +508,14 @@ def test_a_run_that_is_followed_goes_on_until_it_is_interrupted(tmp_path):
     assert process.returncode
     assert "Traceback" not in said
     assert "loop variable" not in said
+
+
+@pytest.mark.parametrize("follow", [False, "0", "off", "False"])
+def test_a_status_that_is_not_followed_is_shown_once(plan, answers, follow):
+    """The playbook looked 15,625 times, without a pause, where this was false in other words than «false» and «no»."""
+    assert run(plan, answers, follow=follow)[0]["follows"] is False
+    again = yaml.safe_load((ROOT / "playbooks" / "status.yml").read_text())[1]["tasks"][1]
+    assert again["when"] == "llama_status_shown.follows"
 
 
 def test_nothing_but_looking_is_done():

@@ -19,11 +19,10 @@ STATES = ("waiting", "loading", "serving", "fallback")
 FORM = {
     "state": STATES,
     "without": [untrusted.Text()],
-    "waiting_for": untrusted.Maybe([untrusted.Text()]),
     "since": untrusted.Number(),
     "process": untrusted.Number(),
 }
-"""Of the file, as launch/runtime.py writes it."""
+"""Of what counts here in the file, as launch/serving.py writes it; check/condition.py adds what status shows."""
 
 
 class Served(NamedTuple):

@@ -30,12 +30,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import (
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services as managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import kept, names, service_managers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import output
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import CommandError, output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.differences import Difference, Kind
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, interfaces
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 
+ERRORS = (CommandError, firewall.FirewallError, links.LinkError, managers.ServiceError, tuning.TuningError)
+"""What drift raises with a sentence, for failures.reported."""
 CLOCK_SECONDS = 3
 """Start of a process and time of a file that a run writes are compared with so much tolerance."""
 READ_SECONDS = 0.5

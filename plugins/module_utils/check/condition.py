@@ -26,11 +26,8 @@ ASK_SECONDS = 1.0
 """So long llama-server may take for an answer: while it loads a model it answers at once, while it computes within a batch."""
 LINE = Text(longest=2000)
 TOLD = {
+    **fallback.FORM,
     "time": Number(),
-    "process": Number(),
-    "state": fallback.STATES,
-    "since": Number(),
-    "without": [Text()],
     "waiting_for": [Text()],
     "restarts": Number(),
     "last": [{"time": Number(), "text": LINE}],

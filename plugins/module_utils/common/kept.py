@@ -20,6 +20,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted 
 
 SCHEMA = 1
 APPLYING, SERVED = "applying", "served"
+ON_THE_CONTROLLER = ("chosen", "accepted", "returned", "failed")
+"""States of the module kept that its action plugin decides without a host."""
 MOST, MOST_SERVED = 5, 2
 """Kept plans of a host, and those that served among them which are never removed: what runs, and what to go back to."""
 RECORD_BYTES, TEXT_CHARACTERS = 32 << 20, 16 << 20

@@ -211,6 +211,7 @@ def decide(plan: dict[str, Any], drifts: dict[str, dict[str, Any] | None]) -> di
         (hosts on which anything differs), ``builders`` (hosts that compile something), ``shared`` (id of a build that a host lacks
         and does not compile → the host that it gets it from), ``sources`` (ids of the releases of what is compiled or unpacked),
         ``unreached`` (hosts that did not answer), ``replaced`` (hosts on which other programs are to run than those that serve now),
+        ``while_away`` (host → what serves while it is away, a sentence),
         ``unopened`` (hosts whose staging ports may not be reached yet, since links or rules of the firewall differ).
     """
     reached = {name: drift for name, drift in drifts.items() if drift is not None}
@@ -227,6 +228,7 @@ def decide(plan: dict[str, Any], drifts: dict[str, dict[str, Any] | None]) -> di
         ),
         "unreached": sorted(set(plan["hosts"]) - set(reached)),
         "replaced": _replaced(plan, reached, restarts),
+        "while_away": {name: while_away(plan, name) for name in plan["hosts"]},
         "unopened": sorted(
             name
             for name, drift in reached.items()
@@ -234,6 +236,19 @@ def decide(plan: dict[str, Any], drifts: dict[str, dict[str, Any] | None]) -> di
         ),
         **building,
     }
+
+
+def while_away(plan: Mapping[str, Any], name: str) -> str:
+    """What serves while a host of the plan is away, as a sentence."""
+    if name == plan["head"]["host"]:
+        return "The cluster does not answer until it is back: it is the head."
+    used = [worker for worker in plan["hosts"][name]["workers"] if worker["used"]]
+    if not used:
+        return "Nothing of the cluster is used there."
+    loss = f"{name}:{used[0]['name']}" if len(used) == 1 else name
+    if plan["head"]["fallback_after"] is not None and loss in {entry["without"] for entry in plan["fallbacks"]}:
+        return f"The head goes on without {loss} after a while, and returns to it when it is back."
+    return "The cluster does not answer until it is back: the head serves on no fallback without it (llama_server_fallback)."
 
 
 def missing_tools(

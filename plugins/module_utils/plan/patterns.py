@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+# The standard library has its parser of expressions without a public name, so typeshed lists it for some versions only.
 try:
     from re import _parser as parser  # type: ignore[attr-defined, unused-ignore]
 except ImportError:  # before Python 3.11
