@@ -32,7 +32,7 @@ START_LOG = "start.log"
 START_LOG_BYTES = 8 * 1024 * 1024
 LAST_BYTES = 4096
 STOP_SECONDS = 2.0
-"""An orderly end took 0.1 s (0.3.36, issue 14). With a question in progress it took more than 10 s in some cases (0.3.36, «cleaning up before
+"""An orderly end took 0.1 s (0.3.36). With a question in progress it took more than 10 s in some cases (0.3.36, «cleaning up before
 exit»), in which nobody gets an answer, and nothing is lost when it is killed."""
 HEALTH_SECONDS = 2.0
 HEALTH_EVERY, HEALTH_LOST_SECONDS = 10.0, 60.0
