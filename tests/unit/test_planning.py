@@ -978,6 +978,7 @@ def test_nothing_is_done_while_all_is_as_planned(local):
         "behind": [],
         "unreached": [],
         "replaced": [],
+        "while_away": {"here": "The cluster does not answer until it is back: it is the head."},
         "unopened": [],
         "builders": [],
         "shared": {},
