@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import jsonschema_rs
@@ -419,7 +420,7 @@ def test_seconds_that_cannot_be(follow):
 
 def test_following_waits_and_never_fails(plan, answers, monkeypatch):
     waited = []
-    monkeypatch.setattr(action.time, "sleep", waited.append)
+    monkeypatch.setattr(action, "time", SimpleNamespace(sleep=waited.append))
     answers["worker1"] = {"unreachable": True, "msg": "timed out"}
     result, shown = run(plan, answers, follow="7")
     assert (waited, result.get("failed"), result["follows"]) == ([7.0], None, True)
