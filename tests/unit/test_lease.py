@@ -246,20 +246,28 @@ class Operator:
         self.prefix = path / "data" / "llamacpp"
         (path / "run.yml").write_text(PLAYBOOK)
         hosts = {name: {"ansible_connection": "local", "llama_host_scope": "user"} for name in ("head", "worker")}
-        groups = {"llama_cluster": {"hosts": hosts}, "llama_head": {"hosts": {"head": {}}}}
+        groups = {"llama_cluster": {"hosts": hosts}, "llama_head": {"hosts": {"head": {}}}, "llama_workers": {"hosts": {"worker": {}}}}
         (path / "hosts.yml").write_text(yaml.safe_dump({"all": {"children": groups}}))
 
-    def start(self, who, work, *arguments):
+    def lose(self, host):
+        """Nobody answers at the host's address."""
+        inventory = yaml.safe_load((self.path / "hosts.yml").read_text())
+        hosts = inventory["all"]["children"]["llama_cluster"]["hosts"]
+        hosts[host].update(ansible_connection="ssh", ansible_host="127.0.0.1", ansible_port=1)
+        (self.path / "hosts.yml").write_text(yaml.safe_dump(inventory))
+
+    def start(self, who, work, *arguments, playbook="run.yml"):
         program = Path(sys.executable).with_name("ansible-playbook")
         variables = json.dumps({"who": who, "work": work, "ansible_python_interpreter": sys.executable})
         return subprocess.Popen(
-            [program, "-i", "hosts.yml", "run.yml", "-e", variables, *arguments],
+            [program, "-i", "hosts.yml", playbook, "-e", variables, *arguments],
             cwd=self.path,
             env={
                 **os.environ,
                 "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
                 "ANSIBLE_NOCOLOR": "1",
                 "XDG_DATA_HOME": str(self.path / "data"),
+                "XDG_CONFIG_HOME": str(self.path / "config"),
             },
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -370,15 +378,23 @@ def test_what_renews_it_leaves_the_lease_of_another_run_alone(sleeper, tmp_path,
 
 
 def test_a_head_that_cannot_be_reached_keeps_nobody_from_stopping_the_others(operator):
-    inventory = yaml.safe_load((operator.path / "hosts.yml").read_text())
-    hosts = inventory["all"]["children"]["llama_cluster"]["hosts"]
-    hosts["head"].update(ansible_connection="ssh", ansible_host="127.0.0.1", ansible_port=1)
-    (operator.path / "hosts.yml").write_text(yaml.safe_dump(inventory))
+    operator.lose("head")
     alone = operator.start("only", "true", "--limit", "worker")
     said = alone.communicate(timeout=200)[0]
     assert "The head cannot be reached: nothing keeps another run" in " ".join(said.split())
     assert operator.touched("only") == ["worker-only", "worker-only-services"]
     assert alone.returncode == 0
+
+
+@pytest.mark.parametrize("lost, answers", [("head", "worker"), ("worker", "head")])
+def test_all_but_a_host_that_cannot_be_reached_are_stopped(operator, lost, answers):
+    operator.lose(lost)
+    run = operator.start("any", "true", playbook=ROOT / "playbooks" / "stop.yml")
+    said = run.communicate(timeout=200)[0]
+    assert run.returncode == 2
+    done = said.partition("TASK [Stop the workers]")[2].partition("TASK")[0]
+    assert f"ok: [{answers}]" in done
+    assert f"{lost} could not be reached, and its services may still run." in " ".join(said.split())
 
 
 # ------------------------------------------------------------------------------------------------------------ playbooks
