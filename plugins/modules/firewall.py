@@ -37,6 +37,9 @@ options:
     description: The cluster, by the name of its group, whose rules these are. Rules of others are left alone.
     type: str
     default: llama_cluster
+  prefix:
+    description: The installation, as the plan names it. While a task of another run changes the same installation on this host, this one waits.
+    type: str
   manager:
     description: The host's active firewall manager. Without it nothing is opened or closed, and the rules of this module are removed.
     type: str
@@ -93,7 +96,7 @@ rules:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import alone, firewall
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 
@@ -102,6 +105,7 @@ def main():
     module = AnsibleModule(
         argument_spec={
             "cluster": {"type": "str", "default": names.DEFAULT_CLUSTER},
+            "prefix": {"type": "str"},
             "manager": {"type": "str", "choices": list(firewall.MANAGERS)},
             "rules": {
                 "type": "list",
@@ -117,7 +121,8 @@ def main():
         },
         supports_check_mode=True,
     )
-    with failures.reported(module, firewall.FirewallError, Refusal):
+    waiting = alone.alone(module.params["prefix"], changes=not module.check_mode)
+    with failures.reported(module, firewall.FirewallError, Refusal), waiting:
         before, after = firewall.apply(
             module.params["manager"],
             module.params["rules"],

@@ -36,6 +36,9 @@ options:
     description: The cluster, by the name of its group, whose links these are. Files of others are left alone.
     type: str
     default: llama_cluster
+  prefix:
+    description: The installation, as the plan names it. While a task of another run changes the same installation on this host, this one waits.
+    type: str
   links:
     description: The links of this host.
     type: list
@@ -92,7 +95,7 @@ msg:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import links
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import alone, links
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 
@@ -101,6 +104,7 @@ def main():
     module = AnsibleModule(
         argument_spec={
             "cluster": {"type": "str", "default": names.DEFAULT_CLUSTER},
+            "prefix": {"type": "str"},
             "links": {
                 "type": "list",
                 "elements": "dict",
@@ -119,7 +123,8 @@ def main():
         supports_check_mode=True,
     )
     wanted = module.params["links"]
-    with failures.reported(module, links.LinkError, Refusal):
+    waiting = alone.alone(module.params["prefix"], changes=not module.check_mode)
+    with failures.reported(module, links.LinkError, Refusal), waiting:
         before, after = links.apply(wanted, module.check_mode, owner=names.of(module.params["cluster"]))
     texts = [f"{link['interface']} has {link['address']}." for link in links.managed(wanted)]
     module.exit_json(

@@ -33,6 +33,9 @@ options:
     description: The cluster, by the name of its group, whose parameters these are. What others have set is left alone.
     type: str
     default: llama_cluster
+  prefix:
+    description: The installation, as the plan names it. While a task of another run changes the same installation on this host, this one waits.
+    type: str
   parameters:
     description: Name and value of each parameter.
     type: dict
@@ -74,7 +77,7 @@ msg:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import tuning
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import alone, tuning
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 
@@ -83,13 +86,15 @@ def main():
     module = AnsibleModule(
         argument_spec={
             "cluster": {"type": "str", "default": names.DEFAULT_CLUSTER},
+            "prefix": {"type": "str"},
             "parameters": {"type": "dict", "required": True},
             "profile": {"type": "str", "default": ""},
         },
         supports_check_mode=True,
     )
     wanted = {name: str(value) for name, value in module.params["parameters"].items()}
-    with failures.reported(module, tuning.TuningError, Refusal):
+    waiting = alone.alone(module.params["prefix"], changes=not module.check_mode)
+    with failures.reported(module, tuning.TuningError, Refusal), waiting:
         done = tuning.apply(
             wanted, module.params["profile"], module.check_mode, tuning.System(own=names.of(module.params["cluster"]))
         )

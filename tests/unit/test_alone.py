@@ -6,8 +6,10 @@ import sys
 import time
 
 import pytest
+from ansible.module_utils.testing import patch_module_args
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import alone
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.modules import firewall, link, tuning
 
 HOLDER = """
 import sys, time
@@ -76,3 +78,15 @@ def test_comparing_writes_nothing_and_needs_no_installation(tmp_path):
         assert os.stat(tmp_path / "changes.lock").st_mode & 0o777 == 0o600
     with alone.alone(str(tmp_path / "missing"), changes=True):
         assert not (tmp_path / "missing").exists()
+
+
+CHANGES = {firewall: {"rules": []}, link: {"links": []}, tuning: {"parameters": {}}}
+
+
+@pytest.mark.parametrize("module", CHANGES, ids=lambda module: module.__name__.rpartition(".")[2])
+def test_what_changes_a_host_waits_for_a_task_of_another_run(tmp_path, other, monkeypatch, capsys, module):
+    monkeypatch.setattr(alone, "WAIT_SECONDS", 0.2)
+    process = other(True, 60)
+    with patch_module_args({**CHANGES[module], "prefix": str(tmp_path)}), pytest.raises(SystemExit):
+        module.main()
+    assert f"process {process.pid} on this host" in capsys.readouterr().out

@@ -246,7 +246,11 @@ class Operator:
         self.prefix = path / "data" / "llamacpp"
         (path / "run.yml").write_text(PLAYBOOK)
         hosts = {name: {"ansible_connection": "local", "llama_host_scope": "user"} for name in ("head", "worker")}
-        groups = {"llama_cluster": {"hosts": hosts}, "llama_head": {"hosts": {"head": {}}}, "llama_workers": {"hosts": {"worker": {}}}}
+        groups = {
+            "llama_cluster": {"hosts": hosts},
+            "llama_head": {"hosts": {"head": {}}},
+            "llama_workers": {"hosts": {"worker": {}}},
+        }
         (path / "hosts.yml").write_text(yaml.safe_dump({"all": {"children": groups}}))
 
     def lose(self, host):

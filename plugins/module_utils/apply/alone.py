@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One process at a time changes the services of a host, and nobody compares them meanwhile: a run that is killed leaves its last task at work."""
+"""One process at a time changes a host, and nobody compares it meanwhile: a run that is killed leaves its last task at work."""
 
 from __future__ import annotations
 
@@ -30,22 +30,23 @@ def _wait(lock: int, how: int, path: Path) -> None:
             if time.monotonic() >= deadline:
                 processes = " and ".join(f"process {number}" for number in stored.holders(path)) or "a process"
                 raise Refusal(
-                    f"{processes} on this host, a task of another run, has changed its services for more than {WAIT_SECONDS // 60} minutes (it holds "
+                    f"{processes} on this host, a task of another run, has been changing it for more than {WAIT_SECONDS // 60} minutes (it holds "
                     f"{path}): end it, and run the playbook again"
                 ) from None
             time.sleep(POLL_SECONDS)
 
 
 @contextmanager
-def alone(prefix: str, changes: bool) -> Iterator[None]:
+def alone(prefix: str | None, changes: bool) -> Iterator[None]:
     """
-    :param changes: whether services are changed. What only compares them writes nothing, and waits for nobody who compares them too.
+    :param prefix: of the installation; without one, nobody is waited for.
+    :param changes: whether the host is changed. What only compares it writes nothing, and waits for nobody who compares it too.
     :raises Refusal: see _wait.
     """
-    path = Path(prefix, names.CHANGES_LOCK)
+    path = Path(prefix or os.devnull, names.CHANGES_LOCK)
     try:
         lock = os.open(path, os.O_NOFOLLOW | (os.O_RDWR | os.O_CREAT if changes else os.O_RDONLY), 0o600)
-    except OSError:  # nothing is installed there, or nothing can be written: what changes services says why
+    except OSError:  # nothing is installed there, or nothing can be written: what changes the host says why
         yield
         return
     try:
