@@ -364,7 +364,7 @@ NOT_EVERYWHERE = {
     never: "never served on worker1",
     others: "names other hosts on worker1",
     headless: "has no head",
-    lost: "has no part on worker2",
+    lost: "has no part on worker2.* does not come back, remove it from the inventory, set llama_release to ",
     unreadable: "cannot be used: torn",
 }
 
@@ -385,6 +385,17 @@ def test_a_host_that_is_lost_in_the_middle_does_not_keep_the_others():
     without = {"worker1": answers["worker1"]}
     with pytest.raises(Refusal, match="has no head"):
         rollback.choose("llama_cluster", ["head"], without, failed=f"{2:016x}", lost=["head", "worker2"])
+
+
+def test_no_worker_takes_the_place_of_a_head_that_is_lost_in_the_middle():
+    """The gate would ask it whether the cluster serves."""
+    answers = kept_by((1, 10), (2, 20, "applying"))
+    del answers["head"]
+    answers["worker1"]["plans"][0]["head"] = True
+    with pytest.raises(Refusal, match="has no head among the hosts that answered"):
+        rollback.choose("llama_cluster", ["head"], answers, failed=f"{2:016x}", lost=["head"])
+    moved = rollback.choose("llama_cluster", ["worker2"], answers, failed=f"{2:016x}", lost=["head"])
+    assert moved.head == "worker1"
 
 
 def test_a_worker_cannot_invent_a_plan():

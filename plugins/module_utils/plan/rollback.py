@@ -134,7 +134,7 @@ def choose(
     target = fitting[0]
     left = tuple(sorted(set(answers) - set(target["hosts"])))
     hosts = tuple(name for name in target["hosts"] if name in answers)
-    return Target(target["id"], target["release"], _heads(target["id"], heads, plans)[0], hosts, left)
+    return Target(target["id"], target["release"], _heads(target["id"], heads, plans, lost)[0], hosts, left)
 
 
 def _is(plan: Mapping[str, Any], wanted: str) -> bool:
@@ -143,10 +143,10 @@ def _is(plan: Mapping[str, Any], wanted: str) -> bool:
     return wanted in (*names_of, str(plan.get("build")))
 
 
-def _heads(plan: str, heads: Collection[str], plans: Mapping[str, Any]) -> list[str]:
-    """Hosts that say that they are the head of a plan; of several the inventory's."""
+def _heads(plan: str, heads: Collection[str], plans: Mapping[str, Any], lost: Collection[str]) -> list[str]:
+    """Hosts that say that they are the head of a plan; of several the inventory's. Nobody else is believed while that one is lost."""
     claiming = [name for name, own in plans.items() if any(entry["id"] == plan and entry["head"] for entry in own)]
-    return [name for name in claiming if name in heads] or claiming
+    return [name for name in claiming if name in heads] or ([] if set(heads).intersection(lost) else claiming)
 
 
 def _possible(
@@ -156,7 +156,7 @@ def _possible(
     possible, obstacles = [], []
     for identity_of in dict.fromkeys(entry["id"] for own in plans.values() for entry in own):
         entries = {name: entry for name, own in plans.items() for entry in own if entry["id"] == identity_of}
-        heads = _heads(identity_of, known, plans)
+        heads = _heads(identity_of, known, plans, lost)
         entry = entries[heads[0]] if heads else next(iter(entries.values()))
         why = _obstacle(cluster, entries, heads, entry, lost)
         if not why and not set(known).intersection(entry["hosts"]):
@@ -184,7 +184,10 @@ def _obstacle(
     if len(heads) != 1:
         return f"has {'several heads: ' + ', '.join(heads) if heads else 'no head among the hosts that answered'}"
     if lacking:
-        return f"has no part on {', '.join(lacking)}, or the host does not answer or is not in the inventory"
+        return (
+            f"has no part on {', '.join(lacking)}, or the host does not answer or is not in the inventory (if it does not come back, remove it from the "
+            f"inventory, set llama_release to {entry['release']} and run site.yml, which plans without it)"
+        )
     if unlike or set(entries) - set(entry["hosts"]):
         others = unlike or sorted(set(entries) - set(entry["hosts"]))
         return f"names other hosts on {', '.join(others)} than on {heads[0]}"
