@@ -13,9 +13,9 @@ from ansible_collections.llamacpp.cluster.plugins.action.plan import complete
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall, links, tuning
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import empty, entry
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import empty, entry, neighbours
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import make
-from conftest import CATALOGUE
+from conftest import CATALOGUE, FACTS
 
 SHARED = {"/var/cache/llamacpp", "/var/cache/llamacpp/sources", "/etc/systemd/system"}
 """Folders that clusters have together."""
@@ -94,6 +94,38 @@ def test_a_port_of_another_cluster_is_refused_with_a_free_one(pair):
         "port 50053 of worker1 belongs to llamacpp-staging-worker-cpu of the cluster llama_cluster, and llamacpp-night-worker-cpu is to listen there: "
         "set port in llama_worker_endpoints of worker1 to a port that is free there, like 50054"
     )
+
+
+RADEON = {"name": "AMD gfx1151", "architecture": "gfx1151", "memory_mib": 98304, "unified": True}
+GEFORCE = {"name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}
+ACCELERATORS = [
+    {"backend": "hip", **RADEON},
+    {"backend": "vulkan", **RADEON},
+    {"backend": "cuda", **GEFORCE},
+    {"backend": "vulkan", **GEFORCE},
+]
+
+
+def test_each_memory_of_a_host_counts_once():
+    facts = entry.facts_of({**FACTS, "memory_mib": 120000, "accelerators": ACCELERATORS})
+    own = {"ROCm0": (60000, 90000), "CUDA0": (8000, 8192)}
+    found = list(neighbours.memories(facts, own, ["CPU", "Vulkan0", "Vulkan1", "RPC9"]))
+    assert found == [(["CPU", "ROCm0", "Vulkan0"], 108000), (["CUDA0", "Vulkan1"], 24576 - 1228), (["RPC9"], 0)]
+
+
+@pytest.mark.parametrize("theirs, warned", [(40000, False), (60000, True)])
+def test_graphics_and_processor_of_two_clusters_share_one_memory(pair, theirs, warned):
+    """The worker lends its graphics; another cluster has its processor."""
+    night = {"cluster": "night", "ports": [], "memory_mib": {"CPU": theirs}}
+    size = {"memory_mib": 65536, "accelerators": [{"backend": "vulkan", **RADEON, "memory_mib": 60000}]}
+    tools = {**FACTS["toolchain"], "glslc": "1", "vulkan": "1"}
+    pair.hosts["worker1"]["facts"].update(size, neighbours=[night], toolchain=tools)
+    pair.hosts["worker1"]["variables"].update(llama_backend="vulkan")
+    for host in pair.hosts.values():
+        host["variables"]["llama_model_known_answer"] = {"layers": 32, "width": 4096, "type": "f32"}
+    plan = pair.plan()
+    met = [met["message"] for met in plan["advisories"] if met["id"] == "memory-of-other-cluster"]
+    assert bool(met) == warned, met
 
 
 def test_a_cluster_whose_rules_would_be_taken_for_those_of_another_is_refused(pair, monkeypatch):

@@ -501,14 +501,19 @@ def faulty_firmware(seen: Seen) -> Cases:
 
 
 def memory_of_neighbours(seen: Seen) -> Cases:
-    """By the names of devices: memory that graphics and processor share counts once for each of them."""
+    """Each memory of a host once, whichever devices use it: a device has several names where several backends drive it, and graphics may share
+    the memory of the processor."""
     cases: Cases = []
     for name in seen.plan["hosts"]:
-        for device, (total, capacity) in neighbours.memory_of(seen.plan, name).items():
-            for neighbour in seen.cluster.hosts[name].facts.neighbours:
-                theirs = neighbour.memory_mib.get(device, 0)
+        host = seen.cluster.hosts[name]
+        own = neighbours.memory_of(seen.plan, name)
+        for neighbour in host.facts.neighbours:
+            for devices_of, capacity in neighbours.memories(host.facts, own, neighbour.memory_mib):
+                total = sum(own[device][0] for device in devices_of if device in own)
+                theirs = sum(neighbour.memory_mib.get(device, 0) for device in devices_of)
                 if theirs and total and total + theirs > capacity:
-                    place = f"{round(total)} MiB on {device} of {name} beside {theirs} MiB of the cluster {neighbour.cluster}"
+                    ours = " and ".join(device for device in devices_of if own.get(device, (0, 0))[0])
+                    place = f"{round(total)} MiB on {ours} of {name} beside {theirs} MiB of the cluster {neighbour.cluster}"
                     cases.append((name, {"where": f"{place}, where {round(capacity)} MiB can be used"}))
     return cases
 

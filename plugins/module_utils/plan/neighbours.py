@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Cluster, Port, Server, Worker
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import physical, workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Cluster, Facts, Port, Server, Worker
 
 SCHEMA = 1
 
@@ -104,6 +106,28 @@ def memory_of(plan: Mapping[str, Any], host: str) -> dict[str, tuple[float, floa
             total, capacity = memory.get(device, (0, 0))
             memory[device] = total + entry["total_mib"], max(capacity, entry["capacity_mib"])
     return memory
+
+
+def memories(
+    facts: Facts, own: Mapping[str, tuple[float, float]], theirs: Iterable[str]
+) -> Iterator[tuple[list[str], float]]:
+    """Devices that use one memory of a host, and MiB of it that programs can use.
+
+    :param own: of memory_of.
+    :param theirs: names of the devices of another cluster.
+    """
+    same, known = physical.twins(facts), dict(physical.named(facts))
+    usable = {backends.CPU.device: workers.usable_mib(facts.memory_mib)}
+    found: dict[str, list[str]] = {}
+    for device in sorted({*own, *theirs}):
+        accelerator = known.get(device)
+        memory = backends.CPU.device if accelerator and accelerator.unified else same.get(device, device)
+        found.setdefault(memory, []).append(device)
+        if accelerator:
+            size = accelerator.memory_mib - workers.reserve_mib(accelerator.memory_mib, accelerator.unified)
+            usable[memory] = max(usable.get(memory, 0), size)
+    for memory, devices in found.items():
+        yield devices, max([usable.get(memory, 0), *(own[device][1] for device in devices if device in own)])
 
 
 def _device(plan: Mapping[str, Any], host: str, entry: Mapping[str, Any]) -> str:

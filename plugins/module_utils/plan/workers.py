@@ -285,9 +285,9 @@ def shares_of_memory(
             wanted[same[name]] = max(wanted.get(same[name], 0), most)
     processors = [entry for entry in declared if entry.device.device == "CPU"]
     if len(wanted) + len(processors) < 2:
-        return {**wanted, "CPU": _usable_mib(facts.memory_mib)}
+        return {**wanted, "CPU": usable_mib(facts.memory_mib)}
     dividing = sum(not entry.endpoint.memory_mib for entry in processors)
-    room = _usable_mib(facts.memory_mib) - sum(entry.endpoint.memory_mib or 0 for entry in processors)
+    room = usable_mib(facts.memory_mib) - sum(entry.endpoint.memory_mib or 0 for entry in processors)
     for_accelerators = max(0, room - LEAST_MIB * dividing)
     asked = sum(wanted.values())
     if asked > for_accelerators:
@@ -295,7 +295,7 @@ def shares_of_memory(
     return {**wanted, "CPU": max(0, room - sum(wanted.values())) // max(1, dividing)}
 
 
-def _usable_mib(memory_mib: int) -> int:
+def usable_mib(memory_mib: int) -> int:
     """Of a host's memory."""
     return max(0, memory_mib - reserve_mib(memory_mib, shared=True))
 
