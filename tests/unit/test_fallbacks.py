@@ -9,7 +9,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.check import repo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import serving
 from conftest import Cluster, known_answer_of
-from test_advisories import strix_halos
+from test_advisories import TREE, strix_halo, strix_halos
 
 GPU = {"backend": "cuda", "name": "GPU", "architecture": "8.6", "memory_mib": 24576, "unified": False}
 TOOLS = {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", "nvcc": "12.9"}
@@ -72,6 +72,22 @@ def test_workers_that_the_plan_does_not_use_stand_in(big_model):
         assert fallback["endpoint"] in used
         assert fallback["endpoint"] not in fallback["workers"]
         assert len(fallback["workers"]) == 2
+
+
+@pytest.mark.parametrize("accepted, spared", [([], False), (["hip-garbage"], True)])
+def test_what_would_compute_wrong_results_is_no_fallback(big_model, accepted, spared):
+    """A Strix Halo stands in for a faster worker, with a build that computes garbage there."""
+    cluster = gpus(big_model, 2, 30, llama_accept_advisories=accepted)
+    cluster.add("worker3", "worker", address="192.0.2.13", facts=strix_halo(), llama_backend="hip")
+    for host in cluster.hosts.values():
+        host["variables"]["llama_release"] = {**TREE, "build": 10500}
+    plan = cluster.plan()
+    assert not plan["refused"]
+    assert {entry["host"] for entry in plan["placement"] if entry["layers"]} == {"worker1", "worker2"}
+    assert ["worker3" in str(entry["placement"]) for entry in plan["fallbacks"]] == [True, True] * spared
+    assert [entry["missing_mib"] for entry in plan["no_fallback"]] == [None, None] * (not spared)
+    for entry in plan["no_fallback"]:
+        assert entry["reason"].startswith("Build 10500 computes wrong results with HIP on ROCm0 of worker3")
 
 
 def test_what_does_not_fit_is_no_fallback_and_says_how_much_is_missing(big_model):

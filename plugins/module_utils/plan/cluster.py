@@ -316,11 +316,51 @@ def _fallback(prepared: Prepared, loss: fallbacks.Loss, laid: Laid, runtime_id: 
 
 def _plan(prepared: Prepared, runtime_id: str, staged: bool, with_fallbacks: bool) -> Planned:
     """The plan with its advisories, before ``_with_remedies`` and ``_judge``."""
-    cluster, placed, model, release = prepared.cluster, prepared.placed, prepared.model, prepared.release
-    laid = _lay(prepared, placed)
+    laid = _lay(prepared, prepared.placed)
     lost = _after_losses(prepared) if with_fallbacks else []
+    plan = _write(prepared, laid, lost, runtime_id, staged)
+    judged = _judge_fallbacks(prepared, plan, laid, lost, runtime_id)
+    if judged != lost:
+        plan = _write(prepared, laid, judged, runtime_id, staged)
+    hosts = {name: {**host, "services": services.of_host(plan, name)} for name, host in plan["hosts"].items()}
+    seen = _seen(prepared, plan, laid)
+    met = advisories.meet(seen)
+    return Planned({**plan, "hosts": hosts, "advisories": advisories.untried(met)}, seen, met, prepared.idle)
+
+
+def _seen(prepared: Prepared, plan: Mapping[str, Any], laid: Laid) -> Seen:
+    return Seen(plan, prepared.cluster, prepared.release, prepared.model.summary, laid.holders)
+
+
+def _judge_fallbacks(
+    prepared: Prepared, plan: dict[str, Any], laid: Laid, lost: list[fallbacks.Fallback], runtime_id: str
+) -> list[fallbacks.Fallback]:
+    """The fallbacks without those that meet an error which the plan itself does not meet, and which is not accepted."""
+    known = {one.advisory.id for one in advisories.meet(_seen(prepared, plan, laid))} if lost else set()
+    judged = []
+    for entry in lost:
+        errors = []
+        if entry.placed:
+            other = _lay(prepared, entry.placed)
+            head = heads.plan_of(_serving_head(prepared, other, runtime_id, False), plan["head"]["environment"])
+            served = {**plan, "head": {**plan["head"], **head}, "placement": other.entries}
+            met = advisories.meet(_seen(prepared, served, other))
+            errors = [
+                one.as_json(["-"])["message"]
+                for one in met
+                if one.advisory.severity == "error" and one.advisory.id not in known | prepared.cluster.accepted
+            ]
+        judged.append(fallbacks.Fallback(entry.loss, None, reason=errors[0].rstrip(".")) if errors else entry)
+    return judged
+
+
+def _write(
+    prepared: Prepared, laid: Laid, lost: Sequence[fallbacks.Fallback], runtime_id: str, staged: bool
+) -> dict[str, Any]:
+    """The plan without services and advisories."""
+    cluster, placed, model, release = prepared.cluster, prepared.placed, prepared.model, prepared.release
     spare = [(entry.loss, _lay(prepared, entry.placed)) for entry in lost if entry.placed]
-    plan: dict[str, Any] = {
+    return {
         "schema": SCHEMA,
         "cluster": cluster.name,
         "staging": staged,
@@ -350,10 +390,6 @@ def _plan(prepared: Prepared, runtime_id: str, staged: bool, with_fallbacks: boo
         "no_fallback": [entry.as_json() for entry in lost if not entry.placed],
         "estimate": estimate.of_plan(_case(prepared), bool(cluster.server.override_tensor)),
     }
-    hosts = {name: {**host, "services": services.of_host(plan, name)} for name, host in plan["hosts"].items()}
-    seen = Seen(plan, cluster, release, model.summary, laid.holders)
-    met = advisories.meet(seen)
-    return Planned({**plan, "hosts": hosts, "advisories": advisories.untried(met)}, seen, met, prepared.idle)
 
 
 def _case(prepared: Prepared) -> estimate.Case:
