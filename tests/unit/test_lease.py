@@ -230,11 +230,11 @@ PLAYBOOK = f"""
   tasks:
     - ansible.builtin.include_tasks: {ROOT}/playbooks/tasks/lease.yml
       vars: {{llama_lease_created: true}}
-    - ansible.builtin.command: touch {{{{ playbook_dir }}}}/{{{{ inventory_hostname }}}}-{{{{ who }}}}
-    - ansible.builtin.command: "{{{{ work }}}}"
+    - ansible.builtin.raw: touch {{{{ playbook_dir }}}}/{{{{ inventory_hostname }}}}-{{{{ who }}}}
+    - ansible.builtin.raw: "{{{{ work }}}}"
     - ansible.builtin.include_tasks: {ROOT}/playbooks/tasks/lease.yml
       vars: {{llama_lease_state: kept}}
-    - ansible.builtin.command: touch {{{{ playbook_dir }}}}/{{{{ inventory_hostname }}}}-{{{{ who }}}}-services
+    - ansible.builtin.raw: touch {{{{ playbook_dir }}}}/{{{{ inventory_hostname }}}}-{{{{ who }}}}-services
 """
 
 
