@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report, verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import loading, report, verification
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes, rollback
@@ -24,7 +24,8 @@ display = Display()
 SECONDS_FOR_WORKERS = 45
 """How long a worker whose process runs may stay without an answer to the head."""
 FIRST_WAIT = 5.0
-WAIT = 8.0
+LINE_SECONDS = 10.0
+"""Between two lines of what is waited for. Who waits for less sees none."""
 
 
 class ActionModule(ActionBase):
@@ -114,7 +115,8 @@ class ActionModule(ActionBase):
     def _collect(self, arguments: dict, plan: dict, patience: float, task_vars: dict) -> dict:
         started = time.monotonic()
         before: int | None = None
-        wait = FIRST_WAIT
+        wait, said = FIRST_WAIT, 0.0
+        loads = _Loads(plan)
         while True:
             answer = self._execute_module(module_args={**arguments, "wait": wait}, task_vars=task_vars)
             if not answer.get("failed"):
@@ -129,12 +131,43 @@ class ActionModule(ActionBase):
             limit = (
                 min(patience, SECONDS_FOR_WORKERS + (plan["head"]["fallback_after"] or 0)) if waits_for else patience
             )
+            loads.see(answer["evidence"])
             hopeless = answer["evidence"]["health"]["said"] == reading.OTHER_CERTIFICATE
-            if hopeless or verification.ends_at_each_start(answer["evidence"], before) or elapsed >= limit:
+            if hopeless or verification.ends_at_each_start(answer["evidence"], before):
                 return answer
-            state = "; ".join(waits_for or [answer["evidence"]["health"]["said"]])
-            display.display(f"  [{plan['head']['host']}] llama-server: {state}, {elapsed:.0f} s")
-            wait = WAIT
+            if elapsed >= limit:
+                if limit and not waits_for and loads.load:
+                    verification.came_late(answer["evidence"], limit, loads.progress)
+                return answer
+            if elapsed - said >= LINE_SECONDS:
+                said = elapsed - elapsed % LINE_SECONDS
+                state = "; ".join(waits_for or [answer["evidence"]["health"]["said"], *loads.words()])
+                display.display(f"  [{plan['head']['host']}] llama-server: {state}, {elapsed:.0f} s")
+                loads.shown()
+            wait = max(FIRST_WAIT, LINE_SECONDS - (time.monotonic() - started - said))
+
+
+class _Loads:
+    """What was seen of a load: the rate that is shown is counted from one line to the next."""
+
+    def __init__(self, plan: dict) -> None:
+        self.expected = loading.expected_of(plan)
+        self.load: dict | None = None
+        self.last: dict | None = None
+
+    def see(self, evidence: dict) -> None:
+        self.load = evidence.get("load")
+
+    def shown(self) -> None:
+        self.last = self.load
+
+    @property
+    def progress(self) -> loading.Progress | None:
+        return loading.progress_of(self.load, self.expected, self.last) if self.load else None
+
+    def words(self) -> list[str]:
+        progress = self.progress
+        return [loading.sentence(progress)] if progress else []
 
 
 def _addresses(host: str) -> set[str]:

@@ -35,9 +35,12 @@ options:
     description: The host's part of the plan. Then only the difference from it is returned.
     type: dict
   measure:
-    description: Whether to measure the bandwidth of the memory, which takes a second and all processors.
+    description: Whether to measure the bandwidth of the memory, which takes a second and all processors, and with O(model) its disk, which takes up to ten.
     type: bool
     default: false
+  model:
+    description: Of a head, path of its model. An empty text stands for a model in the installation.
+    type: str
   free:
     description: Whether to report also the memory that is free now.
     type: bool
@@ -78,7 +81,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 def read(params):
     """What the module returns."""
     if params["plan"] is None:
-        found = host.facts(params["scope"], params["packages"], params["measure"], params["cluster"])
+        found = host.facts(params["scope"], params["packages"], params["measure"], params["cluster"], params["model"])
         return {"facts": {**found, "plans": plans.summaries(found["prefix"])}}
     free = {"free_mib": memory.free_mib()} if params["free"] else {}
     with alone.alone(params["plan"]["prefix"], changes=False):
@@ -93,6 +96,7 @@ def main():
             "packages": {"type": "dict", "default": {}},
             "plan": {"type": "dict"},
             "measure": {"type": "bool", "default": False},
+            "model": {"type": "str"},
             "free": {"type": "bool", "default": False},
         },
         supports_check_mode=True,

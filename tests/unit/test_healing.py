@@ -26,7 +26,7 @@ import functools, progress, runtime, server, serving, worker
 progress.STOPPED_SECONDS = 0.5
 server.HEALTH_EVERY, server.HEALTH_LOST_SECONDS = 0.2, 1.0
 worker.GONE_SECONDS = worker.SAYS_NOTHING_SECONDS = worker.HOLDS_SECONDS = 1.0
-serving.STEADY_SECONDS, serving.WRITE_SECONDS = 1.0, 0.2
+serving.STEADY_SECONDS, serving.WRITE_SECONDS, serving.LOAD_SECONDS = 1.0, 0.2, 0.2
 runtime.RETURN_EVERY = 0.1
 runtime.run = functools.partial(runtime.run, pause=0.1)
 worker.run = functools.partial(worker.run, look=0.1)
@@ -42,6 +42,9 @@ while how == "loads and computes" and time.monotonic() < until:
     pass
 held = [socket.create_connection((e.split(":")[0], int(e.split(":")[1]))) for e in endpoints]
 print("model buffer size", how, *endpoints, flush=True)
+for part in range(8 if how == "loads slowly" else 0):
+    held[0].sendall(b"compute")
+    held[0].recv(100)
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
@@ -364,6 +367,38 @@ def test_loading_takes_as_long_as_it_computes(cluster):
     process = cluster.head("loads and computes")
     until(lambda: cluster.is_now("serving"))
     assert process.poll() is None
+
+
+def test_a_load_that_moves_bytes_is_never_ended_and_is_written_down(cluster):
+    """It takes several times the time for which nothing may move."""
+    server, endpoint = a_worker(pause=SILENCE * 0.4)
+    process = cluster.head("loads slowly", [endpoint])
+    loads = []
+
+    def serves():
+        with contextlib.suppress(OSError, ValueError):
+            loads.extend([load] if (load := cluster.record()["load"]) else [])
+        return cluster.is_now("serving")
+
+    until(serves)
+    assert process.poll() is None
+    assert loads[-1]["sent"][endpoint] >= 8 * len("compute")
+    assert 0 < loads[0]["sent"][endpoint] < loads[-1]["sent"][endpoint]
+    assert loads[-1]["read"] > 0
+    assert 8 * SILENCE * 0.3 < loads[-1]["seconds"] < 60
+    assert (cluster.record()["load"], cluster.record()["restarts"]) == (None, 0)
+    server.listener.close()
+
+
+def test_what_was_sent_over_a_connection_that_is_closed_stays_counted():
+    link = progress.Link("192.0.2.1:1", "192.0.2.2:50052", progress.ESTABLISHED, 0, 0, "7")
+    look = progress.Look(progress.Activity("S", 0, 9, 0, 5), [link], {"7": progress.Traffic(100, 1, 0, 0)})
+    first = progress.load_of(look, ["192.0.2.2:50052", "192.0.2.3:50052"], 1.0, None)
+    assert first == progress.Load(1.0, 5, {"192.0.2.2:50052": 100})
+    again = progress.load_of(
+        look._replace(traffic={"7": progress.Traffic(3, 1, 0, 0)}), ["192.0.2.2:50052"], 2.0, first
+    )
+    assert again.sent == first.sent
 
 
 def test_where_the_kernel_lends_no_sockets_slow_and_hung_are_not_told_apart(cluster, monkeypatch):

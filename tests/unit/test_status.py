@@ -186,6 +186,23 @@ def test_a_cluster_that_does_not_serve(plan, answers, tmp_path, drifted, managed
     assert "NOT HEALTHY" in shown
 
 
+def test_a_cluster_that_loads_its_model(plan, answers, tmp_path):
+    head = answers["head"]["condition"]["head"]
+    head["health"] = {"healthy": False, "said": "the model is loading"}
+    endpoint = next(entry["endpoint"] for entry in plan["placement"] if entry["endpoint"])
+    head["serving"].update(state="loading", load={"seconds": 12.0, "read": 5_000_000, "sent": {endpoint: 1000}})
+    told, _error, shown = written(plan, answers, tmp_path)
+    load = told["cluster"]["load"]
+    assert (load["seconds"], load["read_bytes"]) == (12.0, 5_000_000)
+    assert {"endpoint": endpoint, "sent_bytes": 1000} in [
+        {key: worker[key] for key in ("endpoint", "sent_bytes")} for worker in load["workers"]
+    ]
+    assert "loaded" in shown
+    assert f"to worker {endpoint}" in " ".join(shown.split())
+    head["serving"]["load"] = {"seconds": 12.0, "read": "much", "sent": {}}
+    assert "could not be examined" in written(plan, answers, tmp_path)[1]
+
+
 def test_a_cluster_on_a_fallback(plan, answers, tmp_path):
     of_head(
         answers, serving={**TOLD, "state": "fallback", "without": ["worker1:cpu"], "waiting_for": ["192.0.2.11:50052"]}

@@ -14,7 +14,7 @@ from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fallback, state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services as managers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import loading, verification
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Each, Maybe, Number, Text
@@ -31,6 +31,7 @@ TOLD = {
     "waiting_for": [Text()],
     "restarts": Number(),
     "last": [{"time": Number(), "text": LINE}],
+    "load": loading.FORM,
 }
 """The form of names.SERVING."""
 VERIFIED = {"time": Number(), "passed": bool, "failed": [LINE], "release": Text()}

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report, verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import loading, report, verification
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check.condition import METRICS_OPTION
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 
@@ -101,6 +101,8 @@ class Cluster(NamedTuple):
     last_restarts: list[Restart]
     without: list[str]
     waiting_for: list[str]
+    load: loading.Progress | None
+    """How far the model is loaded, while it is."""
     verified: Verification | None
     speed: Speed | None
     speed_reason: str
@@ -201,6 +203,11 @@ def _restarts(head: dict, now: int) -> tuple[int, list[Restart]]:
     return ends["number"], []
 
 
+def _load(plan: Mapping[str, Any] | None, told: Mapping[str, Any]) -> loading.Progress | None:
+    load = told.get("load")
+    return loading.progress_of(load, loading.expected_of(plan or {"head": {}})) if load else None
+
+
 def _speed(head: dict, argv: list[str]) -> tuple[Speed | None, str]:
     if METRICS_OPTION not in argv:
         return None, f"llama-server counts its tokens with llama_server_extra_args: [{METRICS_OPTION}]"
@@ -248,6 +255,7 @@ def _cluster(name: str, plan: Mapping[str, Any] | None, hosts: list[Host], answe
         last_restarts=[],
         without=[],
         waiting_for=[],
+        load=None,
         verified=None,
         speed=None,
         speed_reason="",
@@ -280,6 +288,7 @@ def _with_head(
         last_restarts=last,
         without=list(told["without"]) if told and state == "fallback" else [],
         waiting_for=list(told["waiting_for"]) if told else [],
+        load=_load(plan, told) if told and state == "loading" else None,
         verified=_verified(head, now),
         speed=speed,
         speed_reason=reason,
@@ -409,6 +418,8 @@ def _cluster_lines(status: Status) -> list[str]:
     since = f" for {duration(cluster.uptime_s)}" if cluster.uptime_s is not None else ""
     without = f" without {', '.join(cluster.without)}" * bool(cluster.without)
     lines = [*_row("state", f"{STATES.get(cluster.state, cluster.state)}{without}{since}")]
+    if cluster.load:
+        lines += _row("loaded", loading.sentence(cluster.load))
     if cluster.url:
         lines += [
             *_row("url", cluster.url),

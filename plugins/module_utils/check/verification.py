@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fallback, state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import loading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import VERIFIED, is_loopback
@@ -115,6 +116,31 @@ def ends_at_each_start(evidence: dict, before: int) -> bool:
     said = f"llama-server ended {recorded['number'] - before} times while verify waited for it, the last time {recorded['how']}"
     evidence.update(health={"healthy": False, "said": said}, waits_for=[], log=recorded["log"])
     return True
+
+
+def came_late(evidence: dict, limit: float, progress: loading.Progress | None) -> None:
+    """Writes into the evidence of a server that still loads its model that the time is over, how far it came, and what to do.
+
+    :param limit: seconds.
+    """
+    set_by = "llama_server_start_timeout, or several times the predicted load where that is not set"
+    texts = [f"{evidence['health']['said']}, and the limit of {limit:.0f} s is over ({set_by})"]
+    texts += [loading.sentence(progress)] if progress else []
+    if progress and progress.left_s:
+        texts.append(f"set llama_server_start_timeout to {_rounded_up(limit + 2 * progress.left_s)}, since it goes on")
+    elif progress and progress.workers:
+        least = min(progress.workers, key=lambda worker: (worker.sent_bytes or 0) / (worker.planned_bytes or 1))
+        texts.append(
+            f"nothing moved in the end: look at the log of the service on the head and at the worker {least.endpoint}, which has the least"
+        )
+    else:
+        texts.append("look at the log of the service on the head, or set llama_server_start_timeout to more")
+    evidence["health"] = {"healthy": False, "said": "; ".join(texts)}
+
+
+def _rounded_up(seconds: float) -> int:
+    """To whole hundreds."""
+    return -int(-seconds // 100) * 100
 
 
 def record(prefix: str, verified: dict) -> None:
@@ -306,6 +332,12 @@ def remedy(plan: dict, waiting: list[str]) -> str:
     return " ".join(texts)
 
 
+def _load(folder: Path, launchers: Collection[int]) -> dict:
+    """``load`` of the evidence, where the launcher says how far the model is loaded."""
+    load = loading.load_in(folder, launchers)
+    return {"load": load} if load else {}
+
+
 def collect(plan: dict, seconds: float) -> dict:
     """Everything that only the head knows.
 
@@ -338,6 +370,7 @@ def collect(plan: dict, seconds: float) -> dict:
     evidence["links"] = {name: measured.get(name) for name in plan["links"]}
     if not evidence["health"]["healthy"]:
         evidence["waits_for"] = waits_for(evidence["handshakes"]["workers"])
+        evidence.update(_load(folder, launchers))
         return evidence
     if not plan["staging"]:
         evidence["drift"] = state.drift(own)
@@ -404,6 +437,7 @@ EVIDENCE = {
     },
     "links": Each(Maybe({"mbit_per_second": FIGURE, "round_trip_ms": FIGURE, "detail": LINES[0]})),
     "waits_for": Maybe(LINES),
+    "load": loading.FORM,
     "fallback": Maybe({"name": Text(), "since": Number()}),
     "certificate": Maybe({"names": Maybe(LINES), "until": Maybe(LINES[0]), "error": Maybe(LINES[0])}),
 }

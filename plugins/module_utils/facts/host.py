@@ -28,6 +28,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import (
+    disks,
     firewall,
     hardware,
     interfaces,
@@ -164,6 +165,11 @@ def _packaged(catalogue: dict, family: str) -> dict | None:
     return packaged(output(["apt-cache", "policy", *names]), spec["version"])
 
 
+def _venv(interpreter: str | None) -> str | None:
+    """Whether an interpreter can make virtual environments, as a tool of the version 1.0."""
+    return version_of([interpreter, "-c", "import ensurepip, venv; print('1.0')"]) if interpreter else None
+
+
 def useradd(folders: str = ROOT_FOLDERS) -> str | None:
     """Whether accounts can be created, as a tool without a version."""
     return "installed" if shutil.which("useradd", path=folders) else None
@@ -282,12 +288,16 @@ def place_of(wanted_scope: str, cluster: str) -> dict:
 
 
 def facts(
-    wanted_scope: str, catalogue: dict | None = None, measure: bool = False, cluster: str = names.DEFAULT_CLUSTER
+    wanted_scope: str,
+    catalogue: dict | None = None,
+    measure: bool = False,
+    cluster: str = names.DEFAULT_CLUSTER,
+    model: str | None = None,
 ) -> dict:
     """Everything that planning needs to know of this host. Stable: nothing here changes with the load, but what is measured on request.
 
     :param catalogue: distribution family → its packages of llama.cpp, to look for them.
-    :param measure: whether to measure speeds.
+    :param measure: whether to measure speeds; of a head also that of the disk with its ``model``, whose path is empty where it is below the prefix.
     :param cluster: whose installation is looked at.
     """
     place = place_of(wanted_scope, cluster)
@@ -298,11 +308,7 @@ def facts(
     interpreter = python(wanted_scope)
     installed = toolchains.find()
     memory = hardware.memory_mib()
-    tools = {
-        **toolchain(installed),
-        "venv": version_of([interpreter, "-c", "import ensurepip, venv; print('1.0')"]) if interpreter else None,
-        "useradd": useradd(),
-    }
+    tools = {**toolchain(installed), "venv": _venv(interpreter), "useradd": useradd()}
     distributed = _distribution()
     packages = _packaged(catalogue or {}, distributed["family"])
     devices = hardware.accelerators(memory)
@@ -312,7 +318,7 @@ def facts(
         "distribution": distributed,
         "packaged": packages,
         "cpu": hardware.cpu(),
-        "rates": speeds.measured() if measure else None,
+        **_measured(measure, f"{place['prefix']}/models/model" if model == "" else model),
         "memory_mib": memory,
         "accelerators": devices,
         "toolchain": tools,
@@ -337,6 +343,17 @@ def facts(
         "reached_at": reached.address(os.environ),
         **_installation(names.of(cluster), manager, place),
         **place,
+    }
+
+
+def _measured(wanted: bool, model: str | None) -> dict:
+    """``rates`` of memory, and of a head ``disk``; None where they are not measured now.
+
+    :param model: path of the head's model.
+    """
+    return {
+        "rates": speeds.measured() if wanted else None,
+        "disk": disks.measured(model) if wanted and model else None,
     }
 
 

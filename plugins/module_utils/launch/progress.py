@@ -16,7 +16,7 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -80,6 +80,9 @@ class Activity(NamedTuple):
     """Bytes that it asked for, and bytes that came from a disk for it."""
     faults: int
     """Pages of files that it had to wait for."""
+    from_files: int | None = None
+    """Bytes of files: the larger one of those two, since mapped pages count as the second alone, and what memory still held as the first. None
+    where the kernel does not say."""
 
 
 class Look(NamedTuple):
@@ -163,12 +166,13 @@ def keep_alive(connection: socket.socket) -> None:
 
 def activity_of(process: int) -> Activity:
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    read = 0
+    read, from_files = 0, None
     with suppress(OSError):
         counts = dict(line.split(": ") for line in Path(f"/proc/{process}/io").read_text().splitlines())
-        read = int(counts["rchar"]) + int(counts["read_bytes"])
+        asked, came = int(counts["rchar"]), int(counts["read_bytes"])
+        read, from_files = asked + came, max(asked, came)
     ticks = int(fields[11]) + int(fields[12])
-    return Activity(fields[0], ticks / os.sysconf("SC_CLK_TCK"), read, int(fields[9]))
+    return Activity(fields[0], ticks / os.sysconf("SC_CLK_TCK"), read, int(fields[9]), from_files)
 
 
 def look_at(process: int, kept_alive: set[str], ports: set[str]) -> Look:
@@ -232,6 +236,31 @@ class Stillness:
                 self.since = now
             self.counted = (now, look.activity)
         return now - self.since
+
+
+class Load(NamedTuple):
+    """How far a program has loaded its model."""
+
+    seconds: float
+    """Since it was started."""
+    read: int | None
+    """Bytes of files, as ``from_files`` of its activity."""
+    sent: Mapping[str, int]
+    """Endpoint of a worker → bytes that it has acknowledged. Without those of which the kernel does not say it."""
+
+
+def load_of(look: Look, endpoints: Collection[str], seconds: float, before: Load | None) -> Load:
+    """:param before: the last one: what was sent over connections that are closed stays counted."""
+    sent = dict(before.sent) if before else {}
+    for endpoint in endpoints:
+        found = [
+            look.traffic[link.inode].sent
+            for link in look.links
+            if link.remote == endpoint and link.inode in look.traffic
+        ]
+        if found:
+            sent[endpoint] = max(sum(found), sent.get(endpoint, 0))
+    return Load(seconds, look.activity.from_files, sent)
 
 
 def _active(before: Activity, after: Activity, seconds: float) -> bool:

@@ -254,6 +254,8 @@ class Start:
                 head.kill()
                 return fault
             if not head.ready:
+                if head.load:
+                    self.record.loading(head.load._asdict())
                 continue
             self.record.set(serving.FALLBACK if chosen.fallback else serving.SERVING, chosen.without)
             self.record.served(time.monotonic())

@@ -148,6 +148,9 @@ class Head:
         self.lasting = progress.Lasting()
         self.stillness = progress.Stillness(silence / 5, now)
         self.question: socket.socket | None = None
+        self.began = now
+        self.load: progress.Load | None = None
+        """How far it has loaded the model, as long as it is not ready; None where the kernel says nothing."""
         self.last = b""
         self.process = subprocess.Popen(
             argv,
@@ -196,6 +199,7 @@ class Head:
         look = self.look()
         if look is None:
             return None
+        self.load = None if self.ready else progress.load_of(look, self.endpoints, now - self.began, self.load)
         stopped = self.lasting.seconds("stopped", look.activity.state == "T", now)
         if stopped >= progress.STOPPED_SECONDS:
             return Fault(f"llama-server has been stopped by a signal for {stopped:.0f} s")

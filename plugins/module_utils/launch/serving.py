@@ -23,7 +23,8 @@ TEXT = 500
 """Characters of one line that are kept."""
 FILE_BYTES = 256 * 1024
 FALLBACKS_BYTES = 4 * 1024 * 1024
-WRITE_SECONDS = 10.0
+WRITE_SECONDS, LOAD_SECONDS = 10.0, 2.0
+"""The file is written so often, and while a model is loaded."""
 LONGEST_WAIT = 60
 SETTLED_SECONDS = 30
 """For each so many seconds for which llama-server serves, one of its ends is forgotten."""
@@ -102,6 +103,7 @@ class Record:
         self.since = time.time()
         self.without: Sequence[str] = ()
         self.waiting_for: Sequence[str] = ()
+        self.load: Mapping[str, Any] | None = None
         self.written = 0.0
         self.served_since: float | None = None
 
@@ -111,8 +113,19 @@ class Record:
         if (state, without, waiting_for) != (self.state, self.without, self.waiting_for) or not self.written:
             self.since = self.since if state == self.state else time.time()
             self.state, self.without, self.waiting_for = state, without, waiting_for
+            self.load = None
             self._write(now)
         elif now - self.written >= WRITE_SECONDS:
+            self._write(now)
+
+    def loading(self, load: Mapping[str, Any]) -> None:
+        """Notes how far the model is loaded.
+
+        :param load: the fields of progress.Load.
+        """
+        self.load = load
+        now = time.monotonic()
+        if now - self.written >= LOAD_SECONDS:
             self._write(now)
 
     def served(self, now: float) -> None:
@@ -133,7 +146,7 @@ class Record:
     def ended(self, silent: bool = False) -> None:
         """Counts an end of llama-server that nobody asked for."""
         kept, now = self.kept, int(time.time())
-        self.state, self.since, self.without = WAITING, time.time(), ()
+        self.state, self.since, self.without, self.load = WAITING, time.time(), (), None
         silences = [when for when in kept.silences if now - when < DAY] + ([now] if silent else [])
         self.kept = kept._replace(
             restarts=kept.restarts + 1, failures=kept.failures + 1, ended=now, silences=tuple(silences)
@@ -168,6 +181,7 @@ class Record:
                 "since": int(self.since),
                 "without": list(self.without),
                 "waiting_for": list(self.waiting_for),
+                "load": self.load and dict(self.load),
             },
         )
         self.written = now

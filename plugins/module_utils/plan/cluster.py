@@ -42,6 +42,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
     Catalogue,
     Cluster,
     Device,
+    Disk,
     Equipped,
     Facts,
     Host,
@@ -303,7 +304,7 @@ def _after_losses(prepared: Prepared) -> list[fallbacks.Fallback]:
 
 def _fallback(prepared: Prepared, loss: fallbacks.Loss, laid: Laid, runtime_id: str) -> dict[str, Any]:
     """What the plan says of a fallback."""
-    works = estimate.works_of(_case(prepared._replace(placed=laid.placed)))
+    works = estimate.works_of(_case(prepared._replace(placed=laid.placed), laid))
     return {
         "without": loss.name,
         "endpoint": loss.workers[0].endpoint,
@@ -360,6 +361,7 @@ def _write(
     """The plan without services and advisories."""
     cluster, placed, model, release = prepared.cluster, prepared.placed, prepared.model, prepared.release
     spare = [(entry.loss, _lay(prepared, entry.placed)) for entry in lost if entry.placed]
+    predicted = estimate.of_plan(_case(prepared, laid), bool(cluster.server.override_tensor))
     return {
         "schema": SCHEMA,
         "cluster": cluster.name,
@@ -378,7 +380,10 @@ def _write(
         },
         "hosts": {name: _host(prepared, entry, runtime_id, staged) for name, entry in prepared.equipped.items()},
         "external_workers": _external(prepared),
-        "head": _head(prepared, [laid, *(other for _loss, other in spare)], runtime_id, staged),
+        "head": {
+            **_head(prepared, [laid, *(other for _loss, other in spare)], runtime_id, staged),
+            "start_timeout": heads.start_timeout_of(cluster.server, predicted["load_s"]),
+        },
         "placement": laid.entries,
         "fits": not placed.reasons,
         "links": [
@@ -388,11 +393,11 @@ def _write(
         ],
         "fallbacks": [_fallback(prepared, loss, other, runtime_id) for loss, other in spare],
         "no_fallback": [entry.as_json() for entry in lost if not entry.placed],
-        "estimate": estimate.of_plan(_case(prepared), bool(cluster.server.override_tensor)),
+        "estimate": predicted,
     }
 
 
-def _case(prepared: Prepared) -> estimate.Case:
+def _case(prepared: Prepared, laid: Laid) -> estimate.Case:
     """What is estimated."""
     cluster, placed = prepared.cluster, prepared.placed
     known = {backend for entry in prepared.equipped.values() for backend in entry.backends}
@@ -407,7 +412,18 @@ def _case(prepared: Prepared) -> estimate.Case:
         serves_of={
             name: heads.backend_of(cluster.server, entry.backends, known) for name, entry in prepared.equipped.items()
         },
+        disk_gb_per_s=heads.disk_rate(_disk(prepared), _load_mode(prepared, laid)),
     )
+
+
+def _disk(prepared: Prepared) -> Disk | None:
+    """What was measured of the disk that the head reads the model from."""
+    return prepared.head.host.facts.disk_of(prepared.model.path)
+
+
+def _load_mode(prepared: Prepared, laid: Laid) -> str | None:
+    cluster = prepared.cluster
+    return heads.load_mode_of(cluster.server.load_mode, prepared.release, laid.holders, cluster.head, _disk(prepared))
 
 
 def _backends(cluster: Cluster, catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
@@ -581,7 +597,7 @@ def _serving_head(prepared: Prepared, laid: Laid, runtime_id: str, staged: bool)
     """What llama-server's command line is made of, for one placement."""
     server, facts, name = prepared.cluster.server, prepared.head.host.facts, prepared.cluster.head
     return heads.Serving(
-        server=server._replace(load_mode=heads.load_mode_of(server.load_mode, prepared.release, laid.holders, name)),
+        server=server._replace(load_mode=_load_mode(prepared, laid)),
         host=prepared.head.host,
         release=prepared.release,
         model=prepared.model,

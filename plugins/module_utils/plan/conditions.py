@@ -270,7 +270,7 @@ def mmap_is_slow(seen: Seen) -> Cases:
 def vulkan_without_mmap(seen: Seen) -> Cases:
     """Not where HIP would hang or crawl with mmap."""
     head, mode = seen.plan["head"]["host"], seen.plan["head"]["load_mode"]
-    own = any(device.backend == "vulkan" and device.unified and device.host == head for device in seen.used)
+    own = any(device.needs_less_with_mmap and device.host == head for device in seen.used)
     needed = any(device.hangs_on_mmap or device.slow_on_mmap for device in seen.used)
     return [(head, {"mode": mode})] if own and not needed and mode in ("none", "dio", "mlock") else []
 

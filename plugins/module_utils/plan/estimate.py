@@ -78,6 +78,12 @@ class Case(NamedTuple):
     fits: bool
     serves_of: Mapping[str, str]
     """Host → the backend by which it would serve."""
+    disk_gb_per_s: float | None = None
+    """Of the head's disk, where it was measured."""
+
+    @property
+    def disk(self) -> float:
+        return self.disk_gb_per_s or speed.DISK_GB_PER_S
 
     def has_devices(self, host: Host) -> bool:
         """Whether this host would use devices of its own if it served."""
@@ -190,10 +196,10 @@ def _limit_of_prompts(case: Case, works: Sequence[speed.Work]) -> str:
 
 
 def _limit_of_load(case: Case, works: Sequence[speed.Work]) -> str:
-    slow = [work for work in works if work.link and work.link.gbit / 8 < speed.DISK_GB_PER_S]
-    costs = [("link to {}", work.host, speed.load_s([work])) for work in slow]
+    slow = [work for work in works if work.link and work.link.gbit / 8 < case.disk]
+    costs = [("link to {}", work.host, speed.load_s([work], case.disk)) for work in slow]
     rest = [work for work in works if work not in slow]
-    return _most([*costs, *(("disk of {}", case.head, speed.load_s([work])) for work in rest)])
+    return _most([*costs, *(("disk of {}", case.head, speed.load_s([work], case.disk)) for work in rest)])
 
 
 class Speeds(NamedTuple):
@@ -235,7 +241,7 @@ def of_plan(case: Case, moved: bool) -> dict[str, Any]:
         estimate = {
             "generation_tokens_per_s": _rounded(speeds.generation),
             "prompt_tokens_per_s": _rounded(speeds.prompt),
-            "load_s": _rounded(speed.load_s(works)),
+            "load_s": _rounded(speed.load_s(works, case.disk)),
             "limited_by": _limit_of_generation(case.release, works),
             "prompt_limited_by": _limit_of_prompts(case, works),
             "load_limited_by": _limit_of_load(case, works),
@@ -243,6 +249,7 @@ def of_plan(case: Case, moved: bool) -> dict[str, Any]:
         }
     return {
         **estimate,
+        "disk": {"gb_per_s": case.disk, "measured": case.disk_gb_per_s is not None},
         "devices": [_device(work) for work in works],
         "best_single_host": _best(case),
         **_network(case, works, moved),

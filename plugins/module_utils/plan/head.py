@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
@@ -24,6 +25,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, patterns, placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.entry import MOST_THREADS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
+    Disk,
     Facts,
     Host,
     Model,
@@ -43,6 +45,13 @@ CREDENTIALS = {KEYS: "api_key_file", CERTIFICATE: "tls_certificate_file", KEY: "
 HANDED_OVER = "/run/credentials/{service}.service/"
 """Where systemd puts what LoadCredential names, for the service alone."""
 
+
+LOADS, START_SECONDS = 5, (900, 86400)
+"""A run waits so many times as long as a load is predicted to take, since what is assumed of links and disks may be wrong by as much, and workers
+compute hashes of what they get; and at least and at most so many seconds."""
+DIRECT_GAIN = 1.2
+"""So many times as fast has a disk to be past the page cache: less is within what two measurements differ by, and pages that stay in memory make the
+next start faster."""
 
 CLOSED = untrusted.Text(longest=4096)
 """A path."""
@@ -357,7 +366,6 @@ def plan_of(serving: Serving, environment: Mapping[str, str]) -> dict[str, Any]:
         "allowed": list(server.allowed),
         "port": server.port,
         **{field: getattr(server, field) for field in CREDENTIALS.values()},
-        "start_timeout": server.start_timeout,
         "fallback_after": server.fallback_after if server.fallback else None,
         "context": context_of(server, serving.model.summary),
         "context_per_request": context_per_request(server, serving.model.summary),
@@ -446,18 +454,45 @@ def _readable(serving: Serving, name: str) -> str | None:
     return HANDED_OVER.format(service=serving.service) + name if path and handed_over else path
 
 
-def load_mode_of(wanted: str | None, release: Release, used: Sequence[devices.Holder], head: str) -> str | None:
-    """How the model is read where nothing is said of it: not by mmap where HIP or a GB10 was seen to hang or crawl on it. None is
-    llama-server's default.
+def start_timeout_of(server: Server, load_s: float | None) -> int:
+    """Seconds until llama-server has to be healthy.
+
+    :param load_s: what a load takes by the estimate; None where there is none.
+    """
+    if server.start_timeout is not None:
+        return server.start_timeout
+    shortest, longest = START_SECONDS
+    return min(longest, max(shortest, math.ceil(LOADS * (load_s or 0))))
+
+
+def load_mode_of(
+    wanted: str | None, release: Release, used: Sequence[devices.Holder], head: str, disk: Disk | None
+) -> str | None:
+    """How the model is read where nothing is said of it: not by mmap where HIP or a GB10 was seen to hang or crawl on it, and past the page
+    cache where the disk was measured to be faster so. None is llama-server's default.
 
     :param used: the devices that get layers.
     :param head: the host that reads the model.
     """
     if not wanted and any(device.is_gb10 and device.host == head for device in used):
         return "none"
-    if wanted or not any(device.hangs_on_mmap or device.slow_on_mmap for device in used):
+    if wanted:
         return wanted
-    return unmapped_mode(release)
+    if any(device.hangs_on_mmap or device.slow_on_mmap for device in used):
+        return unmapped_mode(release)
+    maps = any(device.needs_less_with_mmap and device.host == head for device in used)
+    return "dio" if disk and _is_faster_past_pages(disk) and not maps and unmapped_mode(release) == "dio" else None
+
+
+def _is_faster_past_pages(disk: Disk) -> bool:
+    return (disk.direct_gb_per_s or 0) >= DIRECT_GAIN * disk.mapped_gb_per_s
+
+
+def disk_rate(disk: Disk | None, mode: str | None) -> float | None:
+    """GB per second with which the model is read in this mode; None where that was not measured."""
+    if not disk:
+        return None
+    return disk.direct_gb_per_s or disk.mapped_gb_per_s if mode == "dio" else disk.mapped_gb_per_s
 
 
 def unmapped_mode(release: Release) -> str:

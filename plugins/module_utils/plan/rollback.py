@@ -29,7 +29,8 @@ UNTOUCHED = "No service was touched"
 
 
 def identity(plan: Mapping[str, Any]) -> str:
-    """Of a completed plan: whatever is applied counts, and neither the facts that are left on the head nor where files lie on the controller."""
+    """Of a completed plan: whatever is applied counts, and neither the facts that are left on the head, nor where files lie on the controller, nor
+    how long a run waits."""
     hosts = {
         name: {
             **host,
@@ -42,6 +43,7 @@ def identity(plan: Mapping[str, Any]) -> str:
         for name, host in plan["hosts"].items()
     }
     parts = {key: plan[key] for key in ("cluster", "release", "releases", "model", "external_workers", "head")}
+    parts["head"] = {key: value for key, value in plan["head"].items() if key != "start_timeout"}
     text = json.dumps({**parts, "hosts": hosts}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

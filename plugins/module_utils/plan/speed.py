@@ -328,8 +328,9 @@ DISK_GB_PER_S = 0.8
 """A model's files are read so fast where nothing was measured: 138 and 205 GiB took 190 and 285 s in the field notes."""
 
 
-def load_s(works: Sequence[Work]) -> float:
-    """Seconds until the weights are on their devices, where no worker has them in its cache. They are read and sent one after the other."""
-    return sum(
-        work.weights / 1e9 / min(DISK_GB_PER_S, work.link.gbit / 8 if work.link else DISK_GB_PER_S) for work in works
-    )
+def load_s(works: Sequence[Work], disk: float = DISK_GB_PER_S) -> float:
+    """Seconds until the weights are on their devices, where no worker has them in its cache. They are read and sent one after the other.
+
+    :param disk: GB per second that the head reads.
+    """
+    return sum(work.weights / 1e9 / min(disk, work.link.gbit / 8 if work.link else disk) for work in works)
