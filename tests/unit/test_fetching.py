@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetching
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import model_files
 from ansible_collections.llamacpp.cluster.plugins.modules import model
 
 MODULE = model
@@ -117,7 +118,7 @@ def planned(server, models, name="m.gguf", data=DATA, **more):
 
 
 def records(models, **content):
-    return [{"path": str(models / "source" / fetching.RECORD), "content": {"asked": "it", **content}}]
+    return [{"path": str(models / "source" / model_files.RECORD), "asked": "it", **content}]
 
 
 @pytest.fixture
@@ -263,7 +264,7 @@ def test_without_a_checksum_nothing_of_an_earlier_run_is_believed(server, models
 
 def test_a_whole_file_without_a_record_is_read_and_not_fetched(server, models, fetch):
     fetch()
-    (models / "source" / fetching.RECORD).unlink()
+    (models / "source" / model_files.RECORD).unlink()
     asked = len(server.asked)
     fetch()
     assert below(models) == WHOLE
@@ -416,7 +417,7 @@ def test_a_disk_that_fills_meanwhile(server, small_disk, call, left):
     fetching_check = fetching.check_room
     fetching.check_room = lambda *_arguments: None
     try:
-        result = call(**arguments)
+        result = call(state="fetched", **arguments)
     finally:
         fetching.check_room = fetching_check
     if left < 8:
@@ -426,10 +427,10 @@ def test_a_disk_that_fills_meanwhile(server, small_disk, call, left):
             result["msg"],
         )
         assert not (models / "source" / "m.gguf").exists() or (models / "source" / "m.gguf").read_bytes() == data
-        assert not (models / "source" / fetching.RECORD).exists()
+        assert not (models / "source" / model_files.RECORD).exists()
     filler.unlink()
-    again = call(**arguments)
+    again = call(state="fetched", **arguments)
     assert again.get("failed") is None
     assert below(models) == WHOLE
     assert (models / "source" / "m.gguf").read_bytes() == data
-    assert not call(**arguments)["changed"]
+    assert not call(state="fetched", **arguments)["changed"]

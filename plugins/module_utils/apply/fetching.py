@@ -27,17 +27,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import stor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import remote
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import model_files, remote
 
 PART = ".part"
-RECORD = ".source.json"
 OF_CONTROLLER = "file:"
 """How the URL of a file begins that lies on the controller."""
 LOCK = ".fetching"
 """File in the folder of models whose lock belongs to the process that fetches, and that says how far it is."""
 CHECKED = "checked"
 """In a record: what was found of each file when it was whole."""
-RECORD_BYTES = 16 << 20
 AT_ONCE = 4
 PAUSES = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0, 60.0, 60.0)
 """Seconds before each attempt in a row that brings no byte; after the last one it is given up."""
@@ -91,7 +89,9 @@ def of_plan(
         if not url:
             continue
         path = Path(file["path"])
-        beside = next((record for record in folders if record.parent in path.parents), path.with_name(RECORD))
+        beside = next(
+            (record for record in folders if record.parent in path.parents), path.with_name(model_files.RECORD)
+        )
         sent = by_controller or url.startswith(OF_CONTROLLER)
         found.append(File(file["name"], path, url, file["bytes"], file["sha256"], file["role"], beside, sent))
     return found
@@ -119,7 +119,7 @@ def _size(path: Path) -> int | None:
 def recorded(path: Path) -> dict[str, dict[str, Any]]:
     """Path → ``bytes``, ``sha256`` and ``modified`` (the file's time when it was checked) of a record's files; empty where there is none."""
     with suppress(OSError, ValueError, TypeError, KeyError):
-        checked = reading.read_object(path, RECORD_BYTES)[CHECKED]
+        checked = reading.read_object(path, model_files.RECORD_BYTES)[CHECKED]
         return {name: dict(entry) for name, entry in checked.items()}
     return {}
 
@@ -170,15 +170,19 @@ def differences(files: Sequence[File], records: Iterable[Mapping[str, Any]]) -> 
     return found
 
 
+def _content(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if key != "path"}
+
+
 def _stale(files: Iterable[File], records: Iterable[Mapping[str, Any]]) -> list[str]:
     """Records that say something else than they are to say, apart from what was found of the files."""
     stale = []
     for record in records:
         known: dict[str, Any] = {}
         with suppress(OSError, ValueError):
-            known = reading.read_object(Path(record["path"]), RECORD_BYTES)
+            known = reading.read_object(Path(record["path"]), model_files.RECORD_BYTES)
         known.pop(CHECKED, None)
-        if any(file.record == Path(record["path"]) for file in files) and known != record["content"]:
+        if any(file.record == Path(record["path"]) for file in files) and known != _content(record):
             stale.append(str(record["path"]))
     return stale
 
@@ -234,7 +238,7 @@ def alone(folder: Path) -> Iterator[int]:
                 break
             except BlockingIOError:
                 pass
-            said = os.pread(lock, RECORD_BYTES, 0)
+            said = os.pread(lock, model_files.RECORD_BYTES, 0)
             if said != seen:
                 seen, since = said, time.monotonic()
             elif time.monotonic() - since > WAIT_SECONDS:
@@ -353,6 +357,36 @@ class _Part:
             os.close(folder)
 
 
+class RefusedError(Refusal):
+    """A server does not give the rest of a file. ``replaced`` is whether it has another one by now."""
+
+    def __init__(self, message: str, replaced: bool) -> None:
+        super().__init__(message)
+        self.replaced = replaced
+
+
+def receive(
+    file: File, token: str | None, offset: int, take: Callable[[bytes], None], pause: Callable[[float], object]
+) -> None:
+    """Hands the rest of a file on, piece by piece. A connection that breaks is made again, as often as it takes while bytes arrive.
+
+    :raises RefusedError: the server does not give it.
+    """
+    download, in_vain = remote.Download(file.url, file.bytes, token), 0
+    while offset < file.bytes:
+        before = offset
+        try:
+            for piece in download.rest(before):
+                take(piece)
+                offset += len(piece)
+        except remote.RemoteError as error:
+            in_vain = 0 if offset > before else in_vain + 1
+            if not error.passes or in_vain >= len(PAUSES):
+                replaced = error.status == SHORTER or download.size not in (None, file.bytes)
+                raise RefusedError(f"{_source(file)} {_why(error, token)}.", replaced) from error
+            pause(PAUSES[in_vain])
+
+
 class _Fetcher:
     def __init__(self, token: str | None, tokens_for: str | None, progress: Progress) -> None:
         """:param tokens_for: URL of the server that gets the token."""
@@ -404,27 +438,23 @@ class _Fetcher:
         return digest.hexdigest()
 
     def _receive(self, file: File, part: _Part) -> None:
-        """The rest of a file. A connection that breaks is made again, as often as it takes while bytes arrive."""
+        """The rest of a file."""
         if file.sent:
             if part.count < file.bytes:
                 raise Refusal(
                     f"{part.path} has {part.count} of {file.bytes} bytes, and the controller sends the rest: run the playbook again"
                 )
             return
-        download = remote.Download(file.url, file.bytes, self._token(file.url))
-        in_vain = 0
-        while part.count < file.bytes:
-            before = part.count
-            try:
-                for piece in download.rest(before):
-                    part.write(piece)
-                    self._on(file, part.count)
-            except remote.RemoteError as error:
-                in_vain = 0 if part.count > before else in_vain + 1
-                if not error.passes or in_vain >= len(PAUSES):
-                    replaced = error.status == SHORTER or download.size not in (None, file.bytes)
-                    raise Refusal(f"{_source(file)} {_why(error, download.token)}. {_kept(part, replaced)}") from error
-                self.stop.wait(PAUSES[in_vain])
+
+        def take(piece: bytes) -> None:
+            part.write(piece)
+            self._on(file, part.count)
+
+        token = self._token(file.url)
+        try:
+            receive(file, token, part.count, take, self.stop.wait)
+        except RefusedError as error:
+            raise Refusal(f"{error} {_kept(part, error.replaced)}") from error
 
     def _token(self, url: str) -> str | None:
         return self.token if self.tokens_for and remote.same_server(url, self.tokens_for) else None
@@ -461,7 +491,7 @@ def fetch(
 ) -> dict[str, str]:
     """Brings all files to their places, several at once, and writes the records; returns path → sha256 of all.
 
-    :param records: ``path`` and ``content``, what is to stand there beside what was found of the files.
+    :param records: their ``path``, and what is to stand there beside what was found of the files.
     :raises Refusal: one of them cannot be had, or there is no room; what has come is kept.
     """
     check_places(files, folder)
@@ -475,7 +505,7 @@ def fetch(
         digests = _fetch_all(needs, _Fetcher(token, first, Progress(lock, needs)))
         known = {record: recorded(record) for record in {file.record for file in files}}
         entries = {file.path: digests.get(file.path) or known[file.record][str(file.path)]["sha256"] for file in files}
-        _record(files, {str(record["path"]): record["content"] for record in records}, entries)
+        _record(files, {str(record["path"]): _content(record) for record in records}, entries)
     return {str(path): digest for path, digest in entries.items()}
 
 
