@@ -187,7 +187,7 @@ import os
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetching
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetched, fetching
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import models
@@ -197,8 +197,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import r
 def missing(files, records, folder):
     """What is to be done, as the module returns it."""
     fetching.check_places(files, folder)
-    needs = fetching.compare(files)
-    stale = fetching.differences(files, records).records
+    needs = fetched.compare(files)
+    stale = fetched.differences(files, records).records
     rows = [
         {
             "path": str(need.file.path),
@@ -223,7 +223,7 @@ def run(params, check):
     :raises Refusal: it cannot be done.
     """
     folder = Path(params["folder"])
-    files = fetching.of_plan(params["files"], params["records"], params["fetched_by"] == "controller")
+    files = fetched.of_plan(params["files"], params["records"], params["fetched_by"] == "controller")
     if params["state"] == "held":
         return {"changed": False, "held": fetching.held(files[0], folder, params["digest"])._asdict()}
     if params["state"] == "received":
@@ -232,7 +232,7 @@ def run(params, check):
         return {"changed": True, "held": {"bytes": count, "sha256": None}}
     result = missing(files, params["records"], folder)
     if check or params["state"] == "compared" or not result["changed"]:
-        fetching.check_room(fetching.compare(files), folder)
+        fetching.check_room(fetched.compare(files), folder)
         return result
     return {**result, "digests": fetching.fetch(files, folder, params["records"], params["token"])}
 

@@ -19,7 +19,7 @@ import ansible.constants as C
 from ansible.errors import AnsibleActionFail, AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetching
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetched, fetching
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import remote
@@ -49,7 +49,7 @@ def run(action: ActionBase, task_vars: dict) -> dict:
         return compared
     _check(compared, COMPARED)
     host = task_vars["inventory_hostname"]
-    planned = fetching.of_plan(
+    planned = fetched.of_plan(
         arguments["files"], arguments.get("records", ()), arguments.get("fetched_by") == "controller"
     )
     for line in announced(host, compared, planned):
@@ -66,7 +66,7 @@ def run(action: ActionBase, task_vars: dict) -> dict:
 
     def show(_seconds: float) -> None:
         said = action._low_level_execute_command(
-            f"head -c 4000 {shlex.quote(f'{folder}/{fetching.LOCK}')}", sudoable=True
+            f"head -c 4000 {shlex.quote(f'{folder}/{fetched.LOCK}')}", sudoable=True
         )
         progress = fetching.parse_progress(said.get("stdout", ""))
         if progress:
@@ -85,7 +85,7 @@ def run(action: ActionBase, task_vars: dict) -> dict:
     return result if result.get("failed") else {**result, "fetch": compared["fetch"], "bytes": compared["bytes"]}
 
 
-def announced(host: str, compared: dict, planned: list[fetching.File]) -> Iterator[str]:
+def announced(host: str, compared: dict, planned: list[fetched.File]) -> Iterator[str]:
     """What is fetched and from where, in lines for a person."""
     for row in compared["fetch"]:
         file = next((file for file in planned if str(file.path) == row["path"]), None)
@@ -157,7 +157,7 @@ class _Sender:
         self.first = next((file["url"] for file in arguments["files"] if file["url"]), "")
         self.line = Line(task_vars["inventory_hostname"])
 
-    def send(self, file: fetching.File) -> str:
+    def send(self, file: fetched.File) -> str:
         """Sends what the host lacks of a file; returns its sha256."""
         try:
             return self._send(file)
@@ -166,8 +166,8 @@ class _Sender:
         except OSError as error:
             raise AnsibleActionFail(f"On the controller: {failures.sentence(error, tempfile.gettempdir())}") from None
 
-    def _send(self, file: fetching.File) -> str:
-        local = _path(file.url) if file.url.startswith(fetching.OF_CONTROLLER) else None
+    def _send(self, file: fetched.File) -> str:
+        local = _path(file.url) if file.url.startswith(fetched.OF_CONTROLLER) else None
         if local and local.stat().st_size != file.bytes:
             raise Refusal(f"{local} has {local.stat().st_size} bytes, and had {file.bytes} when it was planned")
         offset, digest = self._begin(file, local)
@@ -191,7 +191,7 @@ class _Sender:
                 fetching.receive(file, self.token if same else None, offset, take, time.sleep)
         return file.sha256 or digest.hexdigest()
 
-    def _begin(self, file: fetching.File, local: Path | None):
+    def _begin(self, file: fetched.File, local: Path | None):
         """How many bytes the host keeps of those that it has, and a hash that has read them where nobody else says what the whole file's is."""
         digest = hashlib.sha256()
         held = self._ask(file, state="held", digest=file.sha256 is None)
@@ -204,7 +204,7 @@ class _Sender:
                 return offset, digest
         return 0, hashlib.sha256()
 
-    def _ship(self, file: fetching.File, piece: _Piece, offset: int) -> int:
+    def _ship(self, file: fetched.File, piece: _Piece, offset: int) -> int:
         """Sends a piece; returns how many bytes the host has then."""
         action, shell = self.action, self.action._connection._shell
         sha256 = piece.end()
@@ -224,7 +224,7 @@ class _Sender:
         piece.begin()
         return int(held["bytes"])
 
-    def _ask(self, file: fetching.File, **more) -> dict:
+    def _ask(self, file: fetched.File, **more) -> dict:
         given = next(entry for entry in self.arguments["files"] if entry["path"] == str(file.path))
         result = self.action._execute_module(
             module_args={**self.arguments, "files": [given], **more}, task_vars=self.task_vars

@@ -12,7 +12,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetching
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetched, fetching
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import model_files
 from ansible_collections.llamacpp.cluster.plugins.modules import model
@@ -126,7 +126,7 @@ def fetch(server, models):
     def run(*files, token=None, **content):
         given = files or (planned(server, models),)
         listed = records(models, **content)
-        return fetching.fetch(fetching.of_plan(given, listed), models, listed, token)
+        return fetching.fetch(fetched.of_plan(given, listed), models, listed, token)
 
     return run
 
@@ -357,7 +357,7 @@ def test_two_runs_at_once_do_not_mix(server, models, fetch):
 def test_a_process_that_holds_the_lock_and_gets_nowhere_is_named(server, models, fetch, monkeypatch):
     monkeypatch.setattr(fetching, "WAIT_SECONDS", 0.1)
     models.mkdir()
-    with (models / fetching.LOCK).open("w") as held:
+    with (models / fetched.LOCK).open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(
             Refusal, match=rf"process {os.getpid()} on this host fetches models .* got nowhere .*: end it"
@@ -370,7 +370,7 @@ def test_a_process_that_holds_the_lock_and_gets_nowhere_is_named(server, models,
 
 def test_what_does_not_fit_is_refused_before_a_byte_is_fetched(server, small_disk):
     models = small_disk / "models"
-    files = fetching.of_plan([planned(server, models)])
+    files = fetched.of_plan([planned(server, models)])
     with pytest.raises(
         Refusal,
         match=rf"need 3\.0 MB more on {small_disk}, which has 0\.\d MB left: free 2\.\d MB there.*Nothing was written",

@@ -14,7 +14,6 @@ import fcntl
 import hashlib
 import json
 import os
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,19 +22,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import stored
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetched, stored
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import model_files, remote
 
-PART = ".part"
-OF_CONTROLLER = "file:"
-"""How the URL of a file begins that lies on the controller."""
-LOCK = ".fetching"
-"""File in the folder of models whose lock belongs to the process that fetches, and that says how far it is."""
-CHECKED = "checked"
-"""In a record: what was found of each file when it was whole."""
 AT_ONCE = 4
 PAUSES = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0, 60.0, 60.0)
 """Seconds before each attempt in a row that brings no byte; after the last one it is given up."""
@@ -51,150 +43,18 @@ WAIT_SECONDS = 1800
 """How long another process may have the lock and get nowhere."""
 
 
-class File(NamedTuple):
-    """A file of the model: where it belongs, where it comes from, and what it has to be. ``sha256`` is None where its source names none."""
-
-    name: str
-    path: Path
-    url: str
-    bytes: int
-    sha256: str | None
-    role: str
-    record: Path
-    sent: bool = False
-    """Whether the controller sends it, so that its URL is not asked here."""
-
-
-class Need(NamedTuple):
-    """A file that is not whole here, or that nobody has checked."""
-
-    file: File
-    have: int
-    """Bytes of it that are here."""
-    unchecked: bool
-    """Whether it lies in its place with the right size, and has to be read."""
-
-
-def of_plan(
-    files: Iterable[Mapping[str, Any]], records: Iterable[Mapping[str, Any]] = (), by_controller: bool = False
-) -> list[File]:
-    """Those files of a plan's model that are fetched. A record has those at its side and below; without one it lies beside the file.
-
-    :param by_controller: whether the controller fetches them, and sends them on.
-    """
-    folders = sorted((Path(record["path"]) for record in records), key=lambda path: -len(path.parts))
-    found = []
-    for file in files:
-        url = file["url"]
-        if not url:
-            continue
-        path = Path(file["path"])
-        beside = next(
-            (record for record in folders if record.parent in path.parents), path.with_name(model_files.RECORD)
-        )
-        sent = by_controller or url.startswith(OF_CONTROLLER)
-        found.append(File(file["name"], path, url, file["bytes"], file["sha256"], file["role"], beside, sent))
-    return found
-
-
-def part_of(path: Path) -> Path:
-    return path.with_name(path.name + PART)
-
-
 def gigabytes(count: float) -> str:
     return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
-
-
-# ------------------------------------------------------------------------------------------------------------- what is here
-
-
-def _size(path: Path) -> int | None:
-    """Of a regular file; None of anything else."""
-    with suppress(OSError):
-        status = os.stat(path)
-        return status.st_size if stat.S_ISREG(status.st_mode) else None
-    return None
-
-
-def recorded(path: Path) -> dict[str, dict[str, Any]]:
-    """Path → ``bytes``, ``sha256`` and ``modified`` (the file's time when it was checked) of a record's files; empty where there is none."""
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        checked = reading.read_object(path, model_files.RECORD_BYTES)[CHECKED]
-        return {name: dict(entry) for name, entry in checked.items()}
-    return {}
-
-
-def _is_whole(file: File, entry: Mapping[str, Any] | None) -> bool:
-    """Whether the file is here as its record says, and as the plan does."""
-    if not entry or entry.get("bytes") != file.bytes or entry.get("sha256") is None:
-        return False
-    if file.sha256 not in (None, entry["sha256"]):
-        return False
-    with suppress(OSError):
-        status = os.stat(file.path)
-        return status.st_size == file.bytes and int(status.st_mtime) == entry.get("modified")
-    return False
-
-
-def compare(files: Sequence[File]) -> list[Need]:
-    """What is not whole here, or is not known to be."""
-    known = {record: recorded(record) for record in {file.record for file in files}}
-    needs = []
-    for file in files:
-        if _is_whole(file, known[file.record].get(str(file.path))):
-            continue
-        in_place = _size(file.path) == file.bytes and file.sha256 is not None
-        have = file.bytes if in_place else _size(part_of(file.path)) or 0
-        resumes = in_place or (file.sha256 is not None and have <= file.bytes)
-        needs.append(Need(file, have if resumes else 0, in_place))
-    return needs
-
-
-class Differences(NamedTuple):
-    """Paths of what is not as planned: files that are missing or have other content, others that nobody has checked, and records."""
-
-    missing: list[str]
-    unchecked: list[str]
-    records: list[str]
-
-
-def differences(files: Sequence[File], records: Iterable[Mapping[str, Any]]) -> Differences:
-    found = Differences([], [], [])
-    for need in compare(files):
-        entry = recorded(need.file.record).get(str(need.file.path))
-        other = entry is not None and need.file.sha256 not in (None, entry.get("sha256"))
-        same_size = _size(need.file.path) == need.file.bytes
-        (found.unchecked if same_size and not other else found.missing).append(str(need.file.path))
-    if not found.missing and not found.unchecked:
-        found.records.extend(_stale(files, records))
-    return found
-
-
-def _content(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in record.items() if key != "path"}
-
-
-def _stale(files: Iterable[File], records: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Records that say something else than they are to say, apart from what was found of the files."""
-    stale = []
-    for record in records:
-        known: dict[str, Any] = {}
-        with suppress(OSError, ValueError):
-            known = reading.read_object(Path(record["path"]), model_files.RECORD_BYTES)
-        known.pop(CHECKED, None)
-        if any(file.record == Path(record["path"]) for file in files) and known != _content(record):
-            stale.append(str(record["path"]))
-    return stale
 
 
 # ------------------------------------------------------------------------------------------------------- before it is fetched
 
 
-def check_places(files: Iterable[File], folder: Path) -> None:
+def check_places(files: Iterable[fetched.File], folder: Path) -> None:
     """:raises Refusal: a file, or its part, is not below the folder: by its path, or by a symbolic link."""
     root = os.path.realpath(folder)
     for file in files:
-        for path in (file.path, part_of(file.path), file.record):
+        for path in (file.path, fetched.part_of(file.path), file.record):
             real = os.path.realpath(path)
             if os.path.commonpath([real, root]) != root or real == root:
                 raise Refusal(
@@ -203,7 +63,7 @@ def check_places(files: Iterable[File], folder: Path) -> None:
                 )
 
 
-def check_room(needs: Iterable[Need], folder: Path) -> None:
+def check_room(needs: Iterable[fetched.Need], folder: Path) -> None:
     """:raises Refusal: what is left of all files does not fit beside what is there."""
     rooms: dict[int, tuple[Path, int]] = {}
     for need in needs:
@@ -228,7 +88,7 @@ def alone(folder: Path) -> Iterator[int]:
 
     :raises Refusal: it gets nowhere.
     """
-    path = folder / LOCK
+    path = folder / fetched.LOCK
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         seen, since = b"", time.monotonic()
@@ -256,13 +116,13 @@ def alone(folder: Path) -> Iterator[int]:
 class Progress:
     """How far all files are. It is kept in the file of the lock, where whoever shows it reads it."""
 
-    def __init__(self, lock: int, needs: Iterable[Need]) -> None:
+    def __init__(self, lock: int, needs: Iterable[fetched.Need]) -> None:
         self._lock, self._mutex = lock, threading.Lock()
         self._files = {need.file.path: (need.have, need.file.bytes, FETCH) for need in needs}
         self._seen: list[tuple[float, int]] = []
         self.say()
 
-    def at(self, file: File, count: int, step: str = FETCH) -> None:
+    def at(self, file: fetched.File, count: int, step: str = FETCH) -> None:
         with self._mutex:
             self._files[file.path] = (count, file.bytes, step)
 
@@ -313,8 +173,8 @@ class Stopped(Exception):
 class _Part:
     """NAME.part of a file, whose hash grows with it."""
 
-    def __init__(self, file: File, fresh: bool) -> None:
-        path = part_of(file.path)
+    def __init__(self, file: fetched.File, fresh: bool) -> None:
+        path = fetched.part_of(file.path)
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         except OSError as error:
@@ -366,7 +226,7 @@ class RefusedError(Refusal):
 
 
 def receive(
-    file: File, token: str | None, offset: int, take: Callable[[bytes], None], pause: Callable[[float], object]
+    file: fetched.File, token: str | None, offset: int, take: Callable[[bytes], None], pause: Callable[[float], object]
 ) -> None:
     """Hands the rest of a file on, piece by piece. A connection that breaks is made again, as often as it takes while bytes arrive.
 
@@ -393,7 +253,7 @@ class _Fetcher:
         self.token, self.tokens_for, self.progress = token, tokens_for, progress
         self.stop = threading.Event()
 
-    def fetch(self, need: Need) -> str:
+    def fetch(self, need: fetched.Need) -> str:
         """Brings a file to its place; returns its sha256.
 
         :raises Refusal: it cannot be had, or is not what was planned.
@@ -423,12 +283,12 @@ class _Fetcher:
             "goes on, the file was replaced at its source, or its checksum is wrong"
         )
 
-    def _on(self, file: File, count: int, step: str = FETCH) -> None:
+    def _on(self, file: fetched.File, count: int, step: str = FETCH) -> None:
         if self.stop.is_set():
             raise Stopped
         self.progress.at(file, count, step)
 
-    def _read(self, path: Path, file: File) -> str:
+    def _read(self, path: Path, file: fetched.File) -> str:
         digest, count = hashlib.sha256(), 0
         with reading.open_file(path, follow=True) as stream:
             while piece := stream.read(PIECE):
@@ -437,7 +297,7 @@ class _Fetcher:
                 self._on(file, min(count, file.bytes - 1), CHECK)
         return digest.hexdigest()
 
-    def _receive(self, file: File, part: _Part) -> None:
+    def _receive(self, file: fetched.File, part: _Part) -> None:
         """The rest of a file."""
         if file.sent:
             if part.count < file.bytes:
@@ -460,7 +320,7 @@ class _Fetcher:
         return self.token if self.tokens_for and remote.same_server(url, self.tokens_for) else None
 
 
-def _source(file: File) -> str:
+def _source(file: fetched.File) -> str:
     return remote.shown(file.url)
 
 
@@ -487,7 +347,7 @@ def _why(error: remote.RemoteError, token: str | None) -> str:
 
 
 def fetch(
-    files: Sequence[File], folder: Path, records: Iterable[Mapping[str, Any]], token: str | None
+    files: Sequence[fetched.File], folder: Path, records: Iterable[Mapping[str, Any]], token: str | None
 ) -> dict[str, str]:
     """Brings all files to their places, several at once, and writes the records; returns path → sha256 of all.
 
@@ -497,19 +357,19 @@ def fetch(
     check_places(files, folder)
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     with alone(folder) as lock:
-        needs = compare(files)
+        needs = fetched.compare(files)
         check_room(needs, folder)
         for need in needs:
             need.file.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         first = next((file.url for file in files), None)
         digests = _fetch_all(needs, _Fetcher(token, first, Progress(lock, needs)))
-        known = {record: recorded(record) for record in {file.record for file in files}}
+        known = {record: fetched.recorded(record) for record in {file.record for file in files}}
         entries = {file.path: digests.get(file.path) or known[file.record][str(file.path)]["sha256"] for file in files}
-        _record(files, {str(record["path"]): _content(record) for record in records}, entries)
+        _record(files, {str(record["path"]): fetched.content(record) for record in records}, entries)
     return {str(path): digest for path, digest in entries.items()}
 
 
-def _fetch_all(needs: Sequence[Need], fetcher: _Fetcher) -> dict[Path, str]:
+def _fetch_all(needs: Sequence[fetched.Need], fetcher: _Fetcher) -> dict[Path, str]:
     with ThreadPoolExecutor(max_workers=AT_ONCE) as threads:
         jobs = {threads.submit(fetcher.fetch, need): need.file for need in needs}
         try:
@@ -527,14 +387,16 @@ def _fetch_all(needs: Sequence[Need], fetcher: _Fetcher) -> dict[Path, str]:
         return {file.path: job.result() for job, file in jobs.items()}
 
 
-def _record(files: Iterable[File], contents: Mapping[str, Mapping[str, Any]], digests: Mapping[Path, str]) -> None:
+def _record(
+    files: Iterable[fetched.File], contents: Mapping[str, Mapping[str, Any]], digests: Mapping[Path, str]
+) -> None:
     """Writes each record whose text is another one."""
     checked: dict[Path, dict[str, Any]] = {}
     for file in files:
         entry = {"bytes": file.bytes, "sha256": digests[file.path], "modified": int(os.stat(file.path).st_mtime)}
         checked.setdefault(file.record, {})[str(file.path)] = entry
     for path, entries in checked.items():
-        text = json.dumps({**contents.get(str(path), {}), CHECKED: entries}, indent=1, sort_keys=True) + "\n"
+        text = json.dumps({**contents.get(str(path), {}), fetched.CHECKED: entries}, indent=1, sort_keys=True) + "\n"
         if not path.is_file() or path.read_text(errors="replace") != text:
             replace_file(path, text, 0o644)
 
@@ -550,16 +412,16 @@ class Held(NamedTuple):
     """Where it was asked for."""
 
 
-def held(file: File, folder: Path, with_digest: bool) -> Held:
+def held(file: fetched.File, folder: Path, with_digest: bool) -> Held:
     """What the part of a file holds; nothing of one that is too long."""
     check_places([file], folder)
-    count = _size(part_of(file.path)) or 0
+    count = fetched.size_of(fetched.part_of(file.path)) or 0
     if not count or count > file.bytes:
         return Held(0, None)
-    return Held(count, stored.sha256(part_of(file.path)) if with_digest else None)
+    return Held(count, stored.sha256(fetched.part_of(file.path)) if with_digest else None)
 
 
-def append(file: File, folder: Path, piece: Path, offset: int, sha256: str) -> int:
+def append(file: fetched.File, folder: Path, piece: Path, offset: int, sha256: str) -> int:
     """Adds a piece to the part of a file, which has ``offset`` bytes then; returns how many it has after that.
 
     :raises Refusal: the piece is damaged, or the part has not as many bytes.
