@@ -70,7 +70,8 @@ def run(action: ActionBase, task_vars: dict) -> dict:
         )
         progress = fetching.parse_progress(said.get("stdout", ""))
         if progress:
-            shown.show(progress["file"], progress["step"], progress["done"], progress["total"], progress["rate"])
+            more = f" and {progress['files'] - 1} more" if progress["files"] > 1 else ""
+            shown.show(progress["file"] + more, progress["step"], progress["done"], progress["total"], progress["rate"])
 
     result = background.run(
         action,
