@@ -47,8 +47,8 @@ def run(action: ActionBase, task_vars: dict) -> dict:
     compared = action._execute_module(module_args={**arguments, "state": "compared"}, task_vars=task_vars)
     if compared.get("failed") or not compared.get("changed"):
         return compared
-    _check(compared, COMPARED)
     host = task_vars["inventory_hostname"]
+    _check(host, compared, COMPARED)
     planned = fetched.of_plan(
         arguments["files"], arguments.get("records", ()), arguments.get("fetched_by") == "controller"
     )
@@ -127,11 +127,11 @@ def remaining(seconds: float) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def _check(result: dict, form: dict) -> None:
+def _check(host: str, result: dict, form: dict) -> None:
     problem = untrusted.mismatch("", {key: result.get(key) for key in form}, form)
     if problem:
         raise AnsibleActionFail(
-            f"The host says of its models what cannot be ({problem.where} {problem.why}): look at that host"
+            f"{host} says of its models what cannot be ({problem.where} {problem.why}): look at that host"
         )
 
 
@@ -156,7 +156,8 @@ class _Sender:
     def __init__(self, action: ActionBase, task_vars: dict, arguments: dict, token: str | None) -> None:
         self.action, self.task_vars, self.arguments, self.token = action, task_vars, arguments, token
         self.first = next((file["url"] for file in arguments["files"] if file["url"]), "")
-        self.line = Line(task_vars["inventory_hostname"])
+        self.host = task_vars["inventory_hostname"]
+        self.line = Line(self.host)
 
     def send(self, file: fetched.File) -> str:
         """Sends what the host lacks of a file; returns its sha256."""
@@ -221,7 +222,7 @@ class _Sender:
         action._fixup_perms2((folder, target))
         held = self._ask(file, state="received", piece={"path": target, "offset": offset, "sha256": sha256})
         if held["bytes"] != offset + piece.count:
-            raise Refusal(f"The host has {held['bytes']} bytes of {file.name}, and {offset + piece.count} were sent")
+            raise Refusal(f"{self.host} has {held['bytes']} bytes of {file.name}, and {offset + piece.count} were sent")
         piece.begin()
         return int(held["bytes"])
 
@@ -231,8 +232,8 @@ class _Sender:
             module_args={**self.arguments, "files": [given], **more}, task_vars=self.task_vars
         )
         if result.get("failed"):
-            raise AnsibleActionFail(untrusted.printable(str(result.get("msg") or "The host gave no reason")))
-        _check(result, {"held": HELD})
+            raise AnsibleActionFail(untrusted.printable(str(result.get("msg") or f"{self.host} gave no reason")))
+        _check(self.host, result, {"held": HELD})
         return result["held"]
 
 

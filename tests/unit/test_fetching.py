@@ -434,3 +434,36 @@ def test_a_disk_that_fills_meanwhile(server, small_disk, call, left):
     assert below(models) == WHOLE
     assert (models / "source" / "m.gguf").read_bytes() == data
     assert not call(state="fetched", **arguments)["changed"]
+
+
+class Zeros:
+    """A file of so many zeros that nobody keeps."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, wanted):
+        return bytes(wanted.stop - wanted.start)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_model_of_eight_parts_and_two_gigabytes_over_a_connection_that_is_cut_every_hundred_megabytes(
+    server, models, fetch
+):
+    size = 250_000_000
+    digest = hashlib.sha256()
+    for _megabyte in range(size // 1_000_000):
+        digest.update(bytes(1_000_000))
+    parts = [f"m-{number:05d}-of-00008.gguf" for number in range(1, 9)]
+    server.files.update({f"/{name}": Zeros(size) for name in parts})
+    server.cut = 100_000_000
+    wanted = [{**planned(server, models, name), "bytes": size, "sha256": digest.hexdigest()} for name in parts]
+    assert set(fetch(*wanted).values()) == {digest.hexdigest()}
+    assert server.sent == 8 * size
+    assert len(server.asked) == 8 * 3
+    assert below(models) == [".fetching", "source/.source.json", *(f"source/{name}" for name in parts)]
+    assert all((models / "source" / name).stat().st_size == size for name in parts)
