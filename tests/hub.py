@@ -107,7 +107,11 @@ class Hub:
         if repo in self.tokens and given and given == wanted:
             return True
         if repo in self.tokens and given:
-            code, error, text = 403, "GatedRepo", f"Access to model {repo} is restricted and you are not in the authorized list."
+            code, error, text = (
+                403,
+                "GatedRepo",
+                f"Access to model {repo} is restricted and you are not in the authorized list.",
+            )
         elif repo in self.tokens:
             code, error, text = 401, "GatedRepo", f"Access to model {repo} is restricted. You must be authenticated."
         else:
@@ -116,7 +120,9 @@ class Hub:
         return False
 
     def refuse(self, handler, code, error, text):
-        self.reply(handler, code, json.dumps({"error": text}).encode(), {"X-Error-Code": error, "X-Error-Message": text})
+        self.reply(
+            handler, code, json.dumps({"error": text}).encode(), {"X-Error-Code": error, "X-Error-Message": text}
+        )
 
     def reply(self, handler, code, data, headers):
         handler.send_response(code)
@@ -158,7 +164,12 @@ class Hub:
         if not path.is_file() or ".." in name.split("/"):
             self.refuse(handler, 404, "EntryNotFound", "Entry not found")
         elif self.redirect:
-            self.reply(handler, 302, b"", {"Location": f"{self.redirect}/{urllib.parse.quote(f'{repo}/{name}')}?X-Amz-Signature=abc"})
+            self.reply(
+                handler,
+                302,
+                b"",
+                {"Location": f"{self.redirect}/{urllib.parse.quote(f'{repo}/{name}')}?X-Amz-Signature=abc"},
+            )
         else:
             self.send(handler, path)
 

@@ -576,7 +576,9 @@ def _check_report(source: ModelSource, report: Mapping[str, Any]) -> None:
 
 def _named(source: ModelSource) -> str:
     """The beginning of a sentence about a model."""
-    return f"{source.variable} is {source.path!r}" if source.path else f"{source.variable} is {model_source.shown(source)}"
+    return (
+        f"{source.variable} is {source.path!r}" if source.path else f"{source.variable} is {model_source.shown(source)}"
+    )
 
 
 def _given_summary(source: ModelSource, summary: Mapping[str, Any] | None) -> Mapping[str, Any]:

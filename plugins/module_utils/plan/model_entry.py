@@ -104,7 +104,10 @@ def _huggingface(variable: str, given: Mapping[str, Any]) -> HuggingFace:
     if given.get("quantisation") and files:
         raise Refusal(f"{variable} has quantisation and files: keep one of them, files for names as they are there")
     revision = given.get("revision") or "main"
-    for key, value, form in (("quantisation", given.get("quantisation"), QUANTISATION), ("revision", revision, REVISION)):
+    for key, value, form in (
+        ("quantisation", given.get("quantisation"), QUANTISATION),
+        ("revision", revision, REVISION),
+    ):
         if value is not None and not re.fullmatch(form, str(value)):
             raise Refusal(f"{variable} has the {key} {untrusted.show(value)}: use its name as the repository has it")
     for name in files:
@@ -138,7 +141,9 @@ def _urls(variable: str, given: Sequence[str]) -> tuple[str, ...]:
             raise Refusal(f"{variable} has {untrusted.show(url)}: use the http:// or https:// address of a GGUF file")
         name = posixpath.basename(unquote(address.path))
         if model_files.problem_of_name(name):
-            raise Refusal(f"{variable} has {untrusted.show(url)}, whose end is no name of a file: use the address of the file itself")
+            raise Refusal(
+                f"{variable} has {untrusted.show(url)}, whose end is no name of a file: use the address of the file itself"
+            )
         if name in named:
             raise Refusal(f"{variable} has two addresses of {name}: give each part once")
         named[name] = url
@@ -147,7 +152,9 @@ def _urls(variable: str, given: Sequence[str]) -> tuple[str, ...]:
         return tuple(named.values())
     missing = [name for name in ordered if name not in named]
     if missing:
-        raise Refusal(f"{variable} has {len(named)} of {len(ordered)} parts, {missing[0]} is missing: give all, or the first one alone")
+        raise Refusal(
+            f"{variable} has {len(named)} of {len(ordered)} parts, {missing[0]} is missing: give all, or the first one alone"
+        )
     return tuple(named[name] for name in ordered)
 
 
@@ -157,10 +164,14 @@ def _checksums(variable: str, given: Sequence[str], count: int) -> tuple[str, ..
     for checksum in given:
         match = re.fullmatch(rf"sha256:({model_files.SHA256})", str(checksum).lower())
         if not match:
-            raise Refusal(f"{variable} has {untrusted.show(checksum)}: use sha256: and 64 hexadecimal digits, as sha256sum prints them")
+            raise Refusal(
+                f"{variable} has {untrusted.show(checksum)}: use sha256: and 64 hexadecimal digits, as sha256sum prints them"
+            )
         values.append(match[1])
     if values and count > 1 and len(values) != count:
-        raise Refusal(f"{variable} has {len(values)} checksums for {count} addresses: give one for each, in the same order")
+        raise Refusal(
+            f"{variable} has {len(values)} checksums for {count} addresses: give one for each, in the same order"
+        )
     return tuple(values)
 
 
@@ -168,9 +179,13 @@ def _ollama(variable: str, given: str) -> str:
     """The whole name of a model, as Ollama itself completes it."""
     match = OLLAMA.fullmatch(given)
     if not match:
-        raise Refusal(f"{variable} is {untrusted.show(given)}: use [HOST/NAMESPACE/]NAME:TAG as ollama pull takes it, like gemma3:4b")
+        raise Refusal(
+            f"{variable} is {untrusted.show(given)}: use [HOST/NAMESPACE/]NAME:TAG as ollama pull takes it, like gemma3:4b"
+        )
     host = match["host"] or OLLAMA_REGISTRY
     if host in OLLAMA_OF_HUGGING_FACE:
-        raise Refusal(f"{variable} is {given!r}, a repository on Hugging Face: set llama_model_huggingface to it instead")
+        raise Refusal(
+            f"{variable} is {given!r}, a repository on Hugging Face: set llama_model_huggingface to it instead"
+        )
     scheme = "http://" if match["scheme"] == "http://" else ""
     return f"{scheme}{host}/{match['namespace'] or 'library'}/{match['name']}:{match['tag'] or 'latest'}"
