@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ def had(folders: Sequence[str], paths: Sequence[str], wanted: Sequence[str], acc
     return {
         "folders": {folder: found for folder in folders if (found := fetched(folder))},
         "paths": {path: file(path, account) for path in paths},
-        "ollama": {name: found for name in wanted if (found := of_ollama(name))},
+        "ollama": {name: found for name in wanted if (found := of_ollama(name, account))},
     }
 
 
@@ -59,7 +59,7 @@ def _summary(path: str) -> dict[str, Any]:
         return {"summary": None, "error": untrusted.printable(error)}
 
 
-def of_ollama(name: str) -> dict[str, Any] | None:
+def of_ollama(name: str, account: str) -> dict[str, Any] | None:
     """The manifest of a model that Ollama has on this host, and the folder where its blobs are; None where it has none that can be read."""
     homes = [os.environ.get("OLLAMA_MODELS"), os.path.expanduser("~/.ollama/models"), *OLLAMA_FOLDERS]
     for folder in filter(None, homes):
@@ -69,5 +69,17 @@ def of_ollama(name: str) -> dict[str, Any] | None:
         except (OSError, ValueError):
             continue
         if not ollama.problem(manifest):
-            return {"manifest": {key: manifest[key] for key in ("layers",)}, "folder": folder}
+            return {
+                "manifest": {"layers": manifest["layers"]},
+                "folder": folder,
+                **_blob(Path(folder), manifest, account),
+            }
     return None
+
+
+def _blob(folder: Path, manifest: Mapping[str, Any], account: str) -> dict[str, Any]:
+    """Summary of the model that a manifest names, and what keeps the account from reading it."""
+    for blob in ollama.blobs(manifest, model_files.MODEL):
+        path = str(folder / ollama.blob_path(blob.sha256))
+        return {**_summary(path), **{key: value for key, value in file(path, account).items() if key == "closed"}}
+    return {}

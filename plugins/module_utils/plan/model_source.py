@@ -111,7 +111,7 @@ def resolve(request: ModelRequest, report: Mapping[str, Any], prefix: str) -> Re
         if any(file.url for file in placed):
             entry = said.get(source.role) or {"source": shown(source), "revision": None}
             records.append({"path": f"{where}/{model_files.RECORD}", **record(source, entry, own)})
-    first = said.get(model_files.MODEL) or {}
+    first = (request.source and said.get(model_files.MODEL)) or {}
     return Resolved(
         tuple(files),
         tuple(records),
