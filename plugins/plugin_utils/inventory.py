@@ -109,6 +109,16 @@ def _variables(name: str, hostvars: Any, spec: dict[str, dict]) -> dict:
     return {variable: checked.validated_parameters.get(variable) for variable in spec}
 
 
+def variables_of(task_vars: dict) -> dict:
+    """The variables of the host of this task, held against their specifications.
+
+    :raises AnsibleActionFail: types are wrong.
+    :raises Refusal: no plan can hold a value.
+    """
+    name = task_vars["inventory_hostname"]
+    return _variables(name, task_vars["hostvars"][name], specification())
+
+
 def similar(name: str, known: Collection[str]) -> str:
     """The variable that was probably meant, or an empty text where no name is similar."""
     rest = name[len(PREFIX) :]

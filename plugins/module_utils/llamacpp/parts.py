@@ -6,6 +6,39 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from typing import NamedTuple
 
 FIRST = re.compile(r"(.*)-00001-of-(\d{5})\.gguf", re.DOTALL)
 """Name of the first one."""
+
+
+class Together(NamedTuple):
+    """Files that are one model: a single one, or the parts of a split one in their order."""
+
+    names: tuple[str, ...]
+    missing: tuple[str, ...] = ()
+    """Parts that their names ask for and that are not there."""
+
+
+PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
+
+
+def siblings(name: str) -> list[str]:
+    """Names of all parts of the split model that a file belongs to; of any other, its own."""
+    match = PART.fullmatch(name)
+    if not match or not 0 < int(match[2]) <= int(match[3]):
+        return [name]
+    return [f"{match[1]}-{index:05d}-of-{match[3]}.gguf" for index in range(1, int(match[3]) + 1)]
+
+
+def grouped(names: Iterable[str]) -> list[Together]:
+    """Models that files are, in the order of their first names."""
+    known = dict.fromkeys(names)
+    groups: dict[tuple[str, ...], Together] = {}
+    for name in known:
+        whole = tuple(siblings(name))
+        groups[whole] = Together(
+            tuple(part for part in whole if part in known), tuple(part for part in whole if part not in known)
+        )
+    return list(groups.values())

@@ -24,6 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import (
     fallbacks,
     idle,
     layout,
+    model_source,
     neighbours,
     physical,
     placement,
@@ -74,7 +75,8 @@ def make(
 ) -> dict[str, Any]:
     """The plan, or the reasons why there is none.
 
-    :param model_found: what gguf_info reports of llama_model_path: ``summary`` and ``closed``; empty when nothing is known.
+    :param model_found: what the modules model or gguf_info report of the model: ``summary``, ``closed``, and of model_source.FOUND; empty when
+        nothing is known.
     :param runtime_id: identifies the runtime that is installed on hosts.
     :param staged: plan the instances that prove the release on the staging ports with the known-answer model, beside those that serve.
     :param only: HOST:NAME of the only worker that takes part in that; None for all of them.
@@ -373,11 +375,7 @@ def _write(
             for entry in prepared.equipped.values()
             for backend in entry.backends
         },
-        "model": {
-            "path": model.path,
-            "known_answer": model.known_answer._asdict() if model.known_answer else None,
-            **{key: model.summary[key] for key in ("name", "architecture", "layers")},
-        },
+        "model": model_source.as_json(model),
         "hosts": {name: _host(prepared, entry, runtime_id, staged) for name, entry in prepared.equipped.items()},
         "external_workers": _external(prepared),
         "head": {

@@ -1,7 +1,8 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Inventory and facts become values here, once. Every conversion and every default of planning stands in this file."""
+"""Inventory and facts become values here, once. Every conversion and every default of planning stands in this file; those of the model in
+model_entry.py."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Each, Maybe, Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import model_entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
     Accelerator,
     Catalogue,
@@ -25,10 +27,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
     Facts,
     Host,
     Interface,
-    KnownAnswer,
     Link,
     Measured,
-    ModelRequest,
     Neighbour,
     Packaged,
     Port,
@@ -219,7 +219,7 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]]) -> Cluster:
         head=heads[0],
         hosts={host: _host(name, host, given, hosts) for host, given in hosts.items()},
         server=server_of(variables),
-        model=_model(variables),
+        model=model_entry.request_of(variables),
         placement=variables["llama_placement"],
         accepted=frozenset(variables["llama_accept_advisories"] or ()),
         releases=_releases(variables),
@@ -508,15 +508,6 @@ def _sizes(variable: str, given: Mapping[str, Any]) -> dict[str, int]:
         if isinstance(mib, bool) or not re.fullmatch("[0-9]{1,9}", str(mib)):
             raise Refusal(f"{variable} gives {name} {mib!r}: use a number of MiB")
     return {str(name): int(mib) for name, mib in given.items()}
-
-
-def _model(variables: Mapping[str, Any]) -> ModelRequest:
-    size = variables["llama_model_known_answer"]
-    return ModelRequest(
-        path=variables["llama_model_path"],
-        known_answer=None if size is None else KnownAnswer(size["layers"], size["width"], size["type"]),
-        summary=variables["llama_model_gguf_summary"],
-    )
 
 
 def _check_facts(name: str, given: Any) -> None:

@@ -19,10 +19,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
     caches,
     gguf,
     known_answer,
+    model_files,
     options,
     tensor_types,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, patterns, placement
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, model_source, patterns, placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.entry import MOST_THREADS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
     Disk,
@@ -30,6 +31,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
     Host,
     Model,
     ModelRequest,
+    ModelSource,
     Release,
     Server,
     Worker,
@@ -552,35 +554,47 @@ def model_of(request: ModelRequest, report: Mapping[str, Any], facts: Facts, acc
     :param facts: of the head.
     :param account: as which its services run in scope system.
     """
-    if bool(request.path) == bool(request.known_answer is not None):
-        raise Refusal(
-            "set either llama_model_path, a GGUF file on the head, or llama_model_known_answer: "
-            + ("both are set" if request.path else "neither is set")
-        )
     if request.known_answer:
         problem = known_answer.problem(*request.known_answer)
         if problem:
             raise Refusal(f"llama_model_known_answer describes a model that is not possible: {problem}")
         path = f"{facts.prefix}/models/{known_answer.file_name(*request.known_answer)}"
-        return Model(path, request.known_answer, known_answer.summary(*request.known_answer))
-    path = str(request.path)
-    _check_whole("llama_model_path", path)
-    _check_report(path, report)
-    summary = report.get("summary") or _given_summary(path, request.summary)
+        own = Model(path, request.known_answer, known_answer.summary(*request.known_answer), "known-answer")
+        return _with_files(own, request, report, facts.prefix)
+    source = request.source
+    assert source is not None
+    _check_report(source, report)
+    summary = report.get("summary") or _given_summary(source, request.summary)
+    model = _with_files(Model("", None, summary), request._replace(summary=summary), report, facts.prefix)
+    path = str(model.path_of(model_files.MODEL))
     if facts.scope == "system" and report.get("closed"):
         raise Refusal(
-            f"llama_model_path is {path!r}, but the account {account}, which serves it, cannot read {report['closed']}: open it with "
+            f"{source.variable} is {path!r}, but the account {account}, which serves it, cannot read {report['closed']}: open it with "
             f"chmod o+rX {shlex.quote(report['closed'])}, or move the model to /srv"
         )
-    if service_managers.MANAGERS[facts.service_manager].hides_homes and path.startswith(PRIVATE_FOLDERS):
-        raise Refusal(
-            f"llama_model_path is {path!r}: services cannot see /{path.split('/')[1]} of the host; move the model to /srv"
-        )
-    return Model(path, None, summary)
+    for file in model.files:
+        if service_managers.MANAGERS[facts.service_manager].hides_homes and file.path.startswith(PRIVATE_FOLDERS):
+            raise Refusal(
+                f"{source.variable} is {file.path!r}: services cannot see /{file.path.split('/')[1]} of the host; move the model to /srv"
+            )
+    return model._replace(path=path)
 
 
-def _check_report(path: str, report: Mapping[str, Any]) -> None:
-    """Refuses what gguf_info on the head would not say of a model."""
+def _with_files(model: Model, request: ModelRequest, report: Mapping[str, Any], prefix: str) -> Model:
+    resolved = model_source.resolve(request, report, prefix)
+    fetched = any(file.url for file in resolved.files)
+    return model._replace(
+        source=model.source or resolved.source,
+        revision=resolved.revision,
+        files=resolved.files,
+        records=resolved.records,
+        fetched_by=request.fetched_by if fetched else None,
+        offered=resolved.offered,
+    )
+
+
+def _check_report(source: ModelSource, report: Mapping[str, Any]) -> None:
+    """Refuses what cannot have been found of a model."""
     summary, closed = report.get("summary"), report.get("closed")
     problem = (
         untrusted.problem("summary", summary)
@@ -590,17 +604,23 @@ def _check_report(path: str, report: Mapping[str, Any]) -> None:
     wrong = f"{problem.where} {problem.why}" if problem else None
     if not wrong and summary:
         wrong = gguf.problem(summary) if isinstance(summary, Mapping) else "is not a mapping"
+    wrong = wrong or model_source.check(report)
     if wrong:
-        raise Refusal(
-            f"llama_model_path is {path!r}, of which the head says what cannot be ({wrong}): look at that host"
-        )
+        raise Refusal(f"{_named(source)}, of which the head says what cannot be ({wrong}): look at that host")
 
 
-def _given_summary(path: str, summary: Mapping[str, Any] | None) -> Mapping[str, Any]:
+def _named(source: ModelSource) -> str:
+    """The beginning of a sentence about a model."""
+    return (
+        f"{source.variable} is {source.path!r}" if source.path else f"{source.variable} is {model_source.shown(source)}"
+    )
+
+
+def _given_summary(source: ModelSource, summary: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """``llama_model_gguf_summary``, where the file itself was not read."""
     if summary is None:
         raise Refusal(
-            f"llama_model_path is {path!r}, but that file was not read: planning needs a reachable head, or "
+            f"{_named(source)}, but that file was not read: planning needs a reachable head, or "
             "llama_model_gguf_summary"
         )
     problem = gguf.problem(summary)

@@ -261,12 +261,76 @@ class Server(NamedTuple):
         return bool(self.tls_certificate_file and self.tls_key_file)
 
 
+class HuggingFace(NamedTuple):
+    """Files of a repository on Hugging Face, or on a server that ``HF_ENDPOINT`` names."""
+
+    repo: str
+    quantisation: str | None
+    """As people name it: Q4_K_M, UD-Q2_K_XL."""
+    files: tuple[str, ...]
+    revision: str
+    """Branch, tag or commit."""
+
+
+class ModelSource(NamedTuple):
+    """Where one or several files come from: exactly one of ``path``, ``huggingface``, ``url``, ``ollama`` and ``copy`` is set."""
+
+    role: str
+    """One of model_files.ROLES."""
+    variable: str
+    """That says so, for messages."""
+    path: str | None = None
+    """On the head, or on storage that it mounts."""
+    huggingface: HuggingFace | None = None
+    url: tuple[str, ...] = ()
+    """Of each part, or of the first one where the others lie beside it."""
+    checksum: tuple[str, ...] = ()
+    """sha256 of each part, as 64 hexadecimal digits."""
+    ollama: str | None = None
+    """HOST/NAMESPACE/NAME:TAG."""
+    copy: str | None = None
+    """Path on the controller, of a split model that of the first part."""
+
+
 class ModelRequest(NamedTuple):
     """The variables ``llama_model_…``."""
 
-    path: str | None
+    source: ModelSource | None
+    """None for the known-answer model."""
     known_answer: KnownAnswer | None
     summary: Mapping[str, Any] | None
+    mmproj: ModelSource | None = None
+    draft: ModelSource | None = None
+    token_file: str | None = None
+    fetched_by: str = "head"
+    instead_bytes: int | None = None
+    """Plan with the same model in so many bytes."""
+
+    def sources(self) -> list[ModelSource]:
+        """All that are set."""
+        return [source for source in (self.source, self.mmproj, self.draft) if source]
+
+
+class ModelFile(NamedTuple):
+    """A file that the head has, or gets."""
+
+    name: str
+    """As its source calls it: in a repository, with its folders."""
+    path: str
+    """On the head."""
+    url: str | None
+    """Where it is fetched from: ``file:`` is a file of the controller. None where it is on the head already."""
+    bytes: int | None
+    """None where planning did not ask."""
+    sha256: str | None
+    role: str
+
+
+class Quantisation(NamedTuple):
+    """One of those that a repository has."""
+
+    name: str
+    bytes: int
 
 
 class Model(NamedTuple):
@@ -275,6 +339,21 @@ class Model(NamedTuple):
     path: str
     known_answer: KnownAnswer | None
     summary: Mapping[str, Any]
+    source: str = ""
+    """For people, without secrets."""
+    revision: str | None = None
+    """Commit of a repository, digest of a manifest."""
+    files: tuple[ModelFile, ...] = ()
+    records: tuple[Mapping[str, Any], ...] = ()
+    """Of fetched files: ``path`` of each, and what it says (model_files.SHAPE)."""
+    fetched_by: str | None = None
+    """head or controller; None where nothing is fetched."""
+    offered: tuple[Quantisation, ...] = ()
+    """What else the repository has, where it was asked."""
+
+    def path_of(self, role: str) -> str | None:
+        """Of the first file with this role; None without one."""
+        return next((file.path for file in self.files if file.role == role), None)
 
 
 class External(NamedTuple):

@@ -1,0 +1,85 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a host has of models: files that were fetched, with their record, files of an operator, and models of Ollama."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, model_files, ollama
+
+OLLAMA_FOLDERS = ("/usr/share/ollama/.ollama/models", "/var/lib/ollama/.ollama/models", "/var/lib/ollama/models")
+"""Of its service, as Ollama's installer and packages of distributions set it up."""
+
+
+def had(folders: Sequence[str], paths: Sequence[str], wanted: Sequence[str], account: str) -> dict[str, Any]:
+    """What this host has.
+
+    :param folders: that may have a record.
+    :param paths: of files.
+    :param wanted: models of Ollama.
+    :returns: folder → ``record`` and ``summary`` of those whose files are whole; path → ``bytes`` and ``closed``, or ``error``; name of a model of
+        Ollama → ``manifest`` and ``folder``.
+    """
+    return {
+        "folders": {folder: found for folder in folders if (found := fetched(folder))},
+        "paths": {path: file(path, account) for path in paths},
+        "ollama": {name: found for name in wanted if (found := of_ollama(name, account))},
+    }
+
+
+def fetched(folder: str) -> dict[str, Any] | None:
+    """The record of a folder whose files are whole, and the summary of the model; None where there is no such record."""
+    kept = model_files.read_record(folder)
+    if kept is None or kept.missing:
+        return None
+    first = Path(folder) / model_files.base_name(kept.record["resolved"][0]["name"])
+    record = {key: kept.record[key] for key in model_files.SHAPE}
+    return {"record": record, **_summary(str(first))}
+
+
+def file(path: str, account: str) -> dict[str, Any]:
+    try:
+        return {"bytes": os.stat(path).st_size, "closed": host.closed_to(account, path)}
+    except OSError as error:
+        return {"error": untrusted.printable(error.strerror or error)}
+
+
+def _summary(path: str) -> dict[str, Any]:
+    """Of a model; nothing of a file that llama-server reads beside one, like a projector."""
+    try:
+        return {"summary": gguf.summarize(gguf.read_path(path))}
+    except (gguf.GGUFError, OSError) as error:
+        return {"summary": None, "error": untrusted.printable(error)}
+
+
+def of_ollama(name: str, account: str) -> dict[str, Any] | None:
+    """The manifest of a model that Ollama has on this host, and the folder where its blobs are; None where it has none that can be read."""
+    homes = [os.environ.get("OLLAMA_MODELS"), os.path.expanduser("~/.ollama/models"), *OLLAMA_FOLDERS]
+    for folder in filter(None, homes):
+        path = Path(folder) / ollama.name_of(name).manifest_path
+        try:
+            manifest = reading.read_object(path, ollama.MANIFEST_BYTES)
+        except (OSError, ValueError):
+            continue
+        if not ollama.problem(manifest):
+            return {
+                "manifest": {"layers": manifest["layers"]},
+                "folder": folder,
+                **_blob(Path(folder), manifest, account),
+            }
+    return None
+
+
+def _blob(folder: Path, manifest: Mapping[str, Any], account: str) -> dict[str, Any]:
+    """Summary of the model that a manifest names, and what keeps the account from reading it."""
+    for blob in ollama.blobs(manifest, model_files.MODEL):
+        path = str(folder / ollama.blob_path(blob.sha256))
+        return {**_summary(path), **{key: value for key, value in file(path, account).items() if key == "closed"}}
+    return {}

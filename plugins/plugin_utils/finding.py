@@ -1,0 +1,363 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Finds the files of a model and reads its headers: what the host has is asked there, all else on the controller."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import urllib.error
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
+
+from ansible.errors import AnsibleActionFail
+from ansible.module_utils.urls import Request
+from ansible.plugins.action import ActionBase
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, reading, untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, model_files, ollama, remote
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import model_entry, model_source
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import ModelRequest, ModelSource
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import hub, inventory
+
+MODULE = "llamacpp.cluster.model"
+READER = "llamacpp.cluster.gguf_info"
+SPECIFICATION = {
+    "state": {"type": "str", "choices": ["found"], "default": "found"},
+    "prefix": {"type": "path"},
+    "account": {"type": "str", "default": "llamacpp"},
+    "timeout": {"type": "int", "default": 120},
+}
+
+
+class Found(NamedTuple):
+    """What a source was resolved to; a file is a mapping as the plan has it, with ``path`` only where it is on the host already."""
+
+    source: str
+    revision: str | None
+    files: Sequence[Mapping[str, Any]]
+    summary: Mapping[str, Any] | None = None
+    closed: str | None = None
+    offered: Sequence[Mapping[str, Any]] = ()
+
+
+class Asked(NamedTuple):
+    """What is asked for a source on the controller."""
+
+    source: ModelSource
+    token: str | None
+    base: str
+    """Folder beside which the operator's relative paths are."""
+
+
+def run(action: ActionBase, task_vars: dict) -> dict:
+    """The result of the module for ``state: found``."""
+    _checked, arguments = action.validate_argument_spec(argument_spec=SPECIFICATION)
+    try:
+        request = model_entry.request_of(inventory.variables_of(task_vars))
+    except Refusal:
+        return {"changed": False}  # planning refuses it, and says so in the plan
+    try:
+        return _result(_all(action, task_vars, request, arguments))
+    except Refusal as refusal:
+        raise AnsibleActionFail(f"{refusal}.") from None
+
+
+def _result(found: Mapping[str, Found]) -> dict:
+    served = found.get(model_files.MODEL, Found("", None, ()))
+    return {
+        "changed": False,
+        **({"summary": served.summary} if served.summary else {}),
+        "closed": served.closed,
+        "source": served.source,
+        "revision": served.revision,
+        "files": [{**file, "role": role} for role, one in found.items() for file in one.files],
+        "sources": [{"role": role, "source": one.source, "revision": one.revision} for role, one in found.items()],
+        "offered": list(served.offered),
+    }
+
+
+def _all(action: ActionBase, task_vars: dict, request: ModelRequest, arguments: Mapping[str, Any]) -> dict[str, Found]:
+    """Role → what was found."""
+    there = _of_the_host(action, task_vars, request, arguments)
+    base = task_vars.get("inventory_dir") or ""
+    found = {}
+    for source in request.sources():
+        if source.path:
+            found[source.role] = _at_path(action, task_vars, source, there, arguments)
+            continue
+        known = _known(source, there, arguments["prefix"])
+        if known is None or (source.copy and os.path.exists(_beside(base, source.copy))):
+            token = hub.read_token(request.token_file and _beside(base, request.token_file))
+            known = _looked_up(Asked(source, token, base), arguments["timeout"])
+        found[source.role] = known
+    return found
+
+
+def _beside(base: str, path: str) -> str:
+    return os.path.join(base, os.path.expanduser(path))
+
+
+# What the host has
+
+
+def _module(action: ActionBase, task_vars: dict, name: str, arguments: dict) -> dict:
+    result = action._execute_module(module_name=name, module_args=arguments, task_vars=task_vars)
+    if result.get("failed"):
+        raise AnsibleActionFail(str(result.get("msg")), result=result)
+    return result
+
+
+def _of_the_host(
+    action: ActionBase, task_vars: dict, request: ModelRequest, arguments: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """What the module returns on the host; nothing where it need not be asked, or is not to be."""
+    prefix, further = arguments["prefix"], [source for source in request.sources() if source.role != model_files.MODEL]
+    asked = {
+        "folders": [model_source.folder(prefix, source) for source in request.sources() if not source.path and prefix],
+        "paths": [source.path for source in further if source.path and prefix],
+        "ollama": [source.ollama for source in request.sources() if source.ollama and prefix],
+    }
+    if not any(asked.values()):
+        return {}
+    others = {key: arguments[key] for key in ("account", "timeout")}
+    return _module(action, task_vars, MODULE, {**asked, **others})
+
+
+def _at_path(
+    action: ActionBase, task_vars: dict, source: ModelSource, there: Mapping[str, Any], arguments: Mapping[str, Any]
+) -> Found:
+    """Files that an operator has put there."""
+    name = model_source.shown(source)
+    if source.role != model_files.MODEL:
+        said = _entry(there.get("paths"), source.path)
+        if said.get("error"):
+            raise Refusal(f"{source.variable} is {source.path}, which cannot be read on the head: {said['error']}")
+        if said.get("closed"):
+            raise Refusal(
+                f"{source.variable} is {source.path}, but its service cannot read {said['closed']}: open it with chmod o+rX"
+            )
+        folder, _slash, base = str(source.path).rpartition("/")
+        return Found(
+            name, None, [{"name": base, "path": source.path, "bytes": said.get("bytes"), "url": None, "sha256": None}]
+        )
+    result = _module(action, task_vars, READER, {"path": source.path, "account": arguments["account"]})
+    folder = str(source.path).rpartition("/")[0]
+    files = [
+        {"name": file["name"], "path": f"{folder}/{file['name']}", "bytes": file["bytes"], "url": None, "sha256": None}
+        for file in result["summary"]["files"]
+    ]
+    return Found(name, None, files, result["summary"], result["closed"])
+
+
+def _entry(value: Any, name: Any) -> Mapping[str, Any]:
+    """An entry of what a host said, which may be anything."""
+    entry = value.get(name) if isinstance(value, Mapping) else None
+    return entry if isinstance(entry, Mapping) else {}
+
+
+def _known(source: ModelSource, there: Mapping[str, Any], prefix: str | None) -> Found | None:
+    """What the host has of a source, so that no server is asked; None where it has nothing whole."""
+    if prefix is None:
+        return None
+    kept = _entry(there.get("folders"), model_source.folder(prefix, source))
+    record, summary = kept.get("record"), kept.get("summary")
+    wanted = source.role == model_files.MODEL
+    if isinstance(record, Mapping) and bool(summary) >= wanted and not model_files.problem_of_record(record):
+        said = Found(record["source"], record["revision"], record["resolved"], summary if wanted else None)
+        return said if record["asked"] == model_source.asked(source) else None
+    own = _entry(there.get("ollama"), source.ollama)
+    return _in_its_folder(source, own) if own else None
+
+
+def _in_its_folder(source: ModelSource, own: Mapping[str, Any]) -> Found | None:
+    """A blob that Ollama has on the host."""
+    manifest, folder = own.get("manifest"), own.get("folder")
+    if not isinstance(manifest, Mapping) or ollama.problem(manifest) or not isinstance(folder, str):
+        return None
+    blobs = ollama.blobs(manifest, source.role)
+    if len(blobs) != 1 or (source.role == model_files.MODEL and not own.get("summary")):
+        return None
+    name = ollama.name_of(str(source.ollama))
+    path = f"{folder}/{ollama.blob_path(blobs[0].sha256)}"
+    file = {
+        "name": name.file_name(source.role),
+        "path": path,
+        "bytes": blobs[0].bytes,
+        "url": None,
+        "sha256": blobs[0].sha256,
+    }
+    served = source.role == model_files.MODEL
+    return Found(model_source.shown(source), None, [file], own["summary"] if served else None, own.get("closed"))
+
+
+# What servers and the controller have
+
+
+def _looked_up(asked: Asked, seconds: float) -> Found:
+    source = asked.source
+    look = _huggingface if source.huggingface else _ollama if source.ollama else _copy if source.copy else _url
+    try:
+        return reading.within(seconds, lambda: look(asked))
+    except reading.TooSlowError as error:
+        raise Refusal(f"{source.variable} {error}: check the network or the server, and try again") from None
+
+
+def _headers(source: ModelSource, read: Any, named: str) -> tuple[gguf.Model, Mapping[str, Any] | None]:
+    """The headers of a source, and of a model its summary.
+
+    :param read: returns a gguf.Model.
+    :param named: where that is read from.
+    """
+    try:
+        model = read()
+        return model, gguf.summarize(model) if source.role == model_files.MODEL else None
+    except gguf.GGUFError as error:
+        said = str(error).replace("set the option token", f"set {hub.TOKEN_FILE}")
+        raise Refusal(f"{source.variable} is {named}, which {said}") from None
+
+
+def _from_urls(urls: Mapping[str, str], token: str | None) -> gguf.Model:
+    """:param urls: name of each part → where it is; the first one is that of the model."""
+
+    def open_part(name: str) -> remote.RemoteFile:
+        if name not in urls:
+            raise FileNotFoundError(name)
+        return remote.RemoteFile(urls[name], token)
+
+    return gguf.read(next(iter(urls)), open_part)
+
+
+def _huggingface(asked: Asked) -> Found:
+    source, wanted = asked.source, asked.source.huggingface
+    assert wanted is not None
+    there = hub.listing(source, asked.token)
+    files = [
+        {
+            "name": file.name,
+            "url": hub.url_of(wanted, there.commit, file.name),
+            "bytes": file.bytes,
+            "sha256": file.sha256,
+        }
+        for file in hub.chosen(there, source)
+    ]
+    urls = {model_files.base_name(str(file["name"])): str(file["url"]) for file in files}
+    named = f"{wanted.repo}, {files[0]['name']}"
+    model, summary = _headers(source, lambda: _from_urls(urls, asked.token), named)
+    for file, read in zip(files, model.files):
+        if file["bytes"] != read["bytes"]:
+            raise Refusal(
+                f"{source.variable} is {named}, whose size is {file['bytes']} in the repository and {read['bytes']} of the file itself: try again"
+            )
+    offered = [one._asdict() for one in hub.quantisations(there, source.role)]
+    offered = [{"quantisation": one["name"], "bytes": one["bytes"]} for one in offered]
+    return Found(model_source.shown(source, there.commit), there.commit, files, summary, offered=offered)
+
+
+def _url(asked: Asked) -> Found:
+    source = asked.source
+    urls = {unquote(urlsplit(url).path).rpartition("/")[2]: url for url in source.url}
+    one = len(urls) == 1
+    read = partial(remote.read, source.url[0], asked.token) if one else partial(_from_urls, urls, asked.token)
+    model, summary = _headers(source, read, remote.shown(source.url[0]))
+    if source.checksum and len(source.checksum) != len(model.files):
+        raise Refusal(
+            f"{source.variable} is {remote.shown(source.url[0])}, a model of {len(model.files)} parts, and has {len(source.checksum)} checksums: give "
+            "one for each part, in their order"
+        )
+    sums = source.checksum or (None,) * len(model.files)
+    files = [
+        {
+            "name": read_file["name"],
+            "url": urls.get(read_file["name"]) or _beside_url(source.url[0], read_file["name"]),
+            "bytes": read_file["bytes"],
+            "sha256": checksum,
+        }
+        for read_file, checksum in zip(model.files, sums)
+    ]
+    return Found(model_source.shown(source), None, files, summary)
+
+
+def _beside_url(url: str, name: str) -> str:
+    address = urlsplit(url)
+    return urlunsplit(address._replace(path=f"{address.path.rpartition('/')[0]}/{quote(name)}"))
+
+
+def _ollama(asked: Asked) -> Found:
+    source, whole = asked.source, str(asked.source.ollama)
+    name = ollama.name_of(whole)
+    manifest, digest = _manifest(source, name)
+    blobs = ollama.blobs(manifest, source.role)
+    if len(blobs) != 1:
+        kind = "projector" if source.role == model_files.MMPROJ else "model"
+        raise Refusal(
+            f"{source.variable} is {whole}, which has {len(blobs) or 'no'} files with a {kind}, not one: use its files from Hugging Face"
+        )
+    file = name.file_name(source.role)
+    url = name.blob_url(blobs[0].sha256)
+    model, summary = _headers(source, lambda: _from_urls({file: url}, None), whole)
+    size = model.files[0]["bytes"]
+    if size != blobs[0].bytes:
+        raise Refusal(
+            f"{source.variable} is {whole}, whose size is {blobs[0].bytes} in its manifest and {size} of the file itself: try again"
+        )
+    files = [{"name": file, "url": url, "bytes": blobs[0].bytes, "sha256": blobs[0].sha256}]
+    return Found(model_source.shown(source), digest, files, summary)
+
+
+def _manifest(source: ModelSource, name: ollama.Name) -> tuple[Mapping[str, Any], str]:
+    """The manifest of a model in its registry, and its digest."""
+    whole = source.ollama
+    try:
+        with Request(timeout=hub.SECONDS).open("GET", name.manifest_url, headers={"Accept": ollama.ACCEPT}) as reply:
+            text = reply.read(ollama.MANIFEST_BYTES + 1)
+        manifest = reading.parse(text)
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            page = (
+                f"https://ollama.com/{name.namespace}/{name.name}/tags"
+                if name.host == model_entry.OLLAMA_REGISTRY
+                else name.host
+            )
+            raise Refusal(
+                f"{source.variable} is {whole}, which {name.host} does not have (HTTP 404): {page} has the names that it has"
+            ) from None
+        raise Refusal(
+            f"{source.variable} is {whole}, which {name.host} does not give (HTTP {error.code}): try again later"
+        ) from None
+    except (OSError, http.client.HTTPException) as error:
+        why = untrusted.printable(getattr(error, "reason", None) or error, 200)
+        raise Refusal(
+            f"{source.variable} is {whole}, and {name.host} cannot be asked ({why}): check the network and https_proxy"
+        ) from None
+    except ValueError as error:
+        raise Refusal(
+            f"{source.variable} is {whole}, for which {name.host} sends no manifest ({untrusted.printable(error, 200)}): correct the name"
+        ) from None
+    problem = ollama.problem(manifest)
+    if problem:
+        raise Refusal(
+            f"{source.variable} is {whole}, for which {name.host} sends a manifest that cannot be ({problem}): use another registry"
+        )
+    return manifest, f"sha256:{hashlib.sha256(text).hexdigest()}"
+
+
+def _copy(asked: Asked) -> Found:
+    source = asked.source
+    path = Path(_beside(asked.base, str(source.copy))).absolute()
+    try:
+        model, summary = _headers(source, lambda: gguf.read_path(str(path)), f"{path} of the controller")
+    except OSError as error:
+        raise Refusal(
+            f"{source.variable} is {path} of the controller, which cannot be read: {failures.sentence(error)}"
+        ) from None
+    files = [
+        {"name": file["name"], "url": (path.parent / file["name"]).as_uri(), "bytes": file["bytes"], "sha256": None}
+        for file in model.files
+    ]
+    return Found(model_source.shown(source), None, files, summary)
