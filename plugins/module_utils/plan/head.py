@@ -544,6 +544,18 @@ def model_of(request: ModelRequest, report: Mapping[str, Any], facts: Facts, acc
     return Model(path, None, summary)
 
 
+def summary_of(request: ModelRequest, report: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What is known of the model that is asked for; None where ``model_of`` refuses it or nothing is known.
+
+    :param report: as of ``model_of``.
+    """
+    if request.known_answer:
+        size = request.known_answer
+        return None if known_answer.problem(*size) else known_answer.summary(*size)
+    summary = report.get("summary") or request.summary
+    return summary if isinstance(summary, Mapping) and not gguf.problem(summary) else None
+
+
 def _check_report(path: str, report: Mapping[str, Any]) -> None:
     """Refuses what gguf_info on the head would not say of a model."""
     summary, closed = report.get("summary"), report.get("closed")
