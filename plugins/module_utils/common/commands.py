@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import shlex
@@ -100,3 +101,36 @@ def output(argv: list[str]) -> str:
         return run(argv, COMMAND_SECONDS)
     except CommandError:
         return ""
+
+
+def work_as(account: str | None, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What ``work`` returns, done by another process as an account where this one is root's: so that no path that the account changes leads
+    root elsewhere.
+
+    :param work: returns what JSON can hold. An exception ends in a RuntimeError with its text.
+    """
+    changes = _as_account(account)
+    if not changes:
+        return work()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.close(reader)
+            os.setgroups([])
+            os.setgid(changes["group"])
+            os.setuid(changes["user"])
+            result: dict[str, Any] = {"result": work()}
+        except BaseException as error:
+            result = {"error": f"{type(error).__name__}: {error}"}
+        with open(writer, "w", encoding="utf-8") as stream:
+            json.dump(result, stream)
+        os._exit(0)
+    os.close(writer)
+    with open(reader, encoding="utf-8") as stream:
+        text = stream.read()
+    os.waitpid(child, 0)
+    answer = json.loads(text or "{}")
+    if "result" not in answer:
+        raise RuntimeError(answer.get("error", "the process ended"))
+    return dict(answer["result"])

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     commands,
+    failures,
     names,
     reading,
     service_managers,
@@ -279,6 +280,17 @@ def _installed(tools: Mapping[str, str | None], packages: dict | None) -> list[s
     return sorted([*(tool for tool, version in tools.items() if version), *(packages["installed"] if packages else [])])
 
 
+def disk_gib(path: str) -> int | None:
+    """The largest power of 2 that is not more than the GiB of the file system on which a path is, or would be. Some file systems are
+    smaller when they are fuller; so it says the same for long."""
+    try:
+        known = os.statvfs(failures.file_system(path))
+    except OSError:
+        return None
+    size = known.f_blocks * known.f_frsize >> 30
+    return 1 << size.bit_length() - 1 if size else 0
+
+
 def place_of(wanted_scope: str, cluster: str) -> dict:
     """``scope``, ``service_manager``, ``prefix``, ``cache`` and ``units`` of a cluster's installation here, whether it is there or not."""
     own_scope = scope(wanted_scope)
@@ -339,6 +351,7 @@ def facts(
         "interfaces": interfaces.interfaces(),
         "unified_heap": mesa.unified_heap(),
         "addresses": interfaces.addresses(),
+        "disk_gib": disk_gib(place["prefix"]),
         "option_files": option_files(wanted_scope, place["prefix"], environment),
         "reached_at": reached.address(os.environ),
         **_installation(names.of(cluster), manager, place),

@@ -10,6 +10,7 @@ Format: ggml/docs/gguf.md of ggml-org/ggml, versions 2 and 3; what llama.cpp ref
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import struct
@@ -123,6 +124,8 @@ class Model(NamedTuple):
     tensors: dict[str, Tensor]
     files: list[dict[str, Any]]
     """``name`` and ``bytes`` of each file."""
+    data: list[tuple[int, int, int]]
+    """Of each file: where its tensors begin, their alignment, and how many there are."""
 
 
 class File:
@@ -158,6 +161,8 @@ class _Reader:
 
     def __init__(self) -> None:
         self.header = self.kept = self.strings = 0
+        self.data: list[tuple[int, int, int]] = []
+        """Of each part: where the tensors begin, their alignment, and how many there are."""
 
     def begin(self, source: Any) -> None:
         """Starts with the next part."""
@@ -337,6 +342,7 @@ def _tensors(reader: _Reader, count: int, alignment: int) -> Iterator[tuple[str,
         end = offset + size
         yield name, Tensor(stored.name, shape, elements, size)
     start = -(-(reader.start + reader.at) // alignment) * alignment
+    reader.data.append((start, alignment, count))
     if count and start + end > reader.source.size:
         raise GGUFError(f"is truncated: it has {reader.source.size} bytes, its tensors end at {start + end}")
 
@@ -430,13 +436,33 @@ def read(name: str, open_file: Callable[[str], Any]) -> Model:
     announced = metadata.get("split.tensors.count")
     if len(files) > 1 and announced != len(tensors):
         raise GGUFError(f"is refused: its parts hold {len(tensors)} tensors, it says {short(announced)}")
-    return Model(metadata, types, tensors, files)
+    return Model(metadata, types, tensors, files, reader.data)
 
 
 def read_path(path: str) -> Model:
     """:func:`read` of the file at ``path`` on this host."""
     folder = Path(path).parent
     return read(Path(path).name, lambda name: File(folder / name))
+
+
+class Place(NamedTuple):
+    """Where a tensor lies."""
+
+    path: str
+    offset: int
+    bytes: int
+
+
+def places(path: str) -> dict[str, Place]:
+    """Where the tensors of the model at ``path`` lie, by their names. Errors as of :func:`read`."""
+    model = read_path(path)
+    tensors, found = iter(model.tensors.items()), {}
+    for file, (start, alignment, count) in zip(model.files, model.data):
+        offset = 0
+        for name, tensor in itertools.islice(tensors, count):
+            found[name] = Place(str(Path(path).parent / file["name"]), start + offset, tensor.bytes)
+            offset += -(-tensor.bytes // alignment) * alignment
+    return found
 
 
 def group(tensors: dict[str, Tensor]) -> list[dict[str, Any]]:

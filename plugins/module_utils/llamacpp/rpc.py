@@ -27,19 +27,21 @@ MAX_DEVICES = 64
 MIB = 1024 * 1024
 
 
-class _Closed(Exception):
+class Closed(Exception):
     """The other side ended the connection before its reply was complete."""
 
 
-class _Foreign(Exception):
+class Foreign(Exception):
     """The other side sent something that is no reply of an RPC worker."""
 
 
-class _Unreachable(Exception):
+class Unreachable(Exception):
     """No connection came about, and nobody refused one either."""
 
 
-class _Connection:
+class Connection:
+    """To a worker, until a moment of time.monotonic."""
+
     def __init__(self, address: str, port: int, deadline: float) -> None:
         self.deadline = deadline
         try:
@@ -47,7 +49,7 @@ class _Connection:
         except ConnectionRefusedError:
             raise
         except OSError as error:
-            raise _Unreachable(error.strerror or str(error)) from error
+            raise Unreachable(error.strerror or str(error)) from error
 
     def _left(self) -> float:
         left = self.deadline - time.monotonic()
@@ -55,7 +57,7 @@ class _Connection:
             raise socket.timeout("timed out")
         return left
 
-    def __enter__(self) -> _Connection:
+    def __enter__(self) -> Connection:
         return self
 
     def __exit__(self, *_ignored: object) -> None:
@@ -68,33 +70,36 @@ class _Connection:
             try:
                 part = self.socket.recv(size - len(received))
             except ConnectionError as error:
-                raise _Closed from error
+                raise Closed from error
             if not part:
-                raise _Closed
+                raise Closed
             received += part
         return received
 
-    def ask(self, command: int, payload: bytes, reply_sizes: tuple[int, ...]) -> bytes:
-        """Sends one command and returns its reply, which must have one of the given sizes."""
+    def send(self, data: bytes | memoryview) -> None:
         self.socket.settimeout(self._left())
         try:
-            self.socket.sendall(struct.pack("<BQ", command, len(payload)) + payload)
+            self.socket.sendall(data)
         except ConnectionError as error:
-            raise _Closed from error
+            raise Closed from error
+
+    def ask(self, command: int, payload: bytes, reply_sizes: tuple[int, ...]) -> bytes:
+        """Sends one command and returns its reply, which must have one of the given sizes."""
+        self.send(struct.pack("<BQ", command, len(payload)) + payload)
         start = self._receive(8)
         (size,) = struct.unpack("<Q", start)
         if size not in reply_sizes:
-            raise _Foreign(f"its reply to command {command} starts with {start!r}, which no RPC worker sends")
+            raise Foreign(f"its reply to command {command} starts with {start!r}, which no RPC worker sends")
         return self._receive(size)
 
 
-def _devices(connection: _Connection, major: int) -> list[dict[str, Any]]:
+def _devices(connection: Connection, major: int) -> list[dict[str, Any]]:
     if major < 3:
         requests = [b""]
     else:
         (count,) = struct.unpack("<I", connection.ask(DEVICE_COUNT, b"", (4,)))
         if count > MAX_DEVICES:
-            raise _Foreign(f"it reports {count} devices")
+            raise Foreign(f"it reports {count} devices")
         requests = [struct.pack("<I", index) for index in range(count)]
     devices = []
     for request in requests:
@@ -104,15 +109,13 @@ def _devices(connection: _Connection, major: int) -> list[dict[str, Any]]:
 
 
 def _converse(address: str, port: int, deadline: float, hello: bytes) -> dict[str, Any]:
-    with _Connection(address, port, deadline) as connection:
+    with Connection(address, port, deadline) as connection:
         reply = connection.ask(HELLO, hello, (3, 28))
         version = tuple(reply[:3])
         try:
             devices = _devices(connection, version[0])
-        except _Closed as error:
-            raise _Foreign(
-                "it answered the handshake, then closed the connection when asked for its devices"
-            ) from error
+        except Closed as error:
+            raise Foreign("it answered the handshake, then closed the connection when asked for its devices") from error
     return {"protocol": ".".join(map(str, version)), "devices": devices}
 
 
@@ -155,17 +158,17 @@ def probe(address: str, port: int, timeout: float = 5.0, protocol: str | None = 
             try:
                 reply = _converse(address, port, deadline, hello)
                 break
-            except _Closed:
+            except Closed:
                 connected = True
         else:
             return _answer("not_rpc", "it closes the connection on every known form of the handshake")
-    except _Foreign as error:
+    except Foreign as error:
         return _answer("not_rpc", str(error))
     except ConnectionRefusedError:
         if connected:
             return _answer("not_rpc", "it closed the connection on the handshake and accepts no other")
         return _answer("refused", "nothing listens there")
-    except _Unreachable as error:
+    except Unreachable as error:
         return _answer("unreachable", f"no connection was possible: {error}")
     except socket.timeout:
         return _answer(

@@ -30,6 +30,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import (
     placement,
     releases,
     remedies,
+    seeding,
     services,
     staging,
     tuning,
@@ -85,7 +86,10 @@ def make(
     cluster = cluster._replace(elsewhere=external.hosts_of(cluster.external))
 
     def attempt(given: Cluster, trial: bool = True) -> Planned:
-        changed = given._replace(hosts={name: tuning.after_reboot(host) for name, host in given.hosts.items()})
+        changed = given._replace(
+            hosts={name: tuning.after_reboot(host) for name, host in given.hosts.items()},
+            served=heads.summary_of(given.model, model_found),
+        )
         prepared = _prepare(staging.cluster_of(changed, only) if staged else changed, model_found, catalogue, staged)
         return _plan(prepared, runtime_id, staged, not (trial or staged))
 
@@ -208,6 +212,26 @@ def _lending(
     return Lending(declared, driven, shares, limits)
 
 
+def _with_caches(
+    cluster: Cluster, declared: Mapping[str, Sequence[workers.Declared]], wanted: Mapping[str, Release]
+) -> dict[str, list[workers.Declared]]:
+    """Host → its endpoints, of which is decided whether they have a cache."""
+    return {
+        name: [
+            entry._replace(
+                endpoint=seeding.with_cache(
+                    entry.endpoint,
+                    cluster.hosts[name].facts,
+                    wanted[entry.device.build].capabilities["worker_flags"],
+                    cluster.served,
+                )
+            )
+            for entry in own
+        ]
+        for name, own in declared.items()
+    }
+
+
 def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue, staged: bool) -> Prepared:
     built = _backends(cluster, catalogue)
     wanted = _releases(cluster, built)
@@ -218,6 +242,7 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     secured = serves if cluster.server.tls else None
     bounded = conditions.VULKAN_MEMORY not in cluster.accepted
     lending = _lending(cluster, built, serves, release.capabilities["device_name"] is not None, bounded)
+    lending = lending._replace(declared=_with_caches(cluster, lending.declared, wanted))
     equipped = {
         name: _equip(
             names.of(cluster.name),
@@ -673,14 +698,27 @@ def _host(prepared: Prepared, entry: Equipped, runtime_id: str, staged: bool) ->
 
 def _worker(prepared: Prepared, worker: Worker, facts: Facts) -> dict[str, Any]:
     release = prepared.wanted[worker.build]
-    shown = ("name", "endpoint", "listens", "staging_port", "backend", "device", "shared", "cache", "cache_mib")
-    build = prepared.builds[worker.host][worker.build]
+    shown = (
+        "name",
+        "endpoint",
+        "listens",
+        "staging_port",
+        "backend",
+        "device",
+        "shared",
+        "cache",
+        "cache_mib",
+        "cache_why",
+    )
+    build, folder = prepared.builds[worker.host][worker.build], facts.prefix + "/releases"
+    rows = seeding.shares(prepared.placed).get(worker.endpoint, [])
     return {
         **{key: getattr(worker, key) for key in shown},
         "environment": {**backends.service_environment(build.backend, build.environment), **worker.environment},
         "used": worker.endpoint in {used.endpoint for used in prepared.placed.lent()},
         "protocol": release.protocol,
-        "argv": workers.argv_of(worker, build, release, facts.prefix + "/releases"),
+        "argv": workers.argv_of(worker, build, release, folder),
+        "seed": seeding.of_worker(worker, build, release, folder, rows),
     }
 
 

@@ -94,6 +94,7 @@ PLANNED_FROM = {
     "disk",
     "interfaces",
     "neighbours",
+    "disk_gib",
 }
 """Facts that a plan depends on."""
 
@@ -153,6 +154,7 @@ KNOWN: dict[str, Any] = {
     "firewall": Maybe(names.FIREWALLS),
     "units_filter": Maybe(bool),
     "option_files": Maybe([PATH]),
+    "disk_gib": Maybe(Number(0, MOST_MIB)),
     "unified_heap": Maybe(bool),
     "addresses": Maybe([Text(r"\d+(\.\d+){3}", 15)]),
     "kernel": Maybe(Text()),
@@ -365,7 +367,7 @@ def _endpoint(where: str, given: Mapping[str, Any]) -> Endpoint:
         port=given.get("port"),
         staging_port=given.get("staging_port"),
         threads=given.get("threads"),
-        cache=bool(given.get("cache")),
+        cache=given.get("cache"),
         cache_mib=given.get("cache_mib") or 0,
         memory_mib=given.get("memory_mib"),
         environment=environment(f"environment in {where}", given.get("environment")),
@@ -557,6 +559,7 @@ def facts_of(given: Mapping[str, Any]) -> Facts:
         firmware=given.get("firmware") or "",
         option_files=tuple(given.get("option_files") or ()),
         unified_heap=bool(given.get("unified_heap")),
+        disk_gib=given.get("disk_gib"),
         thunderbolt=tuple(
             Thunderbolt(*(link[field] for field in Thunderbolt._fields)) for link in given.get("thunderbolt") or ()
         ),

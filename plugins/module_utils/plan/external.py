@@ -68,6 +68,7 @@ def workers_of(externals: Sequence[External]) -> list[Worker]:
                 threads=None,
                 cache=False,
                 cache_mib=0,
+                cache_why="",
                 shared=False,
                 capacity_mib=external.memory_mib,
                 environment={},

@@ -593,6 +593,18 @@ def _with_files(model: Model, request: ModelRequest, report: Mapping[str, Any], 
     )
 
 
+def summary_of(request: ModelRequest, report: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What is known of the model that is asked for; None where ``model_of`` refuses it or nothing is known.
+
+    :param report: as of ``model_of``.
+    """
+    if request.known_answer:
+        size = request.known_answer
+        return None if known_answer.problem(*size) else known_answer.summary(*size)
+    summary = report.get("summary") or request.summary
+    return summary if isinstance(summary, Mapping) and not gguf.problem(summary) else None
+
+
 def _check_report(source: ModelSource, report: Mapping[str, Any]) -> None:
     """Refuses what cannot have been found of a model."""
     summary, closed = report.get("summary"), report.get("closed")

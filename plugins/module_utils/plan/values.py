@@ -132,6 +132,8 @@ class Facts(NamedTuple):
     rates: Mapping[str, Measured] = {}
     """Device, as workers name it → what was measured of it."""
     disk: Disk | None = None
+    disk_gib: int | None = None
+    """Of the file system of ``prefix``: the largest power of 2 that is not more than its size; None where it is not known."""
 
     def disk_of(self, path: str) -> Disk | None:
         """What was measured of the disk that holds a file; None where another folder was."""
@@ -167,8 +169,10 @@ class Endpoint(NamedTuple):
     port: int | None = None
     staging_port: int | None = None
     threads: int | None = None
-    cache: bool = False
+    cache: bool | None = None
     cache_mib: int = 0
+    cache_why: str = ""
+    """Why it has a cache, or none; empty until that is decided."""
     memory_mib: int | None = None
     environment: Mapping[str, str] = {}
     tunnel: str | None = None
@@ -389,6 +393,8 @@ class Cluster(NamedTuple):
     """The hosts of these, which no run contacts."""
     only: str | None = None
     """HOST:NAME of the only worker that takes part in staging."""
+    served: Mapping[str, Any] | None = None
+    """Summary of the model that is served, also while another one proves a release; None where it is not known."""
 
     @property
     def places(self) -> dict[str, Host]:
@@ -501,6 +507,7 @@ class Worker(NamedTuple):
     threads: int | None
     cache: bool
     cache_mib: int
+    cache_why: str
     shared: bool
     """Whether the device's memory is the host's own."""
     capacity_mib: int

@@ -1,0 +1,137 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Fills caches in steps of ten seconds, and shows after each what is left. A cache that cannot be filled is no error: the head sends what is missing."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import seeding
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
+
+display = Display()
+
+STEP_SECONDS = 10.0
+
+
+class ActionModule(ActionBase):
+    _supports_check_mode = True
+    TRANSFERS_FILES = False
+
+    def run(self, tmp=None, task_vars=None):
+        super().run(tmp, task_vars)
+        _checked, arguments = self.validate_argument_spec(
+            argument_spec={
+                "state": {"choices": ["described", "filled", "sent"], "required": True},
+                "plan": {"type": "dict", "required": True},
+                "tensors": {"type": "list", "elements": "dict", "default": []},
+                "local": {"type": "bool", "default": True},
+                "answers": {"type": "dict", "default": {}},
+                "staging": {"type": "dict", "default": {}},
+            }
+        )
+        self.variables, self.host = task_vars, task_vars["inventory_hostname"]
+        plan, state = arguments["plan"], arguments["state"]
+        if state == "described":
+            return self._ask(plan, plan["head"]["host"], state=state, names=_names(plan))
+        self.bytes = {tensor["name"]: int(tensor["bytes"]) for tensor in arguments["tensors"]}
+        if state == "filled":
+            return self._fill(plan, arguments["tensors"], arguments["local"])
+        return self._send(plan, arguments)
+
+    def _ask(self, plan: dict, host: str, **more: Any) -> dict:
+        """What the module says; where it fails, why, as one reason more."""
+        account = plan["hosts"][host]["account"]
+        given = {"path": plan["model"]["path"], "account": account, "seconds": STEP_SECONDS, **more}
+        answer = self._execute_module(module_name="llamacpp.cluster.seed", module_args=given, task_vars=self.variables)
+        if answer.get("failed"):
+            why = untrusted.printable(str(answer.get("msg", "the module failed")))
+            return {"changed": False, "tensors": [], "missing": {}, "given": {}, "left_mib": 0, "why": [why]}
+        return answer
+
+    def _fill(self, plan: dict, tensors: list[dict], local: bool) -> dict:
+        """Fills the caches of this host's workers from what the host has."""
+        workers = [
+            {**{key: worker[key] for key in ("name", "environment", "protocol", "seed")}, "names": list(names)}
+            for worker in plan["hosts"][self.host]["workers"]
+            if worker["seed"] and (names := seeding.names_of(worker["seed"]["tensors"]))
+        ]
+        started, changed, copied = time.monotonic(), False, 0
+        while True:
+            answer = self._ask(plan, self.host, state="filled", workers=workers, tensors=tensors, local=local)
+            changed |= bool(answer.get("changed"))
+            copied += int(answer.get("copied_mib") or 0)
+            left = int(answer.get("left_mib") or 0)
+            if not left or answer["why"] or not answer.get("changed"):
+                break
+            self._show(copied, left, time.monotonic() - started, "from its own copy of the model")
+        if copied or answer.get("linked_mib"):
+            self._say(f"its workers' caches got {copied + int(answer.get('linked_mib') or 0)} MiB from the host itself")
+        for sentence in answer["why"]:
+            self._say(sentence)
+        return {"changed": changed, "missing": answer["missing"], "why": answer["why"]}
+
+    def _send(self, plan: dict, arguments: dict) -> dict:
+        """Sends what is missing to all workers at once."""
+        targets = _targets(plan, arguments["staging"], arguments["answers"])
+        total = sum(self.bytes.get(name, 0) for target in targets for name in target["names"]) // MIB
+        started, changed, why = time.monotonic(), False, []
+        while targets:
+            answer = self._ask(plan, plan["head"]["host"], state="sent", targets=targets, tensors=arguments["tensors"])
+            changed |= bool(answer.get("changed"))
+            why += answer["why"]
+            given = {endpoint: set(names) for endpoint, names in answer["given"].items()}
+            targets = [
+                {**target, "names": [name for name in target["names"] if name not in given[target["endpoint"]]]}
+                for target in targets
+                if given.get(target["endpoint"])
+            ]
+            targets = [target for target in targets if target["names"]]
+            left = sum(self.bytes.get(name, 0) for target in targets for name in target["names"]) // MIB
+            self._show(total - left, left, time.monotonic() - started, "from the head")
+        for sentence in why:
+            self._say(sentence)
+        return {"changed": changed, "why": why}
+
+    def _show(self, done: int, left: int, seconds: float, source: str) -> None:
+        rate = done / max(seconds, 0.1)
+        self._say(
+            f"caches of workers get their tensors {source}: {done} MiB, {left} MiB left, {rate:.0f} MiB/s, {left / max(rate, 0.1):.0f} s"
+        )
+
+    def _say(self, sentence: str) -> None:
+        display.display(f"  [{self.host}] {untrusted.printable(sentence)}")
+
+
+def _names(plan: dict) -> dict[str, int]:
+    """Tensors that some worker of the plan keeps, and their bytes."""
+    return {
+        name: size
+        for host in plan["hosts"].values()
+        for worker in host["workers"]
+        if worker["seed"]
+        for name, size in seeding.names_of(worker["seed"]["tensors"]).items()
+    }
+
+
+def _targets(plan: dict, staging: dict, answers: dict) -> list[dict]:
+    """The workers whose caches lack something, where they are on their staging ports."""
+    return [
+        {
+            "endpoint": next(
+                own["endpoint"] for own in staging["hosts"][host]["workers"] if own["name"] == worker["name"]
+            ),
+            "fork": worker["seed"]["fork"],
+            "protocol": worker["protocol"],
+            "names": missing[worker["name"]],
+        }
+        for host, answer in answers.items()
+        if isinstance(missing := (answer or {}).get("missing"), dict)
+        for worker in plan["hosts"][host]["workers"]
+        if worker["seed"] and missing.get(worker["name"])
+    ]

@@ -1,0 +1,203 @@
+#!/usr/bin/python
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: seed
+short_description: Fills the caches of workers with their tensors before the head asks for them
+version_added: 0.1.0
+author: llamacpp.cluster contributors (@llamacpp-cluster)
+description:
+  - Reads which tensors the planned model has, puts them into the caches of workers, and sends what their hosts do not have.
+  - A worker of the same release is given the tensors over its protocol, and writes its cache itself. It uses the processor and listens on loopback.
+    What serves goes on serving.
+  - It does not fail where a cache cannot be filled, but says why. The head then sends what is missing when it loads.
+  - It runs as an action plugin that shows the progress every 10 seconds.
+attributes:
+  check_mode:
+    support: full
+    description: Reports what would be put into the caches.
+  diff_mode:
+    support: none
+options:
+  state:
+    description:
+      - V(described) reads the tensors from the model. It runs on the head.
+      - V(filled) fills the caches of the host's workers from what the host has.
+      - V(sent) sends what is still missing from the head to workers on their staging ports.
+    type: str
+    choices: [described, filled, sent]
+    required: true
+  plan:
+    description: The plan.
+    type: dict
+    required: true
+  tensors:
+    description: What V(described) returned.
+    type: list
+    elements: dict
+    default: []
+  local:
+    description: Whether V(filled) takes tensors from a copy of the model on the host, and from caches of other workers there. Otherwise it only looks.
+    type: bool
+    default: true
+  answers:
+    description: Host → what V(filled) returned there, for V(sent).
+    type: dict
+    default: {}
+  staging:
+    description: Plan of the instances that run on the staging ports, for V(sent).
+    type: dict
+    default: {}
+"""
+
+EXAMPLES = r"""
+- name: Read which tensors workers keep
+  llamacpp.cluster.seed:
+    state: described
+    plan: "{{ llama_planned.plan }}"
+  register: llama_tensors
+
+- name: Fill the caches from what the host has
+  llamacpp.cluster.seed:
+    state: filled
+    plan: "{{ llama_planned.plan }}"
+    tensors: "{{ llama_tensors.tensors }}"
+"""
+
+RETURN = r"""
+tensors:
+  description: The tensors that workers keep.
+  returned: state is described
+  type: list
+  elements: dict
+  sample: [{"name": "blk.0.ffn_up.weight", "bytes": 58720256, "fingerprint": "3b0a7c2c2f1f4f6a8f1a5d2b7e9c0d1e"}]
+missing:
+  description: Worker → names of the tensors that are not in its cache.
+  returned: state is filled
+  type: dict
+  sample: {"cuda0": ["blk.0.ffn_up.weight"]}
+why:
+  description: Why caches could not be filled, a sentence each.
+  returned: always
+  type: list
+  elements: str
+"""
+
+import time
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import seeding
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import transfer
+
+
+def tensors_of(values):
+    return [seeding.Tensor(value["name"], value["bytes"], value["fingerprint"]) for value in values]
+
+
+def described(params):
+    try:
+        return {
+            "tensors": [tensor._asdict() for tensor in seeding.describe(params["path"], params["names"])],
+            "why": [],
+        }
+    except seeding.SeedError as error:
+        return {"tensors": [], "why": [f"No cache is filled before: {error}."]}
+
+
+def filled(params, check_mode):
+    """Looks at the caches, and fills them until the time is over."""
+    until = time.monotonic() + params["seconds"]
+    known = {tensor.name: tensor for tensor in tensors_of(params["tensors"])}
+    workers = [seeding.worker_of(given) for given in params["workers"]]
+    answer = {"missing": {}, "linked_mib": 0, "copied_mib": 0, "left_mib": 0, "why": []}
+    for worker, given in zip(workers, params["workers"]):
+        wanted = [known[name] for name in given["names"] if name in known]
+        beside = [other.folder for other in workers if other.folder != worker.folder]
+        try:
+            step(answer, worker, wanted, beside, params, check_mode, until)
+        except seeding.SeedError as error:
+            answer["why"].append(f"The cache of the worker {worker.name} is not filled from this host: {error}.")
+        except OSError as error:
+            answer["why"].append(f"The cache of the worker {worker.name} is not filled from this host: {error}.")
+        lacking = answer["missing"].setdefault(worker.name, [])
+        if not check_mode:
+            lacking[:] = [tensor.name for tensor in seeding.missing(worker, wanted)]
+    return answer
+
+
+def step(answer, worker, wanted, beside, params, check_mode, until):
+    """One worker's part of ``filled``."""
+    lacking = seeding.missing(worker, wanted)
+    answer["missing"][worker.name] = [tensor.name for tensor in lacking]
+    if check_mode or not params["local"] or not lacking:
+        return
+    linked = seeding.link(worker, lacking, beside)
+    answer["linked_mib"] += sum(tensor.bytes for tensor in linked) // MIB
+    lacking = [tensor for tensor in lacking if tensor not in linked]
+    own = seeding.copies(params["path"], lacking)
+    if own and time.monotonic() < until:
+        seeding.check_room(worker.folder, own)
+        given = seeding.give_here(worker, params["path"], own, until)
+        answer["copied_mib"] += sum(tensor.bytes for tensor in given) // MIB
+        own = [tensor for tensor in own if tensor not in given]
+    answer["left_mib"] += -(-sum(tensor.bytes for tensor in own) // MIB)
+
+
+def sent(params):
+    """Sends until the time is over."""
+    known = {tensor.name: tensor for tensor in tensors_of(params["tensors"])}
+    targets = [
+        (
+            target["endpoint"],
+            transfer.form_of(target["fork"], target["protocol"]),
+            [known[name] for name in target["names"] if name in known],
+        )
+        for target in params["targets"]
+    ]
+    done = seeding.send(params["path"], targets, time.monotonic() + params["seconds"])
+    answer = {"given": {}, "why": []}
+    for endpoint, given in done.items():
+        failed = isinstance(given, seeding.SeedError)
+        answer["given"][endpoint] = [] if failed else [tensor.name for tensor in given]
+        if failed:
+            answer["why"].append(f"The head does not fill a cache: {given}.")
+    return answer
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "state": {"choices": ["described", "filled", "sent"], "required": True},
+            "path": {"type": "str", "required": True},
+            "account": {"type": "str"},
+            "names": {"type": "dict", "default": {}},
+            "tensors": {"type": "list", "elements": "dict", "default": []},
+            "workers": {"type": "list", "elements": "dict", "default": []},
+            "targets": {"type": "list", "elements": "dict", "default": []},
+            "local": {"type": "bool", "default": True},
+            "seconds": {"type": "float", "default": 10},
+        },
+        supports_check_mode=True,
+    )
+    params = module.params
+    work = {
+        "described": lambda: described(params),
+        "filled": lambda: filled(params, module.check_mode),
+        "sent": lambda: sent(params),
+    }[params["state"]]
+    try:
+        answer = commands.work_as(params["account"], work)
+    except (RuntimeError, KeyError) as error:
+        module.fail_json(msg=f"the caches of workers are not filled: {error}")
+    changed = any(answer.get(key) for key in ("linked_mib", "copied_mib", "given"))
+    module.exit_json(changed=changed, **answer)
+
+
+if __name__ == "__main__":
+    main()

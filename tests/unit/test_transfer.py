@@ -1,0 +1,165 @@
+"""Tensors on their way to a worker that keeps a cache, in the form of each generation, and how tensors are known again."""
+
+import io
+import itertools
+import struct
+from unittest import mock
+
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc, transfer
+from cache_worker import CacheWorker
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_rpc import Server
+
+GENERATIONS = [
+    ("llama.cpp", (2, 0, 0), 10),
+    ("llama.cpp", (3, 6, 1), 10),
+    ("llama.cpp", (4, 0, 0), 10),
+    ("llama.cpp", (5, 1, 0), 10),
+    ("llama.cpp", (7, 0, 0), 10),
+    ("ik_llama.cpp", (3, 5, 2), 16),
+]
+LARGE = transfer.THRESHOLD + 4096
+SIZES_OF_RPC_TENSOR = {"llama.cpp": 296, "ik_llama.cpp": 344}
+"""sizeof(rpc_tensor) in the trees of 0.3.16 to 0.3.36, and of ik_llama.cpp 8337e4cd."""
+
+
+def content(size, seed=0):
+    return bytes(itertools.islice(itertools.cycle(range(seed, 251)), size))
+
+
+def form(fork, version):
+    return transfer.form_of(fork, ".".join(map(str, version)))
+
+
+NEWEST = form("llama.cpp", (7, 0, 0))
+
+
+def give(script, data, of=NEWEST, seconds=20):
+    server = Server(script)
+    try:
+        with transfer.Worker("127.0.0.1", server.port, of, len(data), seconds) as worker:
+            worker.give(io.BytesIO(b"before" + data), 6, len(data))
+        assert server.all_closed_by_client()
+    finally:
+        server.listener.close()
+
+
+@pytest.mark.parametrize("fork, version, sources", GENERATIONS)
+def test_every_generation_gets_a_tensor_and_keeps_it(tmp_path, fork, version, sources):
+    worker = CacheWorker(version, sources, tmp_path)
+    data = content(LARGE)
+    give(worker.script, data, form(fork, version))
+    assert [file.read_bytes() for file in (tmp_path / "rpc").iterdir()] == [data]
+
+
+@pytest.mark.parametrize("fork, version, sources", GENERATIONS)
+def test_a_tensor_has_the_size_of_the_trees(fork, version, sources):
+    of = form(fork, version)
+    head = transfer.set_tensor_head(of, 1, 2, 100)
+    assert len(head) == 9 + SIZES_OF_RPC_TENSOR[fork] + of.flag + 8
+    assert struct.unpack("<BQ", head[:9]) == (transfer.SET_TENSOR, len(head) - 9 + 100)
+
+
+@pytest.mark.parametrize(
+    "fork, protocol",
+    [
+        ("llama.cpp", None),
+        ("llama.cpp", ""),
+        ("llama.cpp", "1.0.0"),
+        ("llama.cpp", "8.0.0"),
+        ("llama.cpp", "²"),
+        ("ik_llama.cpp", "7.0.0"),
+        ("other", "7.0.0"),
+    ],
+)
+def test_a_generation_that_nobody_read_has_no_form(fork, protocol):
+    assert transfer.form_of(fork, protocol) is None
+
+
+@given(st.integers(1, transfer.MOST_BYTES))
+def test_a_tensor_of_any_size_has_rows_that_32_bits_count_and_is_no_smaller(size):
+    head = transfer.set_tensor_head(form("llama.cpp", (7, 0, 0)), 1, 2, size)
+    row, rows, third, fourth, first_step, row_step, *_more = struct.unpack_from("<8I", head, 9 + 20)
+    assert (third, fourth, first_step, row_step) == (1, 1, 1, row)
+    assert size <= row * rows <= size + transfer.rows(size)
+
+
+@pytest.mark.parametrize(
+    "script, said",
+    [
+        (CacheWorker((7, 0, 0), memory=1000).script, "has no memory for its largest tensor"),
+        (CacheWorker((3, 0, 0)).script, "closed the connection"),
+        (CacheWorker((7, 0, 0), sources=16).script, "closed the connection"),
+        (lambda client: client.sendall(b"HTTP/1.1 400 Bad Request\r\n"), "does not answer as a worker"),
+        (lambda _client: None, "was not ready within the time limit"),
+    ],
+)
+def test_a_worker_that_does_not_take_part_is_named_in_a_sentence(script, said):
+    with pytest.raises(transfer.TransferError, match=said):
+        give(script, content(2000), seconds=1)
+
+
+@pytest.mark.parametrize(
+    "error, said",
+    [
+        (ConnectionRefusedError(111, "refused"), "cannot be reached: refused"),
+        (OSError(113, "no route"), "does not answer as a worker: no route"),
+    ],
+)
+def test_nobody_there(error, said):
+    with (
+        mock.patch.object(rpc.socket, "create_connection", side_effect=error),
+        pytest.raises(transfer.TransferError, match=said),
+    ):
+        transfer.Worker("127.0.0.1", 1, NEWEST, 1, 1)
+
+
+def test_a_model_that_becomes_shorter_meanwhile():
+    server = Server(CacheWorker((7, 0, 0)).script)
+    with (
+        pytest.raises(transfer.TransferError, match="the model became shorter"),
+        transfer.Worker("127.0.0.1", server.port, NEWEST, 100, 5) as worker,
+    ):
+        worker.give(io.BytesIO(bytes(50)), 0, 100)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.binary(max_size=200))
+def test_whatever_answers_nothing_but_a_transfer_error_comes_of_it(data):
+    def script(client):
+        client.sendall(data)
+        client.close()
+
+    with pytest.raises(transfer.TransferError):
+        give(script, content(100), seconds=2)
+
+
+def fingerprint(data, before=b""):
+    return transfer.fingerprint(io.BytesIO(before + data), len(before), len(data))
+
+
+def test_a_tensor_is_known_again_wherever_it_lies():
+    data = content(LARGE)
+    assert fingerprint(data) == fingerprint(data, b"header")
+
+
+@pytest.mark.parametrize("place", [0, transfer.FIRST_SAMPLE - 1, LARGE // 7 - 1, LARGE // 7 * 3 - 5, LARGE - 1])
+def test_tensors_that_differ_in_a_sample_are_others(place):
+    data = content(LARGE)
+    other = bytearray(data)
+    other[place] ^= 1
+    assert fingerprint(data) != fingerprint(bytes(other))
+
+
+def test_a_tensor_that_a_full_disk_cut_off_is_another():
+    data = bytes(LARGE)
+    assert fingerprint(data) != fingerprint(data[:-4096])
+    with pytest.raises(EOFError):
+        transfer.fingerprint(io.BytesIO(data[:-1]), 0, LARGE)
+
+
+@given(st.binary(min_size=1, max_size=3000))
+def test_small_things_have_fingerprints_too(data):
+    assert fingerprint(data) == fingerprint(data, b"x")
