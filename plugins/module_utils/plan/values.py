@@ -296,6 +296,10 @@ class Cluster(NamedTuple):
     """The hosts of these, which no run contacts."""
     only: str | None = None
     """HOST:NAME of the only worker that takes part in staging."""
+    within: frozenset[str] | None = None
+    """Hosts whose devices may hold layers; None for all of them."""
+    measures: bool = False
+    """``llama_benchmark_programs``: whether the head's builds have the program that measures."""
 
     @property
     def places(self) -> dict[str, Host]:
