@@ -172,6 +172,10 @@ def request_of(variables: Mapping[str, Any]) -> Request:
         raise Refusal(
             f"{PREFIX}prompts and {PREFIX}generated, {PREFIX}depths or {PREFIX}micro_batches is empty, so there is nothing to measure: give a value"
         )
+    named = [name_of(model) for model in models]
+    twice = [name for name in named if named.count(name) > 1]
+    if twice:
+        raise Refusal(f"{PREFIX}models has {twice[0]} twice, and tables name models so: leave one of them out")
     lists = {name: tuple(value) for name, value in given.items() if isinstance(value, (list, tuple))}
     return Request(**{**given, **lists, "models": tuple(models)})
 
