@@ -118,7 +118,7 @@ class ActionModule(planning.ActionModule):
         for setup in benchmark.setups_of(request, cluster, served):
             plan = self._planned(benchmark.cluster_of(cluster, setup), found[benchmark.name_of(setup.model)], catalogue)
             obstacle = benchmark.obstacle(plan, served, setup)
-            own = benchmark.cells_of(setup, plan, obstacle)
+            own = benchmark.cells_of(setup, plan, served["release"].get("fork", "llama.cpp"), obstacle)
             loads.append(Load(setup, plan, [cell["key"] for cell in own], obstacle))
             cells += own
         used = {cell["model"] for cell in cells}

@@ -106,7 +106,7 @@ def read(text: str) -> Log:
             proxies[leads[1]] = leads[2]
         elif line[2] == "run" and ended:
             status = int(ended[1])
-        elif line[2] != "run":
+        elif line[2] == "err":
             said.append(line[3])
     loaded = next((float(line[1]) for line in lines if LOADED.search(line[3])), None)
     last = [printable(line)[:LOG_LINE] for line in said if line.strip()][-ERRORS:]
