@@ -18,7 +18,6 @@ from ansible_collections.llamacpp.cluster.plugins.action import benchmark as act
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import measuring as stage
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import asking, measured, records
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import measuring
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import benchmark, entry
@@ -27,6 +26,7 @@ from ansible_collections.llamacpp.cluster.plugins.modules import benchmark as mo
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import benchmark_tables
 from conftest import CATALOGUE, Cluster, known_answer_of
 from test_fork import RELEASE as FORK
+from test_services import defined, machine_with
 
 MODULE = module
 ROOT = Path(__file__).resolve().parents[2]
@@ -621,3 +621,323 @@ def test_of_a_log_comes_what_matters(tmp_path):
 
 def test_measured_runs_on_the_controller(call):
     assert "action plugin" in call(state="measured")["msg"]
+
+
+# --------------------------------------------------------------------------------------------------------- stop and go
+
+
+GUARD, PROGRAM, SERVER = "llamacpp-benchmark-guard", "llamacpp-benchmark", "llamacpp-server"
+
+
+@pytest.fixture
+def head(tmp_path, monkeypatch):
+    """A head whose server runs; its part of the plan."""
+    machine = machine_with("systemd", tmp_path, monkeypatch)
+    monkeypatch.setattr(stage, "VOLATILE", machine.folder / "units")
+    machine.host["names"] = {"server": SERVER, "cluster": "llama_cluster"}
+    machine.apply(defined(SERVER))
+    machine.lines("calls"), machine.lines("events")
+    return machine
+
+
+def asked(state, machine, **arguments):
+    plan = {"head": {"host": "head"}, "hosts": {"head": machine.host}}
+    return {"state": state, "plan": plan, **arguments}
+
+
+def test_the_server_stops_only_once_somebody_is_there_to_start_it_again(head, call):
+    assert call(**asked("begun", head, runner="# runner"))["changed"]
+    calls = [line for line in head.lines("calls") if " restart " in line or " stop " in line]
+    assert calls == [f"systemctl restart {GUARD}.timer", f"systemctl stop {SERVER}.service"]
+    assert (head.prefix / "benchmarks" / stage.RUNNER).read_text() == "# runner"
+    service = (stage.VOLATILE / f"{GUARD}.service").read_text()
+    assert f"stop {PROGRAM}.service\n" in service
+    assert service.rstrip().endswith(f"start {SERVER}.service")
+    assert f"OnActiveSec={stage.SILENCE_SECONDS}" in (stage.VOLATILE / f"{GUARD}.timer").read_text()
+    assert head.state(SERVER) == [services.STOPPED]
+
+
+def test_a_program_runs_is_looked_at_and_the_server_serves_again(head, call, tmp_path):
+    call(**asked("begun", head, runner="#"))
+    call(**asked("run", head, definition="text"))
+    log = tmp_path / "x.log"
+    log.write_text("0.1000 out one\n")
+    head.lines("calls")
+    answer = call(**asked("looked", head, log=str(log)))
+    assert (answer["runs"], answer["lines"]) == (True, "0.1000 out one")
+    assert f"systemctl restart {GUARD}.timer" in head.lines("calls"), "each look winds the guard up"
+    call(**asked("stopped", head))
+    assert not call(**asked("looked", head, log=str(log)))["runs"]
+    head.lines("calls")
+    assert call(**asked("ended", head))["changed"]
+    calls = [line for line in head.lines("calls") if " start " in line or " stop " in line]
+    assert calls == [f"systemctl start {SERVER}.service", f"systemctl stop {GUARD}.timer {GUARD}.service"]
+    assert head.state(SERVER, PROGRAM) == [services.RUNNING, services.STOPPED]
+    assert [path.name for path in stage.VOLATILE.glob("*benchmark*")] == []
+
+
+def test_what_a_killed_run_left_is_ended_by_the_next_one(head, call):
+    assert not call(**asked("recovered", head))["changed"]
+    assert head.lines("events") == []
+    call(**asked("begun", head, runner="#"))
+    call(**asked("run", head, definition="text"))
+    assert call(**asked("recovered", head))["changed"]
+    assert head.state(SERVER, PROGRAM) == [services.RUNNING, services.STOPPED]
+    assert not call(**asked("recovered", head))["changed"]
+
+
+def test_check_mode_stops_nothing(head, call):
+    assert not call(check=True, **asked("begun", head, runner="#"))["changed"]
+    assert head.state(SERVER) == [services.RUNNING]
+
+
+def test_a_head_without_systemd_is_refused(head, call):
+    head.host["service_manager"] = "openrc"
+    answer = call(**asked("begun", head, runner="#"))
+    assert answer["failed"]
+    assert "by openrc, and a benchmark needs systemd" in answer["msg"]
+
+
+# ----------------------------------------------------------------------------------------------------------------- API
+
+
+def stream(tokens, status="200 OK", pause=0.01, first=0.05):
+    """What a server does with each request: it sends so many tokens."""
+
+    def answer(client):
+        request = client.recv(1 << 20)
+        while not request.endswith(b"}"):
+            request += client.recv(1 << 20)
+        time.sleep(first)
+        client.sendall(f"HTTP/1.1 {status}\r\nConnection: close\r\n\r\n".encode())
+        for number in range(tokens):
+            client.sendall(f'data: {{"content": "{number}", "stop": false}}\n\n'.encode())
+            time.sleep(pause)
+        client.sendall(b'data: {"content": "", "stop": true, "timings": {}}\n\n')
+        client.close()
+
+    return answer
+
+
+@pytest.fixture
+def served():
+    """A plan whose server answers as it is told to."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=16)
+
+    def serve(answer):
+        def accept():
+            while True:
+                try:
+                    client, _address = listener.accept()
+                except OSError:
+                    return
+                threading.Thread(target=answer, args=(client,), daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        own = {"prefix": "/opt/llamacpp", "account": None}
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        head = {"host": "head", "own_url": url, "api_key_file": None, "tls_certificate_file": None}
+        return {"head": head, "hosts": {"head": own}}
+
+    yield serve
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+
+
+def test_requests_run_at_the_same_time_and_tokens_are_counted(served, call):
+    plan = served(stream(10))
+    question = {"prompt": 4, "generated": 10, "vocabulary": 100, "parallel": 4, "seconds": 10}
+    speeds = call(state="asked", plan=plan, question=question)["speeds"]
+    assert len(speeds["first_s"]) == 4
+    assert all(0.05 <= second < 1 for second in speeds["first_s"])
+    # Four times nine tokens after the first one, at 10 ms each.
+    assert 100 < speeds["tokens_per_s"] <= 400
+
+
+def test_a_server_that_does_not_answer_as_it_should_is_named(served, call):
+    question = {"prompt": 4, "generated": 10, "vocabulary": 100, "parallel": 1, "seconds": 10}
+    answer = call(state="asked", plan=served(stream(2)), question=question)
+    assert answer["msg"].startswith("the server sent 2 of 10 tokens")
+
+
+def test_an_error_of_the_server_is_passed_on(served):
+    with pytest.raises(Refusal, match="status 400"):
+        asking.ask(served(stream(1, "400 Bad Request")), asking.Question(1, 1, 9), 1, 10)
+
+
+def test_prompts_are_random_tokens_of_the_vocabulary():
+    body = asking.body_of(asking.Question(50, 8, 40))
+    assert len(body["prompt"]) == 50
+    assert all(asking.LOWEST_TOKEN <= token < 40 for token in body["prompt"])
+    assert body["prompt"] != asking.body_of(asking.Question(50, 8, 40))["prompt"]
+    assert (body["n_predict"], body["stream"], body["cache_prompt"]) == (8, True, False)
+
+
+# -------------------------------------------------------------------------------------------------------------- action
+
+
+class Run(action.ActionModule):
+    """The action with a matrix of its own, and a head that answers from a script."""
+
+    def __init__(self, matrix, check=False):
+        self.matrix, self._task, self.kept, self.calls = matrix, mock.Mock(args={}, check_mode=check), [], []
+        self.fail_at, self.logs, self.plan = None, [], None
+
+    def _matrix(self, arguments, task_vars):
+        return copy.deepcopy(self.matrix)
+
+    def _execute_module(self, module_name=None, module_args=None, task_vars=None, **_rest):
+        state = module_args["state"]
+        self.calls.append(state)
+        if state == self.fail_at:
+            raise RuntimeError("killed")
+        if state == "written":
+            self.kept = [record for record in self.kept if record["id"] != module_args["record"]["id"]]
+            self.kept.insert(0, copy.deepcopy(module_args["record"]))
+        if state == "found":
+            chosen = [record for record in self.kept if module_args.get("id") in (None, record["id"])]
+            listed = [{"id": record["id"], "complete": record["ended"] is not None} for record in self.kept]
+            return {"benchmarks": listed, "record": chosen[0] if chosen else None}
+        if state == "asked":
+            return {"speeds": {"first_s": [0.5], "tokens_per_s": 20.0}}
+        if state == "run":
+            self.words = re.search(r"ExecStart=(.*)", module_args["definition"])[1]
+        if state == "looked":
+            return {"runs": False, "lines": self.logs.pop(0) if self.logs else written_by(self.words)}
+        return {"changed": True}
+
+
+def written_by(words):
+    """What llama-bench would write, given its command line."""
+    given = dict(re.findall(r'"(-[pnd])" "([\d,]+)"', words))
+    lines = []
+    for depth in given["-d"].split(","):
+        for kind, name in (("-p", "n_prompt"), ("-n", "n_gen")):
+            for number in given[kind].split(","):
+                if number != "0":
+                    row = {
+                        "n_prompt": 0,
+                        "n_gen": 0,
+                        "n_depth": int(depth),
+                        "samples_ts": [10.0, 12.0],
+                        name: int(number),
+                    }
+                    lines.append(f"1.0000 out {json.dumps(row)}")
+    return "\n".join([*lines, "2.0000 run ended with 0"])
+
+
+@pytest.fixture
+def matrix(monkeypatch):
+    """Six cells of llama-bench, and two of the API."""
+    monkeypatch.setattr(action, "POLL_SECONDS", 0)
+    found = cluster_of(
+        **MEASURED, llama_benchmark_parallel=[1], llama_benchmark_depths=[0, 64], llama_benchmark_hosts=[1, 2]
+    )
+    plan, values, request = planned(found)
+    loads, cells = [], benchmark.asked_cells(request, values, plan)
+    for setup, own in loads_of(found):
+        fresh = benchmark.cells_of(setup, own, LLAMA, None)
+        loads.append(action.Load(setup, own, [cell["key"] for cell in fresh], None))
+        cells += fresh
+    record = {**copy.deepcopy(EXAMPLE), "id": "20261122-160000-0123abcd", "cells": cells, "ended": None, "fits": []}
+    models = dict.fromkeys({cell["model"] for cell in cells}, EXAMPLE["models"]["known-answer-16x512-f16"])
+    return plan, action.Matrix(request, loads, {**record, "models": models}, 300)
+
+
+def test_everything_is_measured_and_written(matrix, tmp_path):
+    plan, whole = matrix
+    run = Run(whole)
+    result = run._measured({"plan": plan, "path": str(tmp_path / "new" / "folder")}, {})
+    record = result["record"]
+    SCHEMA.validate(record)
+    assert all(cell["measured"] for cell in record["cells"])
+    assert record["ended"]
+    assert run.calls.index("asked") < run.calls.index("begun") < run.calls.index("run") < run.calls.index("ended")
+    assert run.calls.count("run") == 2, "one load for each number of hosts"
+    written = json.loads((tmp_path / "new" / "folder" / "benchmark.json").read_text())
+    assert written == record == run.kept[0]
+    assert "11.00 ± 1.41" in (tmp_path / "new" / "folder" / "benchmark.md").read_text()
+    assert (tmp_path / "new" / "folder" / "benchmark.csv").read_text().count("\n") == 1 + len(record["cells"])
+
+
+def test_a_run_that_is_cut_off_ends_the_program_and_the_next_one_goes_on(matrix):
+    plan, whole = matrix
+    run = Run(whole)
+    run.logs = [written_by('"-p" "512" "-n" "128" "-d" "0"').replace("2.0000 run ended with 0", "")]
+    run.fail_at = "stopped"
+    with pytest.raises(RuntimeError):
+        run._measured({"plan": plan}, {})
+    assert run.calls[-2:] == ["ended", "written"]
+    half = copy.deepcopy(run.kept[0])
+    assert sum(bool(cell["measured"]) for cell in half["cells"]) == 4
+    run.fail_at, run.calls = None, []
+    record = run._measured({"plan": plan}, {})["record"]
+    assert (record["id"], len(run.kept)) == (half["id"], 1)
+    before = {cell["key"]: cell for cell in half["cells"] if cell["measured"]}
+    assert all(cell == before.get(cell["key"], cell) for cell in record["cells"])
+    assert all(cell["measured"] for cell in record["cells"])
+    assert "asked" not in run.calls, "the API's cells were measured already"
+
+
+def test_a_complete_benchmark_is_followed_by_a_new_one(matrix):
+    plan, whole = matrix
+    run = Run(whole)
+    run._measured({"plan": plan}, {})
+    later = whole._replace(record={**whole.record, "id": "20261122-170000-0123abcd"})
+    run.matrix = later
+    assert run._measured({"plan": plan}, {})["record"]["id"] == later.record["id"]
+    assert len(run.kept) == 2
+
+
+def test_one_cell_is_measured_again_on_request(matrix):
+    plan, whole = matrix
+    run = Run(whole)
+    first = run._measured({"plan": plan}, {})["record"]
+    run.calls = []
+    run.matrix = whole._replace(request=whole.request._replace(again=("2 hosts/.*/tg128/d64",)))
+    second = run._measured({"plan": plan}, {})["record"]
+    assert run.calls.count("run") == 1
+    assert '"-p" "0" "-n" "128" "-d" "64"' in run.words
+    assert second["id"] == first["id"]
+    assert len(second["cells"]) == len(first["cells"])
+
+
+def test_again_without_a_benchmark_is_refused(matrix):
+    plan, whole = matrix
+    with pytest.raises(Refusal, match="no benchmark of this matrix was kept"):
+        Run(whole._replace(request=whole.request._replace(again=("x",))))._measured({"plan": plan}, {})
+
+
+def test_a_program_that_fails_is_in_the_table_and_the_others_are_measured(matrix):
+    plan, whole = matrix
+    run = Run(whole)
+    run.logs = ["0.1000 err error: unable to load model\n0.2000 run ended with 1"]
+    record = run._measured({"plan": plan}, {})["record"]
+    failed = [cell for cell in record["cells"] if cell["skipped"]]
+    assert len(failed) == 4
+    assert {cell["skipped"] for cell in failed} == {"llama-bench ended with status 1: error: unable to load model"}
+    assert all(cell["argv"][0].endswith("llama-bench") for cell in failed)
+    assert record["ended"]
+    SCHEMA.validate(record)
+
+
+def test_a_run_without_anything_to_measure_stops_nothing(matrix):
+    plan, whole = matrix
+    cells = [{**cell, "skipped": "it does not fit"} for cell in whole.record["cells"]]
+    loads = [load._replace(obstacle="it does not fit") for load in whole.loads]
+    run = Run(whole._replace(record={**whole.record, "cells": cells}, loads=loads))
+    assert not run._measured({"plan": plan}, {})["changed"]
+    assert run.calls == ["found"]
+
+
+def test_check_mode_measures_nothing(matrix):
+    plan, whole = matrix
+    run = Run(whole, check=True)
+    assert run._measured({"plan": plan}, {})["changed"]
+    assert run.calls == ["found"]
+
+
+def test_a_folder_that_cannot_be_made_is_named(matrix, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(AnsibleActionFail, match=r"llama_benchmark_path is .* which cannot be made"):
+        action.write(str(tmp_path / "file" / "x"), EXAMPLE)
