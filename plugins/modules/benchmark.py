@@ -37,11 +37,10 @@ options:
     description: Host, and what P(llamacpp.cluster.host_info#module) returned there.
     type: dict
     default: {}
-  models:
-    description: What P(llamacpp.cluster.gguf_info#module) returned of each entry of C(llama_benchmark_models), and of the served model first.
-    type: list
-    elements: dict
-    default: []
+  model:
+    description: What P(llamacpp.cluster.gguf_info#module) returned of the model that is served.
+    type: dict
+    default: {}
   path:
     description: Folder on the controller that gets V(benchmark.json), V(benchmark.csv) and V(benchmark.md).
     type: path
@@ -171,7 +170,7 @@ def main():
             "state": {"type": "str", "choices": ["measured", *ON_THE_HEAD], "required": True},
             **{key: {"type": "dict"} for key in ("plan", "record", "question")},
             "facts": {"type": "dict", "default": {}},
-            "models": {"type": "list", "elements": "dict", "default": []},
+            "model": {"type": "dict", "default": {}},
             **{key: {"type": "path"} for key in ("path", "prefix", "log")},
             **{key: {"type": "str"} for key in ("id", "runner", "definition")},
         },

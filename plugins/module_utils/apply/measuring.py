@@ -20,6 +20,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import com
 SILENCE_SECONDS = 120
 """After so long without a look at the program, the head is started again."""
 RUNNER = "measuring.py"
+VOLATILE = Path("/run/systemd/system")
+"""Where definitions are that a reboot forgets."""
 MANAGERS = ("systemd", "systemd_user")
 GUARD_SERVICE = """# {mark}; it is gone after a reboot.
 [Unit]
@@ -53,7 +55,7 @@ class Stage:
             )
         self.serving = services.manager_of(host)
         self.user = ["--user"] if host["scope"] == "user" else []
-        folder = Path(os.environ["XDG_RUNTIME_DIR"], "systemd/user") if self.user else Path("/run/systemd/system")
+        folder = Path(os.environ["XDG_RUNTIME_DIR"], "systemd/user") if self.user else VOLATILE
         self.units = folder
         self.volatile = services.manager_of({**host, "units": str(folder)})
         self.server = host["names"]["server"]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import verification
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import printable
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Maybe, Number, Text, printable
 
 LINE = re.compile(r"([0-9]{1,9}\.[0-9]{4}) (out|err|run) (.*)")
 """Of launch/measuring.py."""
@@ -106,7 +106,7 @@ def read(text: str) -> Log:
             proxies[leads[1]] = leads[2]
         elif line[2] == "run" and ended:
             status = int(ended[1])
-        elif line[2] != "run":
+        elif line[2] == "err":
             said.append(line[3])
     loaded = next((float(line[1]) for line in lines if LOADED.search(line[3])), None)
     last = [printable(line)[:LOG_LINE] for line in said if line.strip()][-ERRORS:]
@@ -181,3 +181,18 @@ def _fit(row: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "planned_crossings": (first["predicted"] or {}).get("crossings") or 0,
         "worst": round(max(abs(fixed + slope * latency - ms) / ms for latency, ms in zip(latencies, times)), 4),
     }
+
+
+FIGURE = Number(real=True)
+KEPT = {
+    "measured": Maybe({"mean": FIGURE, "deviation": FIGURE, "samples": [FIGURE], "unit": ("t/s", "s")}),
+    "load_s": Maybe(FIGURE),
+    "memory_mib": [
+        {"device": Text(), "host": Text(), "planned_mib": FIGURE, "measured_mib": Maybe(FIGURE)},
+    ],
+    "skipped": Maybe(Text(longest=8192)),
+    "argv": [Text(longest=8192)],
+    "log": Maybe(Text(longest=4096)),
+    "time": Maybe(Number()),
+}
+"""What the record of an earlier run says of a cell, as far as it is taken over."""

@@ -172,6 +172,10 @@ def request_of(variables: Mapping[str, Any]) -> Request:
         raise Refusal(
             f"{PREFIX}prompts and {PREFIX}generated, {PREFIX}depths or {PREFIX}micro_batches is empty, so there is nothing to measure: give a value"
         )
+    named = [name_of(model) for model in models]
+    twice = [name for name in named if named.count(name) > 1]
+    if twice:
+        raise Refusal(f"{PREFIX}models has {twice[0]} twice, and tables name models so: leave one of them out")
     lists = {name: tuple(value) for name, value in given.items() if isinstance(value, (list, tuple))}
     return Request(**{**given, **lists, "models": tuple(models)})
 
@@ -457,14 +461,14 @@ def predicted(planned: Mapping[str, Any], setup: Setup, test: str, depth: int) -
     }
 
 
-def cells_of(setup: Setup, planned: Mapping[str, Any], skipped: str | None) -> list[dict[str, Any]]:
+def cells_of(setup: Setup, planned: Mapping[str, Any], fork: str, skipped: str | None) -> list[dict[str, Any]]:
     """The cells of a load, not measured yet.
 
+    :param fork: of the release that serves.
     :param skipped: why nothing will be measured.
     """
     placed = [] if planned["refused"] else planned["placement"]
     link = setup.link
-    fork = options.MAINLINE if planned["refused"] else planned["release"].get("fork", options.MAINLINE)
     common = {
         "hosts": list(setup.hosts),
         "workers": [f"{entry['host']}:{entry['worker']}" for entry in placed if entry["endpoint"] and entry["layers"]],
@@ -529,7 +533,7 @@ def asked_cells(request: Request, cluster: Cluster, plan: Mapping[str, Any]) -> 
         elif prompt + generated > plan["head"]["context_per_request"]:
             skipped = f"a request may have {plan['head']['context_per_request']} tokens, and needs {prompt + generated}: set a longer llama_server_context"
         for test, depth in tests:
-            cell = cells_of(setup._replace(tests=((test, depth),)), plan, skipped)[0]
+            cell = cells_of(setup._replace(tests=((test, depth),)), plan, options.MAINLINE, skipped)[0]
             expected = predicted(plan, setup, test, depth) if test.startswith("api-tg") and parallel == 1 else None
             key = key_of(setup, test, depth, parallel)
             cells.append(
