@@ -15,7 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import advis
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 
 ROOT = Path(__file__).resolve().parents[1]
-ROLES = ["llama_host", "llama_link", "llama_build", "llama_worker", "llama_model", "llama_server"]
+ROLES = ["llama_host", "llama_link", "llama_build", "llama_worker", "llama_model", "llama_server", "llama_benchmark"]
 
 INTRODUCTION = """# Variables
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ansible's own copy and fetch, for action plugins."""
+"""Other action plugins, Ansible's own copy and fetch among them, for action plugins."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from ansible.plugins.action import ActionBase
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
 
 
-def _run(action: ActionBase, task_vars: dict, name: str, arguments: dict) -> dict:
+def run(action: ActionBase, task_vars: dict, name: str, arguments: dict) -> dict:
+    """What another action plugin returns."""
     task = action._task.copy()
     task.args = arguments
     return action._shared_loader_obj.action_loader.get(
-        f"ansible.legacy.{name}",
+        name,
         task=task,
         connection=action._connection,
         play_context=action._play_context,
@@ -35,9 +36,9 @@ def why(result: dict) -> str:
 
 def copy(action: ActionBase, task_vars: dict, source: str, target: str) -> dict:
     """Copies a file of the controller to the host as ``ansible.builtin.copy`` does and returns its result."""
-    return _run(action, task_vars, "copy", {"src": source, "dest": target, "mode": "0644"})
+    return run(action, task_vars, "ansible.legacy.copy", {"src": source, "dest": target, "mode": "0644"})
 
 
 def fetch(action: ActionBase, task_vars: dict, source: str, target: str) -> dict:
     """Copies a file of the host to the controller as ``ansible.builtin.fetch`` does and returns its result."""
-    return _run(action, task_vars, "fetch", {"src": source, "dest": target, "flat": True})
+    return run(action, task_vars, "ansible.legacy.fetch", {"src": source, "dest": target, "flat": True})

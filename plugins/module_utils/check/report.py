@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import shlex
 import textwrap
+from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 
@@ -92,40 +93,62 @@ def _layers(plan: dict) -> list[str]:
     return texts
 
 
-def _topology(plan: dict) -> list[str]:
+class Lent(NamedTuple):
+    """A device and what it gets. ``link`` is its entry of ``estimate.links``, None where the head drives it itself."""
+
+    host: str
+    device: str
+    endpoint: str
+    layers: str
+    link: dict | None
+
+    def link_text(self) -> str:
+        """Kind and time of the link, or nothing."""
+        link = self.link
+        return f"{link['kind']}, {link['one_way_ms']:g} ms{'' if link['measured'] else ' assumed'}" if link else ""
+
+
+def topology(plan: dict) -> list[Lent]:
+    """All devices with layers in llama-server's order; the head's processor first, where it keeps some beside others."""
     head = plan["head"]
     links = {link["endpoint"]: link for link in plan["estimate"]["links"]}
     devices = {worker["endpoint"]: worker["device"] for host in plan["hosts"].values() for worker in host["workers"]}
     devices.update({worker["endpoint"]: f"{worker['backend']}, run elsewhere" for worker in plan["external_workers"]})
     kept = head["cpu"]["layers"]
-    rows = [["├─", head["host"], "CPU", "", _range(0, kept), ""]] * bool(kept and plan["placement"])
-    for index, (entry, layers) in enumerate(zip(plan["placement"], _layers(plan))):
+    rows = [Lent(head["host"], "CPU", "", _range(0, kept), None)] * bool(kept and plan["placement"])
+    for entry, layers in zip(plan["placement"], _layers(plan)):
         endpoint = entry["endpoint"]
-        link = links[endpoint] if endpoint else None
-        rows.append(
-            [
-                "└─" if index == len(plan["placement"]) - 1 else "├─",
-                entry["host"],
-                devices[endpoint] if endpoint else entry["device"],
-                endpoint or "",
-                layers,
-                f"{link['kind']}, {link['one_way_ms']:g} ms{'' if link['measured'] else ' assumed'}" if link else "",
-            ]
-        )
-    text = [f"  {head['host']}  llama-server, {head['url']}"]
-    text += table(rows).splitlines() if rows else [f"  └─  the processor of {head['host']}, all layers"]
-    unused = [
+        device, link = (devices[endpoint], links[endpoint]) if endpoint else (entry["device"], None)
+        rows.append(Lent(entry["host"], device, endpoint or "", layers, link))
+    return rows
+
+
+def unused(plan: dict) -> list[str]:
+    """Workers that are declared and get no layer."""
+    own = [
         f"{name} {worker['device']} {worker['endpoint']}"
         for name, host in plan["hosts"].items()
         for worker in host["workers"]
         if not worker["used"]
     ]
-    unused += [
+    return own + [
         f"{worker['host']} {worker['backend']} {worker['endpoint']}, run elsewhere"
         for worker in plan["external_workers"]
         if not worker["used"]
     ]
-    return text + (_wrapped("  declared and not used: ", ", ".join(unused)) if unused else [])
+
+
+def _topology(plan: dict) -> list[str]:
+    head, devices = plan["head"], topology(plan)
+    rows = [["├─", row.host, row.device, row.endpoint, row.layers, row.link_text()] for row in devices]
+    text = [f"  {head['host']}  llama-server, {head['url']}"]
+    if rows:
+        rows[-1][0] = "└─"
+        text += table(rows).splitlines()
+    else:
+        text.append(f"  └─  the processor of {head['host']}, all layers")
+    rest = unused(plan)
+    return text + (_wrapped("  declared and not used: ", ", ".join(rest)) if rest else [])
 
 
 def _wrapped(start: str, text: str) -> list[str]:
@@ -216,17 +239,36 @@ def _ports(plan: dict) -> list[str]:
     return lines or ["  none: the workers listen on loopback only"]
 
 
-def _advisories(plan: dict) -> list[str]:
+class Advice(NamedTuple):
+    """An advisory of some hosts, like «error, accepted: ID on HOST»."""
+
+    title: str
+    severity: str
+    messages: list[str]
+    remedy: str
+    reference: str
+
+
+def advice(plan: dict) -> list[Advice]:
+    """The plan's advisories, alike ones of several hosts as one."""
     alike: dict[tuple, list[dict]] = {}
     for advisory in plan["advisories"]:
         alike.setdefault(
             tuple(advisory[key] for key in ("severity", "accepted", "id", "remedy", "reference")), []
         ).append(advisory)
-    lines = []
+    found = []
     for (severity, accepted, identifier, remedy, reference), entries in alike.items():
         hosts = ", ".join(dict.fromkeys(host for advisory in entries for host in advisory["hosts"]))
-        lines.append(f"  {severity}{', accepted' if accepted else ''}: {identifier}{' on ' if hosts else ''}{hosts}")
-        for text in (*(advisory["message"] for advisory in entries), f"Remedy: {remedy}", f"See {reference}"):
+        title = f"{severity}{', accepted' if accepted else ''}: {identifier}{' on ' if hosts else ''}{hosts}"
+        found.append(Advice(title, severity, [advisory["message"] for advisory in entries], remedy, reference))
+    return found
+
+
+def _advisories(plan: dict) -> list[str]:
+    lines = []
+    for entry in advice(plan):
+        lines.append(f"  {entry.title}")
+        for text in (*entry.messages, f"Remedy: {entry.remedy}", f"See {entry.reference}"):
             lines += _wrapped("      ", text)
     return lines or ["  none"]
 
@@ -238,8 +280,9 @@ RATES = {
 }
 
 
-def _speed(plan: dict) -> list[str]:
-    estimate, best = plan["estimate"], plan["estimate"]["best_single_host"]
+def speed_rows(plan: dict) -> list[list[str]]:
+    """What is predicted, how much, and what limits it; nothing where the model does not fit."""
+    estimate = plan["estimate"]
     if estimate["generation_tokens_per_s"] is None:
         return []
     rows = [
@@ -247,7 +290,12 @@ def _speed(plan: dict) -> list[str]:
         ["prompts", f"{estimate['prompt_tokens_per_s']:g} tokens per second", estimate["prompt_limited_by"]],
         ["loading", f"{estimate['load_s']:g} seconds", estimate["load_limited_by"]],
     ]
-    rows = [[name, figure, f"limited by: {limit}"] for name, figure, limit in rows]
+    return [[name, figure, f"limited by: {limit}"] for name, figure, limit in rows]
+
+
+def speed_notes(plan: dict) -> list[str]:
+    """What the best host alone would do, and what the prediction rests on."""
+    estimate, best = plan["estimate"], plan["estimate"]["best_single_host"]
     alone = "does not hold the model"
     if best["fits"]:
         alone = f"{best['generation_tokens_per_s']:g} tokens per second in generation, {best['prompt_tokens_per_s']:g} in prompts"
@@ -255,7 +303,13 @@ def _speed(plan: dict) -> list[str]:
         f"Rates of devices are {RATES.get(estimate['rates'], estimate['rates'])}. A prompt has 512 tokens, the context is empty, and no "
         "worker has a cache of the model."
     )
-    return [*table(rows).splitlines(), *_wrapped("  ", f"{best['host']} alone: {alone}"), *_wrapped("  ", known)]
+    return [f"{best['host']} alone: {alone}", known]
+
+
+def _speed(plan: dict) -> list[str]:
+    rows = speed_rows(plan)
+    notes = [line for note in speed_notes(plan) for line in _wrapped("  ", note)] if rows else []
+    return [*table(rows).splitlines(), *notes] if rows else []
 
 
 def _network(plan: dict) -> list[str]:

@@ -66,6 +66,8 @@ CLUSTER_RECORD = "cluster.json"
 """File below the prefix of every host that says which ports and how much memory the cluster has there by plan."""
 PLANS = "plans"
 """Folder below the prefix with the host's own part of the last plans."""
+BENCHMARKS = "benchmarks"
+"""Folder below the prefix of the head with what benchmarks measured."""
 INSTALLED = (
     "releases",
     "runtime",
@@ -82,6 +84,7 @@ INSTALLED = (
     CLUSTER_RECORD,
     FALLBACKS,
     PLANS,
+    BENCHMARKS,
 )
 """What an installation has below its prefix, apart from models, which may be an operator's."""
 PORT_VARIABLES = {

@@ -154,11 +154,13 @@ def ask(
     key: str | None = None,
     objection: Callable[[], str | None] = lambda: None,
     certificate: bytes | None = None,
+    hear: Callable[[str], None] | None = None,
 ) -> Reply:
     """What an HTTP server replies within so many seconds altogether, however slowly it sends, up to a mebibyte.
 
     :param objection: asked once the connection stands, before anything is sent: why nothing may be.
     :param certificate: the one that the server has to show, in DER form; then HTTPS is spoken. Its names and its authority do not count.
+    :param hear: gets each line of a right reply when it comes; the reply has no text then.
     """
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
     connection = http.client.HTTPConnection(address, timeout=seconds)
@@ -175,6 +177,8 @@ def ask(
             return Reply(0, reason)
         connection.request("POST" if body else "GET", path, json.dumps(body) if body else None, headers)
         reply = connection.getresponse()
+        if hear and reply.status == 200:
+            _hear(reply, hear)
         text = reply.read(REPLY_BYTES).decode("utf-8", "replace")
         if time.monotonic() < deadline:
             return Reply(reply.status, text)
@@ -186,6 +190,15 @@ def ask(
         if timer:
             timer.cancel()
         connection.close()
+
+
+def _hear(reply: http.client.HTTPResponse, hear: Callable[[str], None]) -> None:
+    """Passes on each line of a stream, of which a line may have a mebibyte and all of it 64."""
+    for _number in range(64 * REPLY_BYTES):
+        line = reply.readline(REPLY_BYTES)
+        if not line:
+            return
+        hear(line.decode("utf-8", "replace").rstrip("\r\n"))
 
 
 def _secure(connection: http.client.HTTPConnection, held: list[socket.socket], certificate: bytes) -> str | None:

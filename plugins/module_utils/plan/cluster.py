@@ -272,6 +272,9 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
         }
     external.check_protocol(cluster.external, release)
     others = external.workers_of(cluster.external)
+    if cluster.within is not None:
+        serving = [worker for worker in serving if worker.host in cluster.within]
+        others = [worker for worker in others if worker.host in cluster.within]
     running = [worker for entry in equipped.values() for worker in entry.workers]
     _check_tunnels([*running, *others], cluster.server)
     _check_endpoints([*running, *others])
@@ -279,11 +282,11 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     _check_names_of_the_head(head, equipped)
     if not staged:
         neighbours.check(cluster, {name: _ports(cluster, entry) for name, entry in equipped.items()})
-    builds = releases.builds(equipped, wanted, cluster.server, catalogue, secured)
+    builds = releases.builds(equipped, wanted, cluster.server, catalogue, secured, cluster.measures)
     model = heads.model_of(cluster.model, model_found, head.facts, names.of(cluster.name).account)
     heads.check(head.name, cluster.server, equipped[head.name].workers, release)
     heads.check_types(model.path, model.summary, release, releases.variable_of(serves, cluster.releases))
-    if running and not serving:
+    if running and not serving and cluster.within is None:
         raise Refusal(_no_worker_of_its_release(cluster, serves, equipped[head.name].backends, running))
     lent = devices.of_workers([*serving, *others], cluster.places, release, bounded)
     offered = (*lent, *own)

@@ -226,6 +226,7 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]]) -> Cluster:
         accepted=frozenset(variables["llama_accept_advisories"] or ()),
         releases=_releases(variables),
         external=_external(variables["llama_external_workers"] or (), hosts),
+        measures=variables["llama_benchmark_programs"],
     )
 
 

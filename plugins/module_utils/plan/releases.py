@@ -338,6 +338,11 @@ def _with_id(
     return release._replace(id=f"{ref}-{_sha(identity)}")
 
 
+def measuring_program(fork: str) -> str:
+    """The program of a release that measures."""
+    return "llama-bench" if fork == capabilities.MAINLINE else "llama-sweep-bench"
+
+
 def same_source(one: Release, other: Release) -> bool:
     """Whether programs of two releases are of the same tree with the same patches, so that head and worker understand each other. They may
     have come as sources and as programs."""
@@ -368,11 +373,13 @@ def builds(
     server: Server,
     catalogue: Catalogue,
     secured: str | None,
+    measures: bool = False,
 ) -> dict[str, dict[str, Build]]:
     """Host → backend → build. Hosts of one kind with the same options get the same build, with all programs that one of them needs.
 
     :param wanted: backend → release.
     :param secured: backend whose llama-server speaks TLS. All hosts have it built so, since hosts of one kind share a build.
+    :param measures: whether the head has the program that measures, too.
     """
     kinds = {
         (name, backend): _kind(host, backend, wanted[backend], server, backend == secured)
@@ -386,6 +393,7 @@ def builds(
             targets.add(wanted[backend].capabilities["worker_binary"])
         if equipped[name].host.is_head:
             targets.add("llama-server")
+            targets.update([measuring_program(wanted[backend].fork)] if measures else [])
     planned = {
         name: {
             backend: _build(
@@ -434,6 +442,12 @@ def _build(host: Host, backend: str, kind: _Kind, release: Release, targets: lis
     paths: dict[str, str] = {}
     if release.source == "package":
         offered = catalogue.llama[host.facts.distribution.family]["programs"]
+        missing = [target for target in targets if target not in offered]
+        if missing:
+            raise Refusal(
+                f"llama_benchmark_programs is true, but no package of {host.name}'s distribution is known to have {missing[0]}: use another source in "
+                "llama_release"
+            )
         paths = {target: offered[target]["path"].format(architecture=host.facts.architecture) for target in targets}
     identity = _sha({"release": release.id, "options": kind.cmake_options, "kind": kind.kind, "targets": targets}, 8)
     return Build(

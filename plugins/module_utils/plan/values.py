@@ -395,6 +395,10 @@ class Cluster(NamedTuple):
     """HOST:NAME of the only worker that takes part in staging."""
     served: Mapping[str, Any] | None = None
     """Summary of the model that is served, also while another one proves a release; None where it is not known."""
+    within: frozenset[str] | None = None
+    """Hosts whose devices may hold layers; None for all of them."""
+    measures: bool = False
+    """``llama_benchmark_programs``: whether the head's builds have the program that measures."""
 
     @property
     def places(self) -> dict[str, Host]:

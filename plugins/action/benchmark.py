@@ -1,0 +1,394 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Plans what a benchmark measures, has the head measure it, shows how far it is, and writes the tables."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ansible.errors import AnsibleActionFail
+from ansible.utils.display import Display
+from ansible_collections.llamacpp.cluster.plugins.action import plan as planning
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply.measuring import RUNNER
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import measured
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import measuring
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import benchmark, entry, releases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import cluster as cluster_plan
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import (
+    benchmark_tables,
+    copying,
+    definitions,
+    inventory,
+    output,
+)
+
+display = Display()
+
+POLL_SECONDS, SHOW_SECONDS = 5.0, 10.0
+MOST_MISSED = 10
+"""Looks at the program that may fail one after the other; the guard on the head waits longer than one alone takes."""
+
+
+class Load(NamedTuple):
+    """A load of a model as it is planned."""
+
+    setup: benchmark.Setup
+    plan: dict
+    keys: list[str]
+    obstacle: str | None
+
+
+class Matrix(NamedTuple):
+    """All that is measured."""
+
+    request: benchmark.Request
+    loads: list[Load]
+    record: dict
+    """With every cell, none of them measured."""
+    vocabulary: int
+
+
+class ActionModule(planning.ActionModule):
+    def run(self, tmp=None, task_vars=None):
+        arguments = dict(self._task.args)
+        if arguments.get("state") != "measured":
+            return self._execute_module(module_args=arguments, task_vars=task_vars)
+        try:
+            return self._measured(arguments, task_vars)
+        except Refusal as refusal:
+            raise AnsibleActionFail(str(refusal)) from None
+
+    def _measured(self, arguments: dict, task_vars: dict) -> dict:
+        matrix = self._matrix(arguments, task_vars)
+        self._head = Head(self, arguments["plan"], task_vars)
+        record = self._continued(matrix)
+        path = arguments.get("path")
+        left = [cell for cell in record["cells"] if not measured.is_done(cell)]
+        display.display(
+            f"  [{self._head.name}] benchmark {record['id']}: {len(record['cells'])} cells, {len(left)} of them to measure, "
+            f"{sum(bool(cell['skipped']) for cell in record['cells'])} not possible"
+        )
+        if self._task.check_mode:
+            return {"changed": bool(left), "record": record}
+        self._record = record
+        try:
+            self._ask_all(matrix)
+            self._run_all(matrix)
+            if all(map(measured.is_done, record["cells"])):
+                record["ended"] = int(time.time())
+        finally:
+            record["fits"] = measured.fits(record["cells"])
+            if left:
+                self._head.call("written", prefix=self._head.own["prefix"], record=record)
+            if path:
+                write(path, record)
+        display.display("\n" + benchmark_tables.as_markdown(record))
+        return {"changed": bool(left), "record": record}
+
+    # -------------------------------------------------------------------------------------------------------- matrix
+
+    def _matrix(self, arguments: dict, task_vars: dict) -> Matrix:
+        """:raises Refusal: a variable is wrong, or the release has no program that measures."""
+        served = arguments["plan"]
+        name, hosts = inventory.hosts(task_vars, arguments["facts"], inventory.of_play(task_vars))
+        catalogue = entry.catalogue(inventory.packages())
+        cluster = self._look_up_releases(entry.read(name, hosts), catalogue, task_vars)
+        request = benchmark.request_of(hosts[cluster.head]["variables"])
+        program = releases.measuring_program(served["release"].get("fork", "llama.cpp"))
+        if not any(program in build["targets"] for build in served["hosts"][cluster.head]["builds"]):
+            raise Refusal(
+                f"the release on {cluster.head} has no {program}: set llama_benchmark_programs to true, run site.yml, and then this playbook again"
+            )
+        found = {benchmark.name_of(cluster.model): arguments.get("model") or {}}
+        for model in request.models:
+            found.setdefault(benchmark.name_of(model), self._look_at(model, served, task_vars))
+        models = {
+            benchmark.name_of(model): _described(model, found[benchmark.name_of(model)], served)
+            for model in (cluster.model, *request.models)
+        }
+        loads, cells = [], benchmark.asked_cells(request, cluster, served)
+        for setup in benchmark.setups_of(request, cluster, served):
+            plan = self._planned(benchmark.cluster_of(cluster, setup), found[benchmark.name_of(setup.model)], catalogue)
+            obstacle = benchmark.obstacle(plan, served, setup)
+            own = benchmark.cells_of(setup, plan, served["release"].get("fork", "llama.cpp"), obstacle)
+            loads.append(Load(setup, plan, [cell["key"] for cell in own], obstacle))
+            cells += own
+        used = {cell["model"] for cell in cells}
+        record = {
+            "schema": benchmark.SCHEMA,
+            "cluster": served["cluster"],
+            "id": f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{benchmark.identity(served, cells, request.repetitions)}",
+            "time": int(time.time()),
+            "ended": None,
+            "plan": served["id"],
+            "release": {
+                **{key: served["release"][key] for key in ("ref", "id", "build", "commit", "protocol")},
+                "fork": served["release"].get("fork", "llama.cpp"),
+            },
+            "hosts": benchmark.machines(cluster, served, lambda host: _link(served, host)),
+            "models": {name: model for name, model in models.items() if name in used},
+            "cells": cells,
+            "fits": [],
+        }
+        return Matrix(
+            request,
+            loads,
+            record,
+            _summary(cluster.model, found[benchmark.name_of(cluster.model)]).get("vocabulary", 0),
+        )
+
+    def _look_at(self, model: Any, served: dict, task_vars: dict) -> dict:
+        """What gguf_info says of a model on the head. A generated one is written there first.
+
+        :raises Refusal: it is not there, or not readable.
+        """
+        own = served["hosts"][served["head"]["host"]]
+        if model.known_answer:
+            if not self._task.check_mode:
+                path = f"{own['prefix']}/models/{known_answer.file_name(*model.known_answer)}"
+                result = copying.run(
+                    self, task_vars, "llamacpp.cluster.known_answer", {"path": path, **model.known_answer._asdict()}
+                )
+                if result.get("failed"):
+                    raise Refusal(copying.why(result))
+            return {}
+        asked = {"path": model.path, **({"account": own["account"]} if own["account"] else {})}
+        result = self._execute_module("llamacpp.cluster.gguf_info", module_args=asked, task_vars=task_vars)
+        if result.get("failed"):
+            raise Refusal(f"llama_benchmark_models: {untrusted.printable(result.get('msg'))}")
+        return result
+
+    def _planned(self, cluster: Any, model: dict, catalogue: Any) -> dict:
+        try:
+            return cluster_plan.make(cluster, model, catalogue, "")
+        except Refusal as refusal:
+            return cluster_plan.refused(cluster.name, refusal)
+
+    def _continued(self, matrix: Matrix) -> dict:
+        """The record of an earlier run that measures the same and was cut off, or of which cells are asked for again; else a new one."""
+        found = self._head.call("found", prefix=self._head.own["prefix"])
+        same = [
+            kept
+            for kept in found["benchmarks"]
+            if not untrusted.mismatch("", kept, {"id": untrusted.Text(r"[0-9a-f-]{24}"), "complete": bool})
+            and kept["id"][-8:] == matrix.record["id"][-8:]
+        ]
+        again = matrix.request.again
+        if not same or (same[0]["complete"] and not again):
+            if again:
+                raise Refusal(
+                    "llama_benchmark_again is set, and no benchmark of this matrix was kept: run it without that"
+                )
+            return matrix.record
+        kept = self._head.call("found", prefix=self._head.own["prefix"], id=same[0]["id"])["record"] or {}
+        before = {
+            cell["key"]: cell
+            for cell in kept.get("cells", [])
+            if not untrusted.mismatch("", cell, measured.KEPT)
+            and not any(re.search(expression, cell["key"]) for expression in again)
+        }
+        cells = [_merged(cell, before.get(cell["key"])) for cell in matrix.record["cells"]]
+        return {**matrix.record, "id": same[0]["id"], "cells": cells}
+
+    # ------------------------------------------------------------------------------------------------------- measure
+
+    def _cells(self, keys: list[str]) -> list[dict]:
+        """Those of these cells that are not measured yet."""
+        return [cell for cell in self._record["cells"] if cell["key"] in keys and not measured.is_done(cell)]
+
+    def _put(self, cells: list[dict]) -> None:
+        """Takes cells into the record, shows them, and has the head keep it."""
+        by_key = {cell["key"]: cell for cell in cells}
+        self._record["cells"] = [by_key.get(cell["key"], cell) for cell in self._record["cells"]]
+        for cell in cells:
+            unit = cell["measured"]["unit"] if cell["measured"] else ""
+            said = f"{benchmark_tables.speed(cell)} {unit}" if cell["measured"] else f"not measured: {cell['skipped']}"
+            display.display(f"  [{self._head.name}] {cell['key']}: {said}")
+        if cells:
+            self._head.call("written", prefix=self._head.own["prefix"], record=self._record)
+
+    def _ask_all(self, matrix: Matrix) -> None:
+        """Measures through the API of the server, while that serves."""
+        asked = [
+            cell for cell in self._record["cells"] if cell["program"] == benchmark.SERVER and not measured.is_done(cell)
+        ]
+        for parallel in dict.fromkeys(cell["parallel"] for cell in asked):
+            cells = [cell for cell in asked if cell["parallel"] == parallel]
+            self._put(self._ask(cells, parallel, matrix))
+
+    def _ask(self, cells: list[dict], parallel: int, matrix: Matrix) -> list[dict]:
+        request, firsts, speeds = matrix.request, [], []
+        question = {
+            "prompt": (request.prompts or (512,))[0],
+            "generated": (request.generated or (128,))[0],
+            "vocabulary": matrix.vocabulary,
+            "parallel": parallel,
+            "seconds": request.timeout,
+        }
+        for _number in range(request.repetitions):
+            answer = self._head.call("asked", may_fail=True, plan=self._head.plan, question=question)
+            if answer.get("failed"):
+                why = untrusted.printable(answer.get("msg"))
+                return [{**cell, "skipped": why} for cell in cells]
+            firsts += [float(second) for second in answer["speeds"]["first_s"]]
+            speeds.append(float(answer["speeds"]["tokens_per_s"]))
+        argv, now = self._head.plan["head"]["argv"], int(time.time())
+        samples = {"api-ttft": (firsts, "s"), "api-tg": (speeds, "t/s")}
+        return [
+            {
+                **cell,
+                "measured": measured.measured_of(*samples[re.sub("[0-9]+$", "", cell["test"])]),
+                "argv": argv,
+                "time": now,
+            }
+            for cell in cells
+        ]
+
+    def _run_all(self, matrix: Matrix) -> None:
+        """Measures in place of the server, which serves again afterwards, whatever happened."""
+        loads = [load for load in matrix.loads if not load.obstacle and self._cells(load.keys)]
+        if not loads:
+            return
+        try:
+            self._head.call("begun", plan=self._head.plan, runner=Path(measuring.__file__).read_text())
+            for load in loads:
+                self._run_load(load, matrix.request)
+        finally:
+            self._head.call("ended", plan=self._head.plan)
+
+    def _run_load(self, load: Load, request: benchmark.Request) -> None:
+        argv = benchmark.argv_of(load.plan, load.setup, request.repetitions)
+        missing = [(cell["test"], cell["depth"]) for cell in self._cells(load.keys)]
+        for words in benchmark.arguments_of_tests(argv, missing):
+            own = self._head.own
+            log = f"{own['state']}/{names.BENCHMARKS}/{self._record['id']}/{time.time():.0f}-{len(self._cells(load.keys))}.log"
+            how = benchmark.Measuring(
+                f"{own['prefix']}/{names.BENCHMARKS}/{RUNNER}", log, load.setup.link, request.timeout
+            )
+            service = benchmark.service_of(load.plan, words, how)
+            self._head.call("run", plan=self._head.plan, definition=definitions.definition(own, service))
+            self._follow(load, words, log)
+
+    def _follow(self, load: Load, argv: list[str], log: str) -> None:
+        """Looks at the program until it has ended, and takes what it has measured."""
+        began = shown = time.monotonic()
+        while True:
+            answer = self._head.look(log)
+            seen = measured.read(str(answer["lines"]))
+            cells = [measured.filled(cell, seen, argv, log) for cell in self._cells(load.keys)]
+            self._put([cell for cell in cells if cell])
+            if not answer["runs"]:
+                break
+            if time.monotonic() - shown >= SHOW_SECONDS:
+                shown = time.monotonic()
+                doing = "measures" if seen.load_s is not None else "loads"
+                display.display(f"  [{self._head.name}] {load.keys[0]}: {doing}, {shown - began:.0f} s")
+            time.sleep(POLL_SECONDS)
+        self._head.call("stopped", plan=self._head.plan)
+        tests = {result.test for result in seen.results}
+        if not seen.results or seen.status:
+            why = measured.failure_of(seen, Path(argv[0]).name)
+            failed = [cell for cell in self._cells(load.keys) if _is_of(argv, cell)]
+            self._put(
+                [{**cell, "skipped": why, "argv": argv, "log": log} for cell in failed if cell["test"] not in tests]
+            )
+
+
+def _is_of(argv: list[str], cell: dict) -> bool:
+    """Whether a command line was to measure a cell."""
+    if argv[0].endswith(benchmark.SWEEP):
+        return True
+    given = dict(zip(argv, [*argv[1:], ""]))
+    numbers = given["-p" if cell["test"].startswith("pp") else "-n"].split(",")
+    return cell["test"][2:] in numbers and str(cell["depth"]) in given["-d"].split(",")
+
+
+class Head:
+    """The module on the head."""
+
+    def __init__(self, action: ActionModule, plan: dict, task_vars: dict) -> None:
+        self._action, self._task_vars = action, task_vars
+        self.name = plan["head"]["host"]
+        part = plan["hosts"][self.name]
+        self.own = part
+        kept = {"head": plan["head"], "cluster": plan["cluster"]}
+        self.plan = {**kept, "hosts": {self.name: {key: value for key, value in part.items() if key != "files"}}}
+
+    def call(self, state: str, may_fail: bool = False, **arguments: Any) -> dict:
+        """:raises AnsibleActionFail: with what the module says."""
+        answer = self._action._execute_module(
+            module_args={"state": state, **arguments}, task_vars=self._task_vars, wrap_async=False
+        )
+        if answer.get("failed") and not may_fail:
+            raise AnsibleActionFail(f"{state}: {untrusted.printable(answer.get('msg'))}")
+        return answer
+
+    def look(self, log: str) -> dict:
+        """What the program has written, and whether it runs; a head that does not answer is asked again."""
+        for _missed in range(MOST_MISSED):
+            answer = self.call("looked", may_fail=True, plan=self.plan, log=log)
+            if not answer.get("failed"):
+                return answer
+            time.sleep(POLL_SECONDS)
+        raise AnsibleActionFail(f"looked: {untrusted.printable(answer.get('msg'))}")
+
+
+def _merged(cell: dict, before: dict | None) -> dict:
+    """A cell of the matrix with what an earlier run measured."""
+    if not before or not (before["measured"] or (before["skipped"] and before["time"] is None and before["argv"])):
+        return cell
+    return {**cell, **{key: before[key] for key in measured.KEPT}}
+
+
+def _summary(model: Any, found: dict) -> dict:
+    if model.known_answer:
+        return known_answer.summary(*model.known_answer)
+    return found.get("summary") or model.summary or {}
+
+
+def _described(model: Any, found: dict, served: dict) -> dict:
+    summary = _summary(model, found)
+    prefix = served["hosts"][served["head"]["host"]]["prefix"]
+    path = model.path or f"{prefix}/models/{known_answer.file_name(*model.known_answer)}"
+    sizes = [*summary.get("layer_bytes", []), summary.get("input_bytes", 0), summary.get("output_bytes", 0)]
+    return {
+        "path": path,
+        "architecture": summary.get("architecture", ""),
+        "layers": summary.get("layers", 0),
+        "bytes": sum(sizes),
+        "parameters": summary.get("parameters"),
+    }
+
+
+def _link(served: dict, host: str) -> str | None:
+    link = next((link for link in served["estimate"]["links"] if link["host"] == host), None)
+    if not link:
+        return None
+    figures = f", {2 * link['one_way_ms']:g} ms, {1000 * link['gbit_per_s']:g} Mbit/s" if link["measured"] else ""
+    return link["kind"] + figures
+
+
+def write(folder: str, record: dict) -> None:
+    """Writes the three forms of a record into a folder of the controller, which is made."""
+    place = Path(folder).expanduser()
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise AnsibleActionFail(
+            f"llama_benchmark_path is {folder!r}, which cannot be made on the controller: {error.strerror}. Use a folder that is writable."
+        ) from None
+    texts = {
+        "json": json.dumps(record, indent=1) + "\n",
+        "csv": benchmark_tables.as_csv(record),
+        "md": benchmark_tables.as_markdown(record),
+    }
+    for ending, text in texts.items():
+        output.write("llama_benchmark_path", str(place / f"benchmark.{ending}"), text)

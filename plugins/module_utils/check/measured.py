@@ -1,0 +1,198 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What programs that measure have written, and what follows from it: cells of a benchmark, and how generation depends on latency."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Maybe, Number, Text, printable
+
+LINE = re.compile(r"([0-9]{1,9}\.[0-9]{4}) (out|err|run) (.*)")
+"""Of launch/measuring.py."""
+LOADED = re.compile(r"constructing llama_context|llama_(?:new_context_with_model|init_from_model): n_ctx\s*=")
+"""With which the making of a context begins: the model is loaded. In the trees of 0.3.16 to 0.3.36, and in ik_llama.cpp."""
+SWEPT = re.compile(r"\|\s*(\d+) \|\s*(\d+) \|\s*(\d+) \|\s*[\d.]+ \|\s*([\d.]+) \|\s*[\d.]+ \|\s*([\d.]+) \|")
+"""PP, TG, N_KV, T_PP, S_PP, T_TG and S_TG of llama-sweep-bench (examples/sweep-bench of ik_llama.cpp)."""
+ERRORS = 3
+"""Last lines of a program that failed, which are shown."""
+LOG_LINE = 500
+
+
+class Result(NamedTuple):
+    """What one test gave."""
+
+    test: str
+    depth: int
+    samples: tuple[float, ...]
+    """Tokens per second, one for each repetition."""
+
+
+class Log(NamedTuple):
+    """What a program that measures wrote, so far."""
+
+    results: list[Result]
+    load_s: float | None
+    memory_mib: dict[str, float]
+    """Device, as the plan names it → the most that it held, with weights, cache and compute buffer."""
+    status: int | None
+    """None while it runs, or where its end is not written."""
+    last: list[str]
+    """Its last lines."""
+
+
+def result_of(text: str) -> Result | None:
+    """A line of ``llama-bench -o jsonl``; None of any other line, and of a test of both kinds at once."""
+    if not text.startswith("{"):
+        return None
+    try:
+        row = reading.parse(text)
+        prompt, generated = int(row["n_prompt"]), int(row["n_gen"])
+        samples = tuple(float(sample) for sample in row["samples_ts"])
+        depth = int(row.get("n_depth", 0))
+    except (ValueError, KeyError, TypeError):
+        return None
+    if bool(prompt) == bool(generated) or not samples:
+        return None
+    return Result(f"pp{prompt}" if prompt else f"tg{generated}", depth, samples)
+
+
+def swept(text: str) -> list[Result]:
+    """A row of the table of llama-sweep-bench; empty for any other line."""
+    found = SWEPT.match(text.strip())
+    if not found:
+        return []
+    prompt, generated, depth = (int(number) for number in found.groups()[:3])
+    return [
+        Result(f"pp{prompt}", depth, (float(found[4]),)),
+        Result(f"tg{generated}", depth, (float(found[5]),)),
+    ]
+
+
+def _memory(lines: Sequence[str], names: Mapping[str, str]) -> dict[str, float]:
+    """:param names: endpoint of a proxy → the worker's."""
+    starts = [number for number, line in enumerate(lines) if LOADED.search(line)]
+    ends = [*starts, len(lines)]
+    weights = verification.buffers("\n".join(lines[: ends[0]]))
+    contexts = [verification.buffers("\n".join(lines[start:end])) for start, end in zip(starts, ends[1:])]
+    most: dict[str, float] = {}
+    for device in {name for one in (weights, *contexts) for name in one}:
+        held = [sum(kind.mib for kind in one.get(device, {}).values()) for one in contexts]
+        shown = device
+        for proxy, endpoint in names.items():
+            shown = shown.replace(proxy, endpoint)
+        own = sum(kind.mib for kind in weights.get(device, {}).values())
+        most[shown] = round(own + max(held, default=0), 2)
+    return most
+
+
+def read(text: str) -> Log:
+    """The log of launch/measuring.py; its last line may be torn."""
+    lines = [found for found in map(LINE.fullmatch, text.splitlines()) if found]
+    results, said, proxies, status = [], [], {}, None
+    for line in lines:
+        own = result_of(line[3])
+        results += [own] if own else swept(line[3])
+        leads = re.fullmatch(r"(127\.0\.0\.1:\d+) leads to (\S+)", line[3])
+        ended = re.fullmatch(r"ended with (-?\d+)", line[3])
+        if line[2] == "run" and leads:
+            proxies[leads[1]] = leads[2]
+        elif line[2] == "run" and ended:
+            status = int(ended[1])
+        elif line[2] == "err":
+            said.append(line[3])
+    loaded = next((float(line[1]) for line in lines if LOADED.search(line[3])), None)
+    last = [printable(line)[:LOG_LINE] for line in said if line.strip()][-ERRORS:]
+    return Log(results, loaded, _memory(said, proxies), status, last)
+
+
+def measured_of(samples: Sequence[float], unit: str) -> dict[str, Any]:
+    return {
+        "mean": round(statistics.fmean(samples), 4),
+        "deviation": round(statistics.stdev(samples), 4) if len(samples) > 1 else 0,
+        "samples": [round(sample, 4) for sample in samples],
+        "unit": unit,
+    }
+
+
+def filled(cell: Mapping[str, Any], log: Log, argv: Sequence[str], path: str) -> dict[str, Any] | None:
+    """The cell with what the log says of it; None where it does not say it yet."""
+    own = [result for result in log.results if (result.test, result.depth) == (cell["test"], cell["depth"])]
+    if not own:
+        return None
+    rows = [{**row, "measured_mib": log.memory_mib.get(row["device"])} for row in cell["memory_mib"]]
+    return {
+        **cell,
+        "measured": measured_of(own[-1].samples, "t/s"),
+        "load_s": log.load_s,
+        "memory_mib": rows,
+        "skipped": None,
+        "argv": list(argv),
+        "log": path,
+        "time": int(time.time()),
+    }
+
+
+def failure_of(log: Log, program: str) -> str:
+    """Why a program that has ended did not measure what it should."""
+    how = "was ended" if log.status is None else f"ended with status {log.status}"
+    if log.status is not None and log.status < 0:
+        how = f"was ended by signal {-log.status}"
+    return f"{program} {how}: {' / '.join(log.last) or 'it said nothing'}"
+
+
+def is_done(cell: Mapping[str, Any]) -> bool:
+    """Whether nothing more is to be measured for a cell."""
+    return bool(cell["measured"] or cell["skipped"])
+
+
+def fits(cells: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """How milliseconds per generated token depend on the latency that the proxy adds: a line for each row of cells that differ in that alone."""
+    rows: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for cell in cells:
+        if cell["proxied"] and cell["measured"] and cell["test"].startswith("tg"):
+            same = (*cell["hosts"], cell["backend"], cell["model"], *cell["options"].values(), cell["bandwidth_mbit"])
+            rows.setdefault((*same, cell["test"], cell["depth"]), []).append(cell)
+    return [_fit(row) for row in rows.values() if len({cell["latency_ms"] for cell in row}) > 1]
+
+
+def _fit(row: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The line of least squares through the means."""
+    latencies = [float(cell["latency_ms"]) for cell in row]
+    times = [1000 / cell["measured"]["mean"] for cell in row]
+    middle, mean = statistics.fmean(latencies), statistics.fmean(times)
+    spread = sum((latency - middle) ** 2 for latency in latencies)
+    slope = sum((latency - middle) * (ms - mean) for latency, ms in zip(latencies, times)) / spread
+    fixed = mean - slope * middle
+    first = row[0]
+    return {
+        "cells": [cell["key"] for cell in row],
+        **{key: first[key] for key in ("hosts", "backend", "model", "test")},
+        "workers": len(first["workers"]),
+        "fixed_ms": round(max(0.0, fixed), 4),
+        "crossings": round(slope, 3),
+        "planned_crossings": (first["predicted"] or {}).get("crossings") or 0,
+        "worst": round(max(abs(fixed + slope * latency - ms) / ms for latency, ms in zip(latencies, times)), 4),
+    }
+
+
+FIGURE = Number(real=True)
+KEPT = {
+    "measured": Maybe({"mean": FIGURE, "deviation": FIGURE, "samples": [FIGURE], "unit": ("t/s", "s")}),
+    "load_s": Maybe(FIGURE),
+    "memory_mib": [
+        {"device": Text(), "host": Text(), "planned_mib": FIGURE, "measured_mib": Maybe(FIGURE)},
+    ],
+    "skipped": Maybe(Text(longest=8192)),
+    "argv": [Text(longest=8192)],
+    "log": Maybe(Text(longest=4096)),
+    "time": Maybe(Number()),
+}
+"""What the record of an earlier run says of a cell, as far as it is taken over."""

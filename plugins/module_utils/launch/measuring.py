@@ -1,0 +1,205 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Runs a program that measures, on the head, and says when it wrote each line. On request it reaches the workers through a proxy that delays.
+
+python3 measuring.py --log FILE [--latency-ms L] [--bandwidth-mbit B] [--proxy ADDRESS:PORT]… -- PROGRAM ARGUMENT…
+Each line of the log is ``SECONDS KIND TEXT``: ``out`` and ``err`` of the program, ``run`` of this file. Needs the standard library alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+CHUNK = 1 << 18
+WAITING_BYTES = 64 << 20
+"""Of one direction of a connection, that are on their way at most."""
+END_SECONDS = 10
+"""For the program to end by itself after SIGTERM."""
+SWITCH_SECONDS = 0.0002
+"""After so long a thread lets another one run that waits: the delays are not much longer."""
+
+
+class Log:
+    """Writes the lines, from several threads."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream, self._lock, self._began = stream, threading.Lock(), time.monotonic()
+
+    def write(self, kind: str, text: str) -> None:
+        with self._lock:
+            if not self._stream.closed:
+                print(f"{time.monotonic() - self._began:.4f} {kind} {text}", file=self._stream, flush=True)
+
+
+class Link:
+    """One direction of a connection. What enters it leaves it after it was carried, at so many bits per second, and after the latency; what
+    follows does not wait for the latency of what is before it."""
+
+    def __init__(self, source: socket.socket, target: socket.socket, latency: float, rate: float | None) -> None:
+        """:param latency: seconds.
+        :param rate: bytes per second.
+        """
+        self._source, self._target, self._latency, self._rate = source, target, latency, rate
+        self._waiting: queue.Queue[tuple[float, bytes]] = queue.Queue(WAITING_BYTES // CHUNK)
+        self.bytes = self.messages = 0
+
+    def start(self) -> list[threading.Thread]:
+        threads = [threading.Thread(target=work, daemon=True) for work in (self._take, self._give)]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def _take(self) -> None:
+        free = 0.0
+        data = b"-"
+        while data:
+            try:
+                data = self._source.recv(CHUNK)
+            except OSError:
+                data = b""
+            now = time.monotonic()
+            free = max(now, free) + len(data) / self._rate if self._rate else now
+            self.bytes, self.messages = self.bytes + len(data), self.messages + bool(data)
+            self._waiting.put((free + self._latency, data))
+
+    def _give(self) -> None:
+        data = b"-"
+        while data:
+            due, data = self._waiting.get()
+            wait = due - time.monotonic()
+            if wait > 0:
+                time.sleep(wait)
+            try:
+                if data:
+                    self._target.sendall(data)
+            except OSError:
+                break
+        for end in (self._source, self._target):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RD if end is self._source else socket.SHUT_WR)
+        while data:
+            _due, data = self._waiting.get()
+
+
+class Proxy:
+    """Listens on a loopback port and brings each connection to one worker."""
+
+    def __init__(self, target: str, latency: float, rate: float | None, log: Log) -> None:
+        self.target, self._latency, self._rate, self._log = target, latency, rate, log
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def start(self) -> None:
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _listen(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _address = self._listener.accept()
+                threading.Thread(target=self._carry, args=(near,), daemon=True).start()
+
+    def _carry(self, near: socket.socket) -> None:
+        address, port = self.target.rsplit(":", 1)
+        try:
+            far = socket.create_connection((address, int(port)), 10)
+        except OSError as error:
+            self._log.write("run", f"{self.target} cannot be reached: {error}")
+            near.close()
+            return
+        for end in (near, far):
+            end.settimeout(None)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        links = [Link(near, far, self._latency, self._rate), Link(far, near, self._latency, self._rate)]
+        for thread in [thread for link in links for thread in link.start()]:
+            thread.join()
+        for end in (near, far):
+            end.close()
+        sent, received = links
+        self._log.write(
+            "run",
+            f"{self.target} was sent {sent.bytes} bytes in {sent.messages} parts and sent {received.bytes} in {received.messages}",
+        )
+
+
+def proxied(words: Iterable[str], proxies: Iterable[Proxy]) -> list[str]:
+    """A command line that reaches the workers through the proxies."""
+    words = list(words)
+    for proxy in proxies:
+        words = [
+            ",".join(proxy.endpoint if part == proxy.target else part for part in word.split(",")) for word in words
+        ]
+    return words
+
+
+def _copy(stream: IO[str], kind: str, log: Log) -> None:
+    for line in stream:
+        log.write(kind, line.rstrip("\n"))
+
+
+def run(argv: list[str], proxies: list[Proxy], log: Log) -> int:
+    """Runs the program to its end; its status, negative after a signal."""
+    for proxy in proxies:
+        log.write("run", f"{proxy.endpoint} leads to {proxy.target}")
+        proxy.start()
+    argv = proxied(argv, proxies)
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, text=True, errors="replace", **pipes)
+
+    def end(_number: int, _frame: object) -> None:
+        child.terminate()
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, end)
+    streams = ((child.stdout, "out"), (child.stderr, "err"))
+    readers = [threading.Thread(target=_copy, args=(stream, kind, log)) for stream, kind in streams]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    status = child.wait()
+    for proxy in proxies:
+        proxy.close()
+    log.write("run", f"ended with {status}")
+    return status
+
+
+def be_punctual() -> None:
+    """Lets sleeps end when they are due: Linux may make them 50 µs longer, and Python lets another thread wait for 5 ms."""
+    sys.setswitchinterval(SWITCH_SECONDS)
+    with suppress(OSError):
+        Path("/proc/self/timerslack_ns").write_text("1")
+
+
+def main(arguments: list[str]) -> int:
+    own, program = arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--log", required=True)
+    parser.add_argument("--latency-ms", type=float, default=0.0)
+    parser.add_argument("--bandwidth-mbit", type=float)
+    parser.add_argument("--proxy", action="append", default=[])
+    given = parser.parse_args(own)
+    be_punctual()
+    rate = given.bandwidth_mbit * 1e6 / 8 if given.bandwidth_mbit else None
+    Path(given.log).parent.mkdir(parents=True, exist_ok=True)
+    with open(given.log, "w", encoding="utf-8", errors="replace") as stream:
+        log = Log(stream)
+        return run(program, [Proxy(target, given.latency_ms / 1000, rate, log) for target in given.proxy], log)
+
+
+if __name__ == "__main__":
+    sys.exit(1 if main(sys.argv[1:]) else 0)

@@ -1,0 +1,943 @@
+"""What a benchmark measures, how it reads what programs write, and that the server serves again whatever happens."""
+
+import copy
+import json
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from unittest import mock
+
+import jsonschema_rs
+import pytest
+from ansible.errors import AnsibleActionFail
+from ansible_collections.llamacpp.cluster.plugins.action import benchmark as action
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import measuring as stage
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import asking, measured, records
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import measuring
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import benchmark, entry
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import make
+from ansible_collections.llamacpp.cluster.plugins.modules import benchmark as module
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import benchmark_tables
+from conftest import CATALOGUE, Cluster, known_answer_of
+from test_fork import RELEASE as FORK
+from test_services import defined, machine_with
+
+MODULE = module
+ROOT = Path(__file__).resolve().parents[2]
+DATA = Path(__file__).with_name("data")
+LOG = (DATA / "benchmark" / "llama-bench-0.3.36.log").read_text()
+EXAMPLE = json.loads((DATA / "benchmark.json").read_text())
+SCHEMA = jsonschema_rs.validator_for(json.loads((ROOT / "docs" / "benchmark.schema.json").read_text()))
+
+
+def cluster_of(*workers, **variables):
+    """A head, and workers of which each has 64 GiB."""
+    found = Cluster().add(
+        "head", "head", address="192.0.2.10", **{"llama_model_known_answer": known_answer_of(), **variables}
+    )
+    for number, name in enumerate(workers or ("worker1", "worker2")):
+        release = {key: value for key, value in variables.items() if key.startswith("llama_release")}
+        found.add(name, "worker", address=f"192.0.2.{11 + number}", **release)
+    return found
+
+
+def planned(found):
+    """The plan that serves, the cluster, and what is asked for."""
+    plan = found.plan()
+    plan["id"] = "0123456789abcdef"
+    values = entry.read("llama_cluster", found.hosts)
+    return plan, values, benchmark.request_of(found.hosts["head"]["variables"])
+
+
+def loads_of(found):
+    """Each load with its plan."""
+    plan, values, request = planned(found)
+    return [
+        (setup, make(benchmark.cluster_of(values, setup), {}, CATALOGUE, "runtime"))
+        for setup in benchmark.setups_of(request, values, plan)
+    ]
+
+
+LLAMA, IK = "llama.cpp", "ik_llama.cpp"
+MEASURED = {"llama_benchmark_programs": True}
+
+
+# ------------------------------------------------------------------------------------------------------------- matrix
+
+
+WRONG = {
+    "prompts": ([0], "llama_benchmark_prompts has 0: use 1 to 1048576"),
+    "depths": ([-1], "llama_benchmark_depths has -1"),
+    "hosts": ([0], "llama_benchmark_hosts has 0: use 1 to 64"),
+    "parallel": ([1, 1], "llama_benchmark_parallel has a value twice"),
+    "latency_ms": ([10001.0], "llama_benchmark_latency_ms has 10001.0: use 0 to 10000"),
+    "bandwidth_mbit": ([0.5], "llama_benchmark_bandwidth_mbit has 0.5"),
+    "repetitions": (0, "llama_benchmark_repetitions has 0"),
+    "timeout": (5, "llama_benchmark_timeout has 5: use 60 to 604800"),
+    "flash_attention": (["yes"], "llama_benchmark_flash_attention has 'yes': use on, off or auto"),
+    "cache_types": (["q8_0/q9"], "llama_benchmark_cache_types has 'q8_0/q9': use one of"),
+    "splits": (["1,2"], "llama_benchmark_splits has '1,2': use shares with / between them"),
+    "again": (["("], "which is no regular expression"),
+    "micro_batches": ([], "so there is nothing to measure"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_variable_is_named_with_its_value(name):
+    value, message = WRONG[name]
+    variables = cluster_of().hosts["head"]["variables"]
+    with pytest.raises(Refusal, match=re.escape(message)):
+        benchmark.request_of({**variables, f"llama_benchmark_{name}": value})
+
+
+MODELS = {
+    "both": ({"path": "/m.gguf", "known_answer": known_answer_of()}, "both path and known_answer"),
+    "neither": ({"path": None, "known_answer": None}, "neither path nor known_answer"),
+    "relative": ({"path": "m.gguf", "known_answer": None}, "use the absolute path on the head"),
+    "impossible": ({"path": None, "known_answer": known_answer_of(0)}, "is not possible"),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_wrong_model_is_named(name):
+    model, message = MODELS[name]
+    variables = cluster_of(llama_benchmark_models=[model]).hosts["head"]["variables"]
+    with pytest.raises(Refusal, match=re.escape(message)) as refused:
+        benchmark.request_of(variables)
+    assert "llama_benchmark_models[0]" in str(refused.value)
+
+
+def test_models_of_one_name_are_refused():
+    models = [{"path": f"/{folder}/m.gguf", "known_answer": None} for folder in "ab"]
+    with pytest.raises(Refusal, match="has m twice"):
+        benchmark.request_of(cluster_of(llama_benchmark_models=models).hosts["head"]["variables"])
+
+
+def test_more_hosts_than_there_are_and_too_many_cells_are_refused():
+    plan, values, request = planned(cluster_of())
+    with pytest.raises(Refusal, match=r"llama_benchmark_hosts has 4, but the cluster has 3 hosts with devices"):
+        benchmark.setups_of(request._replace(hosts=(4,)), values, plan)
+    with pytest.raises(Refusal, match="and 4096 are possible"):
+        benchmark.setups_of(request._replace(depths=tuple(range(0, 8000, 2))), values, plan)
+
+
+def test_each_number_of_hosts_has_a_plan_of_its_own():
+    loads = loads_of(cluster_of(**MEASURED))
+    assert [setup.hosts for setup, _plan in loads] == [
+        ("head",),
+        ("head", "worker1"),
+        ("head", "worker1", "worker2"),
+    ]
+    assert [[entry["host"] for entry in plan["placement"]] for _setup, plan in loads] == [
+        [],
+        ["worker1"],
+        ["worker1", "worker2"],
+    ]
+    assert all(plan["head"]["argv"][0] == loads[0][1]["head"]["argv"][0] for _setup, plan in loads), "one build"
+    speeds = [plan["estimate"]["generation_tokens_per_s"] for _setup, plan in loads]
+    assert len(set(speeds)) == 3
+
+
+def test_keys_are_unique_and_the_same_in_every_run():
+    found = cluster_of(
+        **MEASURED,
+        llama_benchmark_depths=[0, 64],
+        llama_benchmark_micro_batches=[128, 512],
+        llama_benchmark_flash_attention=["on", "off"],
+        llama_benchmark_cache_types=["f16", "q8_0/q4_0"],
+        llama_benchmark_latency_ms=[0.0, 0.2, 5.0],
+        llama_benchmark_bandwidth_mbit=[100.0, 1000.0],
+    )
+    plan, values, request = planned(found)
+    cells = benchmark.asked_cells(request, values, plan)
+    for setup, own in loads_of(found):
+        cells += benchmark.cells_of(setup, own, LLAMA, benchmark.obstacle(own, plan, setup))
+    keys = [cell["key"] for cell in cells]
+    assert len(keys) == len(set(keys)) == 6 + 3 * 8 * 4 + 2 * 6 * 2
+    assert "cpu/2 hosts/known-answer-16x128-f32/tg128/d0/p1/ub128/fa-on/f16/0.2ms/1000mbit" in keys
+    assert benchmark.identity(plan, cells, 5) == benchmark.identity(plan, copy.deepcopy(cells), 5)
+    assert benchmark.identity(plan, cells, 5) != benchmark.identity(plan, cells[1:], 5)
+
+
+def test_the_program_that_measures_is_part_of_the_builds_where_it_is_asked_for():
+    plain, measures = cluster_of().plan(), cluster_of(**MEASURED).plan()
+    assert "llama-bench" not in plain["hosts"]["head"]["builds"][0]["targets"]
+    assert "llama-bench" in measures["hosts"]["head"]["builds"][0]["targets"]
+    assert plain["hosts"]["head"]["builds"][0]["id"] != measures["hosts"]["head"]["builds"][0]["id"]
+    fork = cluster_of(**MEASURED, llama_release=FORK).plan()
+    assert "llama-sweep-bench" in fork["hosts"]["head"]["builds"][0]["targets"], fork["reasons"]
+
+
+def test_a_package_without_the_program_is_refused():
+    packaged = {"version": "0.7.0", "installed": []}
+    found = Cluster().add(
+        "head",
+        "head",
+        "worker",
+        llama_model_known_answer=known_answer_of(),
+        llama_release={"source": "package"},
+        facts={"packaged": packaged, "distribution": {"id": "debian", "version": "14", "family": "debian"}},
+        **MEASURED,
+    )
+    assert "no package of head's distribution is known to have llama-bench" in found.reason()
+
+
+def test_why_a_load_cannot_be_measured():
+    found = cluster_of("worker1", llama_benchmark_models=[{"known_answer": known_answer_of(16, 8192), "path": None}])
+    found.hosts["worker1"]["facts"]["memory_mib"] = found.hosts["head"]["facts"]["memory_mib"] = 8192
+    plan, _values, _request = planned(found)
+    for setup, own in loads_of(found):
+        why = benchmark.obstacle(own, plan, setup)
+        assert "does not fit" in why
+        cells = benchmark.cells_of(setup, own, LLAMA, why)
+        assert {cell["skipped"] for cell in cells} == {why}
+    (setup, own), *_others = loads_of(cluster_of())
+    assert "set llama_benchmark_programs to true" in benchmark.obstacle(own, cluster_of().plan(), setup)
+    other = benchmark.obstacle(own, cluster_of(**MEASURED).plan(), setup)
+    assert other.startswith("it needs the build pypi-0.3.36-cpu-")
+
+
+def test_a_host_without_a_layer_is_named():
+    found = cluster_of(**MEASURED, llama_benchmark_splits=["1/0"], llama_benchmark_hosts=[3])
+    plan, _values, _request = planned(found)
+    ((setup, own),) = loads_of(found)
+    assert benchmark.obstacle(own, plan, setup) == "the plan gives no layer to worker2"
+
+
+# --------------------------------------------------------------------------------------------------------------- argv
+
+
+def release_of(version):
+    return {"source": "pypi", "version": version, "checksum": "sha256:" + "a" * 64}
+
+
+FORMS = {
+    "0.3.20": ["-fa", "1", "-mmp", "0"],
+    "0.3.25": ["-fa", "on", "-mmp", "0"],
+    "0.3.36": ["-fa", "on", "-lm", "none"],
+}
+
+
+@pytest.mark.parametrize("version", FORMS)
+def test_each_generation_gets_the_words_that_it_knows(version):
+    given = {"llama_server_load_mode": "none", "llama_accept_advisories": ["rpc-remote-code-execution"]}
+    found = cluster_of(
+        **MEASURED,
+        **given,
+        llama_release=release_of(version),
+        llama_benchmark_flash_attention=["on"],
+        llama_benchmark_hosts=[3],
+    )
+    ((setup, own),) = loads_of(found)
+    words = benchmark.argv_of(own, setup, 2)
+    assert words[0].endswith("/bin/llama-bench")
+    assert " ".join(FORMS[version][:2]) in " ".join(words)
+    assert " ".join(FORMS[version][2:]) in " ".join(words)
+    assert words[words.index("-dev") + 1] == "RPC0/RPC1"
+    assert words[words.index("-rpc") + 1] == "192.0.2.11:50052,192.0.2.12:50052"
+    assert re.fullmatch(r"\d+/\d+", words[words.index("-ts") + 1])
+
+
+def test_llama_sweep_bench_is_told_what_the_server_is_told():
+    found = cluster_of(
+        **MEASURED,
+        llama_release=FORK,
+        llama_accept_advisories=["rpc-remote-code-execution"],
+        llama_benchmark_depths=[0, 1024],
+        llama_benchmark_hosts=[2],
+        llama_benchmark_prompts=[512, 100],
+    )
+    ((setup, own),) = loads_of(found)
+    words = benchmark.argv_of(own, setup, 2)
+    assert words[0].endswith("/bin/llama-sweep-bench")
+    assert words[-4:] == ["-c", "1536", "-n", "128"]
+    assert words.count("--ubatch-size") == 1
+    assert "--rpc" in words
+    assert not {"--host", "--port", "--parallel", "--no-warmup", "--ctx-size"} & set(words)
+    assert benchmark.arguments_of_tests(words, [("tg128", 0)]) == [words]
+    skipped = {cell["test"]: cell["skipped"] for cell in benchmark.cells_of(setup, own, IK, None)}
+    assert "measures prompts of one micro-batch, 512 tokens" in skipped["pp100"]
+    assert skipped["pp512"] is skipped["tg128"] is None
+    odd = benchmark.cells_of(setup._replace(tests=(("tg128", 100),)), own, IK, None)
+    assert "depths that are multiples" in odd[0]["skipped"]
+
+
+def test_only_what_is_missing_is_measured():
+    argv = ["/bin/llama-bench"]
+
+    def asked(*tests):
+        return [words[1:] for words in benchmark.arguments_of_tests(argv, tests)]
+
+    assert asked(("tg128", 0)) == [["-p", "0", "-n", "128", "-d", "0"]]
+    whole = [("pp512", 0), ("tg128", 0), ("pp512", 64), ("tg128", 64)]
+    assert asked(*whole) == [["-p", "512", "-n", "128", "-d", "0,64"]]
+    assert asked(*whole[1:]) == [["-p", "0", "-n", "128", "-d", "0,64"], ["-p", "512", "-n", "0", "-d", "64"]]
+    for words in asked(*whole[1:]):
+        tests = [(name, depth) for name, depth in whole if action._is_of(words, {"test": name, "depth": depth})]
+        assert set(tests) <= set(whole[1:])
+
+
+def test_a_program_runs_with_the_limits_of_the_server():
+    found = cluster_of(
+        **MEASURED, llama_server_api_key_file="/root/key", llama_benchmark_latency_ms=[1.0], llama_benchmark_hosts=[2]
+    )
+    _setup, own = loads_of(found)[-1]
+    how = benchmark.Measuring("/opt/m.py", "/opt/x.log", benchmark.Link(1.0, 100.0), 600)
+    service = benchmark.service_of(own, ["/bin/llama-bench"], how)
+    assert service["name"] == "llamacpp-benchmark"
+    assert service["argv"][1:] == [
+        *["/opt/m.py", "--log", "/opt/x.log", "--latency-ms", "1", "--bandwidth-mbit", "100"],
+        *["--proxy", "192.0.2.11:50052", "--", "/bin/llama-bench"],
+    ]
+    text = action.definitions.definition(own["hosts"]["head"], service)
+    assert "RuntimeMaxSec=600" in text
+    assert "ProtectSystem=strict" in text
+    assert "LoadCredential" not in text
+    assert "Restart=always" not in text
+
+
+# --------------------------------------------------------------------------------------------------------------- logs
+
+
+def test_what_llama_bench_writes_is_read():
+    log = measured.read(LOG)
+    assert [(result.test, result.depth, len(result.samples)) for result in log.results] == [
+        ("pp64", 0, 2),
+        ("tg32", 0, 2),
+        ("pp64", 256, 2),
+        ("tg32", 256, 2),
+    ]
+    assert log.status == 0
+    assert 0 < log.load_s < 1
+    # 8.76 of weights, 2.50 of cache and 4.09 of compute buffer, under the worker's own name.
+    assert log.memory_mib["RPC0[127.0.0.1:41152]"] == pytest.approx(15.35)
+    for result in log.results:
+        assert all(f"{sample:g}" in LOG for sample in result.samples)
+
+
+def test_a_torn_log_and_other_lines_are_no_results():
+    assert measured.read("").status is None
+    assert not measured.read(LOG[:2500]).results or measured.read(LOG[:2500]).status is None
+    for text in (
+        "{",
+        '{"n_prompt": 1}',
+        '{"n_prompt": 1, "n_gen": 1, "samples_ts": [1.0]}',
+        '{"n_prompt": 0, "n_gen": 1, "samples_ts": []}',
+    ):
+        assert measured.result_of(text) is None
+
+
+def test_the_table_of_llama_sweep_bench_is_read():
+    rows = [
+        "|    PP |     TG |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |",
+        "|-------|--------|--------|----------|----------|----------|----------|",
+        "|   512 |    128 |      0 |    1.100 |   465.51 |    2.311 |    55.38 |",
+        "|   512 |    128 |    512 |    1.183 |   432.97 |    1.895 |    67.55 |",
+    ]
+    log = measured.read("\n".join(f"1.0000 out {row}" for row in rows))
+    assert log.results == [
+        ("pp512", 0, (465.51,)),
+        ("tg128", 0, (55.38,)),
+        ("pp512", 512, (432.97,)),
+        ("tg128", 512, (67.55,)),
+    ]
+
+
+def test_a_failure_says_how_the_program_ended_and_what_it_said():
+    text = "0.1000 err loading\n0.2000 err error: failed to create context\n0.3000 run ended with 1\n"
+    assert measured.failure_of(measured.read(text), "llama-bench") == (
+        "llama-bench ended with status 1: loading / error: failed to create context"
+    )
+    killed = measured.read("0.3000 run ended with -15\n")
+    assert measured.failure_of(killed, "x") == "x was ended by signal 15: it said nothing"
+    assert measured.failure_of(measured.read(""), "x") == "x was ended: it said nothing"
+
+
+def cell_of(latency, speed, workers=2):
+    return {
+        **copy.deepcopy(EXAMPLE["cells"][-2]),
+        "key": f"{latency}",
+        "workers": ["a"] * workers,
+        "predicted": {"crossings": 2 * workers},
+        "latency_ms": latency,
+        "proxied": True,
+        "measured": {"mean": speed, "deviation": 0, "samples": [speed], "unit": "t/s"},
+    }
+
+
+def test_the_line_through_latencies_is_found():
+    cells = [cell_of(latency, 1000 / (10 + 4 * latency)) for latency in (0, 0.2, 1, 5)]
+    (fit,) = measured.fits(cells)
+    assert (fit["fixed_ms"], fit["crossings"], fit["worst"]) == (pytest.approx(10), pytest.approx(4), pytest.approx(0))
+    assert fit["planned_crossings"] == cells[0]["predicted"]["crossings"]
+    assert measured.fits(cells[:1]) == [], "one point is no line"
+    assert measured.fits([{**cell, "proxied": False} for cell in cells]) == []
+    assert len(measured.fits([*cells, *({**cell, "model": "other"} for cell in cells)])) == 2
+
+
+def test_cells_get_what_their_test_measured():
+    cell = {**EXAMPLE["cells"][0], "test": "tg32", "depth": 256, "memory_mib": [{"device": "RPC0[127.0.0.1:41152]"}]}
+    filled = measured.filled(cell, measured.read(LOG), ["llama-bench"], "/x.log")
+    assert filled["measured"]["samples"] == [868.103, 771.509]
+    assert filled["measured"]["mean"] == pytest.approx(819.806)
+    assert filled["memory_mib"][0]["measured_mib"] == pytest.approx(15.35)
+    assert filled["log"] == "/x.log"
+    assert measured.filled({**cell, "depth": 1}, measured.read(LOG), [], "") is None
+
+
+# -------------------------------------------------------------------------------------------------------------- tables
+
+
+def test_the_example_and_every_record_have_the_form_of_the_schema():
+    SCHEMA.validate(EXAMPLE)
+    spoiled = copy.deepcopy(EXAMPLE)
+    spoiled["cells"][0]["surprise"] = 1
+    with pytest.raises(jsonschema_rs.ValidationError):
+        SCHEMA.validate(spoiled)
+    plan, values, request = planned(cluster_of(**MEASURED, llama_benchmark_latency_ms=[0.0, 1.0]))
+    cells = benchmark.asked_cells(request, values, plan)
+    for setup, own in loads_of(cluster_of(**MEASURED, llama_benchmark_latency_ms=[0.0, 1.0])):
+        cells += benchmark.cells_of(setup, own, LLAMA, None)
+    hosts = benchmark.machines(values, plan, lambda _host: None)
+    SCHEMA.validate({**EXAMPLE, "cells": cells, "hosts": hosts, "fits": measured.fits(EXAMPLE["cells"])})
+
+
+def test_tables_have_every_cell():
+    lines = benchmark_tables.as_csv(EXAMPLE).splitlines()
+    assert len(lines) == 1 + len(EXAMPLE["cells"])
+    text = benchmark_tables.as_markdown(EXAMPLE)
+    for cell in EXAMPLE["cells"]:
+        if cell["measured"]:
+            assert benchmark_tables.speed(cell) in text
+        else:
+            assert cell["skipped"] in text
+    assert "tg128 @ d2048" in text
+    for table in re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE):
+        assert len({line.count(" | ") for line in table.splitlines()}) == 1
+
+
+# --------------------------------------------------------------------------------------------------------------- proxy
+
+
+@pytest.fixture
+def echo():
+    """A server that sends back what it gets; its endpoint."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve():
+        while True:
+            try:
+                client, _address = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=answer, args=(client,), daemon=True).start()
+
+    def answer(client):
+        with client:
+            while data := client.recv(1 << 16):
+                client.sendall(data)
+
+    threading.Thread(target=serve, daemon=True).start()
+    yield f"127.0.0.1:{listener.getsockname()[1]}"
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+
+
+class Sink:
+    def __init__(self):
+        self.lines = []
+
+    def write(self, kind, text):
+        self.lines.append((kind, text))
+
+
+@pytest.fixture
+def proxied(echo):
+    """Connects to the echo through a proxy."""
+    made = []
+
+    def connect(latency=0.0, rate=None):
+        proxy = measuring.Proxy(echo, latency, rate, Sink())
+        proxy.start()
+        place, port = proxy.endpoint.split(":")
+        client = socket.create_connection((place, int(port)), 10)
+        made.extend([client, proxy])
+        return client
+
+    yield connect
+    for one in made:
+        one.close()
+
+
+def exchange(client, data, parts=1):
+    """Seconds from the first byte sent to the last one that came back, and what came."""
+    began = time.monotonic()
+    size = len(data) // parts
+    for number in range(parts):
+        client.sendall(data[number * size : (number + 1) * size])
+    back = b""
+    while len(back) < size * parts:
+        back += client.recv(1 << 16)
+    return time.monotonic() - began, back
+
+
+def test_the_proxy_changes_no_byte(proxied):
+    data = bytes(range(256)) * 8000
+    seconds, back = exchange(proxied(0.001), data)
+    assert back == data
+    assert seconds > 0.002
+
+
+def test_each_direction_has_the_latency_once(proxied):
+    client = proxied(0.05)
+    exchange(client, b"first")
+    seconds = min(exchange(client, b"x")[0] for _try in range(3))
+    assert 0.1 <= seconds < 0.14
+
+
+def test_what_follows_does_not_wait_for_the_latency_of_what_is_before(proxied):
+    client = proxied(0.2)
+    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    seconds, _back = exchange(client, b"x" * 20, parts=20)
+    assert 0.4 <= seconds < 0.8
+
+
+def test_bandwidth_is_limited_apart_from_the_latency(proxied):
+    client = proxied(0.0, rate=1e6)
+    seconds, back = exchange(client, b"x" * 300_000)
+    assert len(back) == 300_000
+    assert 0.29 <= seconds < 0.7
+
+
+def test_the_end_of_one_side_is_passed_on(echo):
+    proxy = measuring.Proxy(echo, 0.0, None, sink := Sink())
+    proxy.start()
+    client = socket.create_connection(("127.0.0.1", int(proxy.endpoint.split(":")[1])), 10)
+    client.sendall(b"last")
+    client.shutdown(socket.SHUT_WR)
+    assert client.recv(10) == b"last"
+    assert client.recv(10) == b""
+    client.close()
+    proxy.close()
+    deadline = time.monotonic() + 5
+    while not sink.lines and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert "was sent 4 bytes in 1 parts and sent 4 in 1" in sink.lines[0][1]
+
+
+def test_a_worker_that_is_away_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    proxy = measuring.Proxy(f"127.0.0.1:{port}", 0.0, None, sink := Sink())
+    proxy.start()
+    with socket.create_connection(("127.0.0.1", int(proxy.endpoint.split(":")[1])), 10) as client:
+        assert client.recv(1) == b""
+    assert "cannot be reached" in sink.lines[0][1]
+    proxy.close()
+
+
+def test_a_program_finds_the_workers_through_proxies_and_its_lines_have_times(tmp_path, echo):
+    program = [
+        sys.executable,
+        "-c",
+        "import sys; print(sys.argv[1]); print('said', file=sys.stderr); sys.exit(3)",
+        f"{echo},10.0.0.1:1",
+    ]
+    argv = ["--log", str(tmp_path / "deep" / "x.log"), "--latency-ms", "1", "--proxy", echo, "--", *program]
+    assert subprocess.run([sys.executable, measuring.__file__, *argv], check=False).returncode == 1
+    lines = (tmp_path / "deep" / "x.log").read_text().splitlines()
+    assert all(measured.LINE.fullmatch(line) for line in lines)
+    leads = re.search(r"run (127\.0\.0\.1:\d+) leads to", lines[0])[1]
+    assert any(line.endswith(f"out {leads},10.0.0.1:1") for line in lines)
+    assert any(line.endswith("err said") for line in lines)
+    assert measured.read("\n".join(lines)).status == 3
+
+
+def test_a_program_that_is_to_end_is_ended_and_its_end_is_written(tmp_path):
+    log = tmp_path / "x.log"
+    argv = [
+        sys.executable,
+        measuring.__file__,
+        "--log",
+        str(log),
+        "--",
+        sys.executable,
+        "-c",
+        "import time; print(1, flush=True); time.sleep(60)",
+    ]
+    with subprocess.Popen(argv) as running:
+        while not log.exists() or "out 1" not in log.read_text():
+            time.sleep(0.05)
+        running.terminate()
+        assert running.wait(20) == 1
+    assert measured.read(log.read_text()).status == -15
+
+
+# ------------------------------------------------------------------------------------------------------------- records
+
+
+IDENTITY = EXAMPLE["id"]
+
+
+def test_records_are_kept_and_found(tmp_path, call):
+    assert call(state="found", prefix=str(tmp_path)) == {
+        "benchmarks": [],
+        "record": None,
+        "changed": False,
+        "invocation": mock.ANY,
+    }
+    older = {**EXAMPLE, "id": "20251122-150000-1a2b3c4d", "ended": None}
+    for record in (EXAMPLE, older):
+        call(state="written", prefix=str(tmp_path), record=record)
+    (tmp_path / "benchmarks" / "20261122-150000-ffffffff.json").write_text("{")
+    found = call(state="found", prefix=str(tmp_path))
+    assert found["benchmarks"] == [{"id": IDENTITY, "complete": True}, {"id": older["id"], "complete": False}]
+    assert found["record"] == EXAMPLE
+    assert records.find(str(tmp_path), older["id"])["record"] == older
+    with pytest.raises(Refusal, match="is not the id of a benchmark"):
+        records.write(str(tmp_path), {"id": "../x"})
+
+
+def test_of_a_log_comes_what_matters(tmp_path):
+    path = tmp_path / "x.log"
+    path.write_text(
+        "0.1000 err llama_model_loader: - kv 3\n0.2000 err x model buffer size = 1.00 MiB\n0.3000 out {}\n0.4000 err torn"
+    )
+    assert (
+        records.lines_of(str(path))
+        == "0.1000 err llama_model_loader: - kv 3\n0.2000 err x model buffer size = 1.00 MiB\n0.3000 out {}"
+    )
+    long = "".join(f"0.1000 err llama_model_loader: - kv {number}\n" for number in range(100))
+    path.write_text(long + "0.2000 out {}\n")
+    assert len(records.lines_of(str(path)).splitlines()) == records.LAST_LINES
+    assert records.lines_of(str(tmp_path / "none")) == ""
+
+
+def test_measured_runs_on_the_controller(call):
+    assert "action plugin" in call(state="measured")["msg"]
+
+
+# --------------------------------------------------------------------------------------------------------- stop and go
+
+
+GUARD, PROGRAM, SERVER = "llamacpp-benchmark-guard", "llamacpp-benchmark", "llamacpp-server"
+
+
+@pytest.fixture
+def head(tmp_path, monkeypatch):
+    """A head whose server runs; its part of the plan."""
+    machine = machine_with("systemd", tmp_path, monkeypatch)
+    monkeypatch.setattr(stage, "VOLATILE", machine.folder / "units")
+    machine.host["names"] = {"server": SERVER, "cluster": "llama_cluster"}
+    machine.apply(defined(SERVER))
+    machine.lines("calls"), machine.lines("events")
+    return machine
+
+
+def asked(state, machine, **arguments):
+    plan = {"head": {"host": "head"}, "hosts": {"head": machine.host}}
+    return {"state": state, "plan": plan, **arguments}
+
+
+def test_the_server_stops_only_once_somebody_is_there_to_start_it_again(head, call):
+    assert call(**asked("begun", head, runner="# runner"))["changed"]
+    calls = [line for line in head.lines("calls") if " restart " in line or " stop " in line]
+    assert calls == [f"systemctl restart {GUARD}.timer", f"systemctl stop {SERVER}.service"]
+    assert (head.prefix / "benchmarks" / stage.RUNNER).read_text() == "# runner"
+    service = (stage.VOLATILE / f"{GUARD}.service").read_text()
+    assert f"stop {PROGRAM}.service\n" in service
+    assert service.rstrip().endswith(f"start {SERVER}.service")
+    assert f"OnActiveSec={stage.SILENCE_SECONDS}" in (stage.VOLATILE / f"{GUARD}.timer").read_text()
+    assert head.state(SERVER) == [services.STOPPED]
+
+
+def test_a_program_runs_is_looked_at_and_the_server_serves_again(head, call, tmp_path):
+    call(**asked("begun", head, runner="#"))
+    call(**asked("run", head, definition="text"))
+    log = tmp_path / "x.log"
+    log.write_text("0.1000 out one\n")
+    head.lines("calls")
+    answer = call(**asked("looked", head, log=str(log)))
+    assert (answer["runs"], answer["lines"]) == (True, "0.1000 out one")
+    assert f"systemctl restart {GUARD}.timer" in head.lines("calls"), "each look winds the guard up"
+    call(**asked("stopped", head))
+    assert not call(**asked("looked", head, log=str(log)))["runs"]
+    head.lines("calls")
+    assert call(**asked("ended", head))["changed"]
+    calls = [line for line in head.lines("calls") if " start " in line or " stop " in line]
+    assert calls == [f"systemctl start {SERVER}.service", f"systemctl stop {GUARD}.timer {GUARD}.service"]
+    assert head.state(SERVER, PROGRAM) == [services.RUNNING, services.STOPPED]
+    assert [path.name for path in stage.VOLATILE.glob("*benchmark*")] == []
+
+
+def test_what_a_killed_run_left_is_ended_by_the_next_one(head, call):
+    assert not call(**asked("recovered", head))["changed"]
+    assert head.lines("events") == []
+    call(**asked("begun", head, runner="#"))
+    call(**asked("run", head, definition="text"))
+    assert call(**asked("recovered", head))["changed"]
+    assert head.state(SERVER, PROGRAM) == [services.RUNNING, services.STOPPED]
+    assert not call(**asked("recovered", head))["changed"]
+
+
+def test_check_mode_stops_nothing(head, call):
+    assert not call(check=True, **asked("begun", head, runner="#"))["changed"]
+    assert head.state(SERVER) == [services.RUNNING]
+
+
+def test_a_head_without_systemd_is_refused(head, call):
+    head.host["service_manager"] = "openrc"
+    answer = call(**asked("begun", head, runner="#"))
+    assert answer["failed"]
+    assert "by openrc, and a benchmark needs systemd" in answer["msg"]
+
+
+# ----------------------------------------------------------------------------------------------------------------- API
+
+
+def stream(tokens, status="200 OK", pause=0.01, first=0.05):
+    """What a server does with each request: it sends so many tokens."""
+
+    def answer(client):
+        request = client.recv(1 << 20)
+        while not request.endswith(b"}"):
+            request += client.recv(1 << 20)
+        time.sleep(first)
+        client.sendall(f"HTTP/1.1 {status}\r\nConnection: close\r\n\r\n".encode())
+        for number in range(tokens):
+            client.sendall(f'data: {{"content": "{number}", "stop": false}}\n\n'.encode())
+            time.sleep(pause)
+        client.sendall(b'data: {"content": "", "stop": true, "timings": {}}\n\n')
+        client.close()
+
+    return answer
+
+
+@pytest.fixture
+def served():
+    """A plan whose server answers as it is told to."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=16)
+
+    def serve(answer):
+        def accept():
+            while True:
+                try:
+                    client, _address = listener.accept()
+                except OSError:
+                    return
+                threading.Thread(target=answer, args=(client,), daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        own = {"prefix": "/opt/llamacpp", "account": None}
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        head = {"host": "head", "own_url": url, "api_key_file": None, "tls_certificate_file": None}
+        return {"head": head, "hosts": {"head": own}}
+
+    yield serve
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+
+
+def test_requests_run_at_the_same_time_and_tokens_are_counted(served, call):
+    plan = served(stream(10))
+    question = {"prompt": 4, "generated": 10, "vocabulary": 100, "parallel": 4, "seconds": 10}
+    speeds = call(state="asked", plan=plan, question=question)["speeds"]
+    assert len(speeds["first_s"]) == 4
+    assert all(0.05 <= second < 1 for second in speeds["first_s"])
+    # Four times nine tokens after the first one, at 10 ms each.
+    assert 100 < speeds["tokens_per_s"] <= 400
+
+
+def test_a_server_that_does_not_answer_as_it_should_is_named(served, call):
+    question = {"prompt": 4, "generated": 10, "vocabulary": 100, "parallel": 1, "seconds": 10}
+    answer = call(state="asked", plan=served(stream(2)), question=question)
+    assert answer["msg"].startswith("the server sent 2 of 10 tokens")
+
+
+def test_an_error_of_the_server_is_passed_on(served):
+    with pytest.raises(Refusal, match="status 400"):
+        asking.ask(served(stream(1, "400 Bad Request")), asking.Question(1, 1, 9), 1, 10)
+
+
+def test_prompts_are_random_tokens_of_the_vocabulary():
+    body = asking.body_of(asking.Question(50, 8, 40))
+    assert len(body["prompt"]) == 50
+    assert all(asking.LOWEST_TOKEN <= token < 40 for token in body["prompt"])
+    assert body["prompt"] != asking.body_of(asking.Question(50, 8, 40))["prompt"]
+    assert (body["n_predict"], body["stream"], body["cache_prompt"]) == (8, True, False)
+
+
+# -------------------------------------------------------------------------------------------------------------- action
+
+
+class Run(action.ActionModule):
+    """The action with a matrix of its own, and a head that answers from a script."""
+
+    def __init__(self, matrix, check=False):
+        self.matrix, self._task, self.kept, self.calls = matrix, mock.Mock(args={}, check_mode=check), [], []
+        self.fail_at, self.logs, self.plan = None, [], None
+
+    def _matrix(self, arguments, task_vars):
+        return copy.deepcopy(self.matrix)
+
+    def _execute_module(self, module_name=None, module_args=None, task_vars=None, **_rest):
+        state = module_args["state"]
+        self.calls.append(state)
+        if state == self.fail_at:
+            raise RuntimeError("killed")
+        if state == "written":
+            self.kept = [record for record in self.kept if record["id"] != module_args["record"]["id"]]
+            self.kept.insert(0, copy.deepcopy(module_args["record"]))
+        if state == "found":
+            chosen = [record for record in self.kept if module_args.get("id") in (None, record["id"])]
+            listed = [{"id": record["id"], "complete": record["ended"] is not None} for record in self.kept]
+            return {"benchmarks": listed, "record": chosen[0] if chosen else None}
+        if state == "asked":
+            return {"speeds": {"first_s": [0.5], "tokens_per_s": 20.0}}
+        if state == "run":
+            self.words = re.search(r"ExecStart=(.*)", module_args["definition"])[1]
+        if state == "looked":
+            return {"runs": False, "lines": self.logs.pop(0) if self.logs else written_by(self.words)}
+        return {"changed": True}
+
+
+def written_by(words):
+    """What llama-bench would write, given its command line."""
+    given = dict(re.findall(r'"(-[pnd])" "([\d,]+)"', words))
+    lines = []
+    for depth in given["-d"].split(","):
+        for kind, name in (("-p", "n_prompt"), ("-n", "n_gen")):
+            for number in given[kind].split(","):
+                if number != "0":
+                    row = {
+                        "n_prompt": 0,
+                        "n_gen": 0,
+                        "n_depth": int(depth),
+                        "samples_ts": [10.0, 12.0],
+                        name: int(number),
+                    }
+                    lines.append(f"1.0000 out {json.dumps(row)}")
+    return "\n".join([*lines, "2.0000 run ended with 0"])
+
+
+@pytest.fixture
+def matrix(monkeypatch):
+    """Six cells of llama-bench, and two of the API."""
+    monkeypatch.setattr(action, "POLL_SECONDS", 0)
+    found = cluster_of(
+        **MEASURED, llama_benchmark_parallel=[1], llama_benchmark_depths=[0, 64], llama_benchmark_hosts=[1, 2]
+    )
+    plan, values, request = planned(found)
+    loads, cells = [], benchmark.asked_cells(request, values, plan)
+    for setup, own in loads_of(found):
+        fresh = benchmark.cells_of(setup, own, LLAMA, None)
+        loads.append(action.Load(setup, own, [cell["key"] for cell in fresh], None))
+        cells += fresh
+    record = {**copy.deepcopy(EXAMPLE), "id": "20261122-160000-0123abcd", "cells": cells, "ended": None, "fits": []}
+    models = dict.fromkeys({cell["model"] for cell in cells}, EXAMPLE["models"]["known-answer-16x512-f16"])
+    return plan, action.Matrix(request, loads, {**record, "models": models}, 300)
+
+
+def test_everything_is_measured_and_written(matrix, tmp_path):
+    plan, whole = matrix
+    run = Run(whole)
+    result = run._measured({"plan": plan, "path": str(tmp_path / "new" / "folder")}, {})
+    record = result["record"]
+    SCHEMA.validate(record)
+    assert all(cell["measured"] for cell in record["cells"])
+    assert record["ended"]
+    assert run.calls.index("asked") < run.calls.index("begun") < run.calls.index("run") < run.calls.index("ended")
+    assert run.calls.count("run") == 2, "one load for each number of hosts"
+    written = json.loads((tmp_path / "new" / "folder" / "benchmark.json").read_text())
+    assert written == record == run.kept[0]
+    assert "11.00 ± 1.41" in (tmp_path / "new" / "folder" / "benchmark.md").read_text()
+    assert (tmp_path / "new" / "folder" / "benchmark.csv").read_text().count("\n") == 1 + len(record["cells"])
+
+
+def test_a_run_that_is_cut_off_ends_the_program_and_the_next_one_goes_on(matrix):
+    plan, whole = matrix
+    run = Run(whole)
+    run.logs = [written_by('"-p" "512" "-n" "128" "-d" "0"').replace("2.0000 run ended with 0", "")]
+    run.fail_at = "stopped"
+    with pytest.raises(RuntimeError):
+        run._measured({"plan": plan}, {})
+    assert run.calls[-2:] == ["ended", "written"]
+    half = copy.deepcopy(run.kept[0])
+    assert sum(bool(cell["measured"]) for cell in half["cells"]) == 4
+    run.fail_at, run.calls = None, []
+    record = run._measured({"plan": plan}, {})["record"]
+    assert (record["id"], len(run.kept)) == (half["id"], 1)
+    before = {cell["key"]: cell for cell in half["cells"] if cell["measured"]}
+    assert all(cell == before.get(cell["key"], cell) for cell in record["cells"])
+    assert all(cell["measured"] for cell in record["cells"])
+    assert "asked" not in run.calls, "the API's cells were measured already"
+
+
+def test_a_complete_benchmark_is_followed_by_a_new_one(matrix):
+    plan, whole = matrix
+    run = Run(whole)
+    run._measured({"plan": plan}, {})
+    later = whole._replace(record={**whole.record, "id": "20261122-170000-0123abcd"})
+    run.matrix = later
+    assert run._measured({"plan": plan}, {})["record"]["id"] == later.record["id"]
+    assert len(run.kept) == 2
+
+
+def test_one_cell_is_measured_again_on_request(matrix):
+    plan, whole = matrix
+    run = Run(whole)
+    first = run._measured({"plan": plan}, {})["record"]
+    run.calls = []
+    run.matrix = whole._replace(request=whole.request._replace(again=("2 hosts/.*/tg128/d64",)))
+    second = run._measured({"plan": plan}, {})["record"]
+    assert run.calls.count("run") == 1
+    assert '"-p" "0" "-n" "128" "-d" "64"' in run.words
+    assert second["id"] == first["id"]
+    assert len(second["cells"]) == len(first["cells"])
+
+
+def test_again_without_a_benchmark_is_refused(matrix):
+    plan, whole = matrix
+    with pytest.raises(Refusal, match="no benchmark of this matrix was kept"):
+        Run(whole._replace(request=whole.request._replace(again=("x",))))._measured({"plan": plan}, {})
+
+
+def test_a_program_that_fails_is_in_the_table_and_the_others_are_measured(matrix):
+    plan, whole = matrix
+    run = Run(whole)
+    run.logs = ["0.1000 err error: unable to load model\n0.2000 run ended with 1"]
+    record = run._measured({"plan": plan}, {})["record"]
+    failed = [cell for cell in record["cells"] if cell["skipped"]]
+    assert len(failed) == 4
+    assert {cell["skipped"] for cell in failed} == {"llama-bench ended with status 1: error: unable to load model"}
+    assert all(cell["argv"][0].endswith("llama-bench") for cell in failed)
+    assert record["ended"]
+    SCHEMA.validate(record)
+
+
+def test_a_run_without_anything_to_measure_stops_nothing(matrix):
+    plan, whole = matrix
+    cells = [{**cell, "skipped": "it does not fit"} for cell in whole.record["cells"]]
+    loads = [load._replace(obstacle="it does not fit") for load in whole.loads]
+    run = Run(whole._replace(record={**whole.record, "cells": cells}, loads=loads))
+    assert not run._measured({"plan": plan}, {})["changed"]
+    assert run.calls == ["found"]
+
+
+def test_check_mode_measures_nothing(matrix):
+    plan, whole = matrix
+    run = Run(whole, check=True)
+    assert run._measured({"plan": plan}, {})["changed"]
+    assert run.calls == ["found"]
+
+
+def test_a_folder_that_cannot_be_made_is_named(matrix, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(AnsibleActionFail, match=r"llama_benchmark_path is .* which cannot be made"):
+        action.write(str(tmp_path / "file" / "x"), EXAMPLE)
