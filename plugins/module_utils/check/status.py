@@ -104,6 +104,8 @@ class Cluster(NamedTuple):
     load: loading.Progress | None
     """How far the model is loaded, while it is."""
     verified: Verification | None
+    benchmark: str | None
+    """Id of the last one that the head keeps."""
     speed: Speed | None
     speed_reason: str
     """Why there is no speed."""
@@ -257,6 +259,7 @@ def _cluster(name: str, plan: Mapping[str, Any] | None, hosts: list[Host], answe
         waiting_for=[],
         load=None,
         verified=None,
+        benchmark=None,
         speed=None,
         speed_reason="",
     )
@@ -290,6 +293,7 @@ def _with_head(
         waiting_for=list(told["waiting_for"]) if told else [],
         load=_load(plan, told) if told and state == "loading" else None,
         verified=_verified(head, now),
+        benchmark=head.get("benchmark"),
         speed=speed,
         speed_reason=reason,
     )
@@ -432,6 +436,8 @@ def _cluster_lines(status: Status) -> list[str]:
         lines += _row("verified", f"{duration(verified.age_s)} ago with {verified.release}, {result}")
     elif cluster.state not in ("unknown", "not installed"):
         lines += _row("verified", "never, as far as the head knows")
+    if cluster.benchmark:
+        lines += _row("benchmark", f"{cluster.benchmark} is the last one")
     if cluster.restarts:
         lines += _row("restarts", f"{cluster.restarts} of llama-server")
         for restart in cluster.last_restarts[:LAST_RESTARTS]:
