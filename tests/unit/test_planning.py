@@ -817,6 +817,8 @@ def test_a_host_of_which_nothing_is_known(pair):
 def test_two_hosts_with_one_address(pair):
     pair.hosts["worker2"]["ansible_host"] = "192.0.2.11"
     assert "worker2 and worker1 both have the worker 192.0.2.11:50052" in pair.reason()
+    pair.hosts["worker2"]["variables"]["llama_worker_endpoints"] = [{"port": 50062}]
+    assert "worker2 and worker1 both have the address 192.0.2.11: give each host its own" in pair.reason()
 
 
 def test_two_heads_and_none(pair):

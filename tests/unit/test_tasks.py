@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
@@ -99,6 +100,19 @@ def test_retired_hosts_are_last_and_a_retired_head_stops_before_the_workers_chan
     tasks = [step["name"] for task in apply for step in task.get("block", [task])]
     assert tasks.index("Stop a head that is retired") < tasks.index("Run the workers")
     assert tasks.index("Write the files of the plan") < tasks.index("Stop a head that is retired")
+
+
+@pytest.mark.parametrize(
+    "leased, released", [([], False), (["head"], True), (["old"], True)], ids=["nobody", "cluster", "retired"]
+)
+def test_a_run_that_took_the_lease_for_retired_hosts_alone_gives_it_back(leased, released):
+    (step,) = yaml.safe_load((ROOT / "playbooks" / "site.yml").read_text())[-1]["tasks"]
+    known = {
+        "ansible_play_hosts_all": ["head"],
+        "groups": {"llama_retired": ["old"]},
+        "hostvars": {name: {"llama_leased": {}} if name in leased else {} for name in ("head", "old")},
+    }
+    assert Templar(DataLoader(), known).evaluate_conditional(trust_as_template(step["when"])) is released
 
 
 def test_a_host_that_is_retired_and_used_is_refused(tmp_path):

@@ -575,14 +575,18 @@ def _no_worker_of_its_release(cluster: Cluster, serves: str, built: Sequence[str
 
 
 def _check_endpoints(declared: Sequence[Worker]) -> None:
+    """Refuses two hosts with one endpoint, and two that are one machine, whose memory would count twice."""
     owners: dict[str, str] = {}
     for worker in declared:
-        other = owners.setdefault(worker.endpoint, worker.host)
-        if other != worker.host:
-            raise Refusal(
-                f"{worker.host} and {other} both have the worker {worker.endpoint}: give each host its own address "
-                "in ansible_host, llama_links or llama_external_workers"
-            )
+        own = not (worker.external or worker.tunnel)
+        for place, what in ((worker.endpoint, "worker"), *([(worker.address, "address")] if own else [])):
+            other = owners.setdefault(place, worker.host)
+            if other != worker.host:
+                once = ", or name that machine once, with all its llama_worker_endpoints" if what == "address" else ""
+                raise Refusal(
+                    f"{worker.host} and {other} both have the {what} {place}: give each host its own address "
+                    f"in ansible_host, llama_links or llama_external_workers{once}"
+                )
 
 
 def _check_tunnels(declared: Sequence[Worker], server: Server) -> None:
