@@ -29,6 +29,9 @@ options:
   head:
     description: Of the plan, what it says of the head. Only given on the head.
     type: dict
+  model:
+    description: Of the plan, what it says of the model. With it, models, caches and releases that nothing uses are looked for.
+    type: dict
   scope:
     description: Where O(plan) is not given, whether the installation belongs to the system or to the connecting user.
     type: str
@@ -41,6 +44,7 @@ EXAMPLES = r"""
   llamacpp.cluster.host_status:
     cluster: "{{ llama_cluster_group | default('llama_cluster') }}"
     plan: "{{ llama_planned.plan.hosts[inventory_hostname] }}"
+    model: "{{ llama_planned.plan.model }}"
     head: "{{ llama_planned.plan.head if inventory_hostname == llama_planned.plan.head.host else omit }}"
   register: llama_looked
 """
@@ -70,13 +74,14 @@ def main():
             "cluster": {"type": "str", "default": names.DEFAULT_CLUSTER},
             "plan": {"type": "dict"},
             "head": {"type": "dict"},
+            "model": {"type": "dict"},
             "scope": {"type": "str", "choices": ["auto", "system", "user"], "default": "auto"},
         },
         supports_check_mode=True,
         no_log=True,
     )
     with failures.reported(module, *state.ERRORS):
-        result = condition.read(*(module.params[name] for name in ("cluster", "scope", "plan", "head")))
+        result = condition.read(*(module.params[name] for name in ("cluster", "scope", "plan", "head", "model")))
     module.exit_json(changed=False, **result)
 
 

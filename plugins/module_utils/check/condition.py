@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fallback, state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fallback, state, unused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services as managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import loading, records, verification
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, untrusted
@@ -76,6 +76,7 @@ CONDITION = {
             "metrics": Maybe(Each(Number(real=True))),
         }
     ),
+    "unused": Maybe(unused.FORM),
 }
 """The form of what read returns: a host that was taken over returns anything."""
 
@@ -168,11 +169,18 @@ def _check_place(planned: Mapping[str, Any], here: Mapping[str, Any]) -> None:
         )
 
 
-def read(cluster: str, scope: str, planned: dict[str, Any] | None, head: dict[str, Any] | None) -> dict:
+def read(
+    cluster: str,
+    scope: str,
+    planned: dict[str, Any] | None,
+    head: dict[str, Any] | None,
+    model: dict[str, Any] | None = None,
+) -> dict:
     """How the host differs from its part of the plan (``drift``, where there is one), and CONDITION.
 
     :param planned: the host's part of the plan; None where there is no plan.
     :param head: of the plan, on its host.
+    :param model: of the plan; None where what nothing uses is not looked for.
     :raises Refusal: see _check_place.
     """
     here = host.place_of(scope, cluster)
@@ -193,5 +201,6 @@ def read(cluster: str, scope: str, planned: dict[str, Any] | None, head: dict[st
             "restarts": manager.restarts(defined),
             "sensors": sensors.read([place["prefix"], place["cache"]]),
             "head": _head(place, head),
+            "unused": unused.as_dicts(unused.find(planned, model)) if planned and model else None,
         },
     }

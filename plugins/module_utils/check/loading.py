@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, untrusted
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import GB, MB, MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Each, Maybe, Number, Text
 
 FORM = Maybe({"seconds": Number(real=True), "read": Maybe(Number()), "sent": Each(Number())})
 """Of ``load`` in names.SERVING: the fields of launch/progress.py's Load. Null while no model is loaded, and where the kernel says nothing."""
 SAID = {"state": Text(), "process": Number(), "load": FORM}
 FILE_BYTES = 1024 * 1024
-GB, MB = 1_000_000_000, 1_000_000
 
 
 class Expected(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import loading, report, verification
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check.condition import METRICS_OPTION
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, units
 
 SCHEMA = 1
 HARMLESS = ("unneeded",)
@@ -54,6 +54,8 @@ class Host(NamedTuple):
     sensors: dict | None
     differences: list[dict] | None
     """From its part of the plan, as common.differences defines them; None where it was not compared."""
+    unused: list[dict] | None = None
+    """What nothing uses there, as apply.unused.FORM says; None where that was not looked for."""
 
 
 class Restart(NamedTuple):
@@ -162,7 +164,8 @@ def _host(name: str, is_head: bool, plan: Mapping[str, Any] | None, answer: dict
     workers = list(_workers(planned, drift, condition))
     installed = bool(condition["service_states"])
     differences = drift["differences"] if drift else None
-    return Host(name, is_head, "", True, installed, workers, condition["sensors"], differences)
+    sensors, unused = condition["sensors"], condition.get("unused")
+    return Host(name, is_head, "", True, installed, workers, sensors, differences, unused)
 
 
 def _serving(planned: str | None, defined: str | None, head: dict) -> tuple[str, str]:
@@ -524,11 +527,29 @@ def _difference_lines(host: Host) -> Iterator[str]:
         yield from _row("", f"{host.name}: and {len(serious) - SHOWN_DIFFERENCES} more")
 
 
+def _unused_lines(hosts: list[Host]) -> Iterator[str]:
+    """A line for each host that has something on its disk which nothing uses."""
+    for host in hosts:
+        by_kind: dict[str, list[dict]] = {}
+        for entry in host.unused or ():
+            by_kind.setdefault(entry["kind"], []).append(entry)
+        texts = [
+            f"{units.amount(sum(entry['bytes'] for entry in entries))} of {kind} ({len(entries)}, the newest unused for "
+            f"{duration(min(entry['age_s'] for entry in entries))})"
+            for kind, entries in by_kind.items()
+        ]
+        if texts:
+            yield from _row("unused", f"{host.name}: {', '.join(texts)}")
+    if any(host.unused for host in hosts):
+        yield from _row("", "playbooks/clean.yml removes what llama_clean names")
+
+
 def page(status: Status) -> str:
     """The status for a person, at most report.WIDTH columns wide where names allow."""
     hosts = [row for host in status.hosts for row in _host_rows(host)]
     workers = [row for host in status.hosts for row in _worker_rows(host)]
     notes = [line for host in status.hosts for line in _difference_lines(host)]
+    notes += _unused_lines(status.hosts)
     health = "healthy" if not status.problems else "NOT HEALTHY"
     lines = ["", f"  {status.cluster.name}  {health}"]
     lines += [line for problem in status.problems for line in _row("problem", problem)]

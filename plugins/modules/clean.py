@@ -1,0 +1,100 @@
+#!/usr/bin/python
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: clean
+short_description: Removes models, parts, caches and releases that nothing uses
+version_added: 0.1.0
+author: llamacpp.cluster contributors (@llamacpp-cluster)
+description:
+  - Looks into the folders of an installation alone, and follows no symbolic link. What an operator put there, or has elsewhere, is left alone.
+  - Used is what the plan names, a plan that any cluster keeps on the host, the definition of a service or a process, and what a process has open.
+  - M(llamacpp.cluster.host_status) lists the same.
+attributes:
+  check_mode:
+    support: full
+    description: Names what would be removed.
+  diff_mode:
+    support: full
+    description: Shows the paths that go.
+options:
+  plan:
+    description: The host's part of the plan.
+    type: dict
+    required: true
+  model:
+    description: Of the plan, what it says of the model.
+    type: dict
+    required: true
+  kinds:
+    description:
+      - What is removed.
+      - V(models) are whole models that were fetched or generated, V(parts) what downloads left that did not end, V(caches) tensors that workers keep,
+        V(releases) installed releases of llama.cpp.
+    type: list
+    elements: str
+    choices: [models, parts, caches, releases]
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Remove what downloads left
+  llamacpp.cluster.clean:
+    plan: "{{ llama_planned.plan.hosts[inventory_hostname] }}"
+    model: "{{ llama_planned.plan.model }}"
+    kinds: [parts]
+"""
+
+RETURN = r"""
+removed:
+  description: What was removed, with C(kind), C(path), C(bytes), C(age_s) (seconds since it was last written or read) and C(why), the largest first.
+  returned: success
+  type: list
+  elements: dict
+  sample: [{"kind": "parts", "path": "/opt/llamacpp/models/x-0123abcd", "bytes": 1000, "age_s": 60, "why": "a download that did not end"}]
+lines:
+  description: The same for people.
+  returned: success
+  type: list
+  elements: str
+  sample: ["parts /opt/llamacpp/models/x-0123abcd, 80 MB: a download that did not end"]
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import alone, state, unused
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, units, untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "plan": {"type": "dict", "required": True},
+            "model": {"type": "dict", "required": True},
+            "kinds": {"type": "list", "elements": "str", "choices": list(unused.KINDS), "required": True},
+        },
+        supports_check_mode=True,
+        no_log=True,
+    )
+    planned, model, kinds = (module.params[name] for name in ("plan", "model", "kinds"))
+    if not kinds:
+        module.fail_json(
+            msg=f"llama_clean names nothing: use {', '.join(unused.KINDS)}, one or several. playbooks/status.yml lists what nothing uses."
+        )
+    with failures.reported(module, *state.ERRORS, Refusal), alone.alone(planned["prefix"], changes=False):
+        items = unused.remove(planned, model, kinds, module.check_mode)
+    found = unused.as_dicts(items)
+    lines = [
+        f"{entry['kind']} {untrusted.printable(entry['path'])}, {units.amount(entry['bytes'])}: {entry['why']}"
+        for entry in found
+    ]
+    diff = {"before": "".join(f"{line}\n" for line in lines), "after": ""}
+    module.exit_json(changed=bool(items), removed=found, lines=lines, diff=diff)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,412 @@
+"""What nothing uses on a host's disk: that it is found, that nothing else is, and that exactly what is named goes."""
+
+import errno
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import state, stored, unused
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import condition
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.modules import clean
+from test_rollback import completed, record_of, serve
+from test_status import ROOT, answers, plan, written  # noqa: F401
+
+MODULE = clean
+DAY = 86400
+
+
+class Installation:
+    """A cluster of one host, whose folders are in a folder of the test."""
+
+    def __init__(self, folder, cluster):
+        self.folder, self.prefix = folder, folder / "llamacpp"
+        places = {
+            "/opt/llamacpp": self.prefix,
+            "/var/cache/llamacpp": folder / "cache",
+            "/etc/systemd/system": folder / "units",
+        }
+        text = json.dumps(completed(cluster))
+        for before, after in places.items():
+            text = text.replace(before, str(after))
+            after.mkdir()
+        self.plan = json.loads(text)
+        self.host, self.model = self.plan["hosts"]["here"], self.plan["model"]
+        (self.prefix / "plans").mkdir()
+
+    def write(self, path, size=1000, age=2 * DAY):
+        """A file below the prefix that was used so long ago."""
+        path = self.prefix / path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(size))
+        os.utime(path, (time.time() - age,) * 2)
+        return path
+
+    def found(self, kinds=unused.KINDS):
+        return {item.path[len(str(self.prefix)) + 1 :]: item for item in unused.find(self.host, self.model, kinds)}
+
+    def remove(self, *kinds, check=False):
+        return [item.path[len(str(self.prefix)) + 1 :] for item in unused.remove(self.host, self.model, kinds, check)]
+
+    def left(self):
+        return {str(path.relative_to(self.prefix)) for path in self.prefix.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def here(tmp_path, local):
+    local.hosts["here"]["variables"]["llama_worker_endpoints"] = [
+        {"name": "one", "port": 50052, "cache": True},
+        {"name": "two", "port": 50053},
+    ]
+    return Installation(tmp_path, local)
+
+
+def old_things(here):
+    """Something of each kind that nothing uses, and something of each that the plan uses."""
+    model = Path(here.model["path"]).relative_to(here.prefix)
+    build = here.host["builds"][0]["id"]
+    for path in (model, f"{model}.1.sha256", "state/cache/one/rpc/abc", f"releases/{build}/bin/llama-server"):
+        here.write(path)
+    kept = here.left()
+    here.write("models/known-answer-9x9-f32.gguf", 70)
+    here.write("models/owner-repo-0123abcd/Q4_K_M.gguf", 5000, age=9 * DAY)
+    here.write("models/owner-repo-0123abcd/.source.json", 10, age=9 * DAY)
+    here.write("models/owner-repo-0123abcd/Q8_0.gguf.part", 7, age=9 * DAY)
+    here.write("models/broken-89abcdef/a-00001-of-00002.gguf", 300)
+    here.write("models/broken-89abcdef/a-00002-of-00002.gguf.part", 30)
+    here.write("state/cache/two/rpc/0123", 200)
+    here.write("state/cache/one-fast/rpc/0123", 150)
+    here.write("releases/cpu-old/bin/llama-server", 400)
+    return kept
+
+
+def test_what_nothing_uses_is_listed_with_its_size_and_age(here):
+    old_things(here)
+    found = here.found()
+    assert {path: (item.kind, item.bytes) for path, item in found.items()} == {
+        "models/owner-repo-0123abcd": ("models", 5017),
+        "models/known-answer-9x9-f32.gguf": ("models", 70),
+        "models/broken-89abcdef": ("parts", 330),
+        "state/cache/two": ("caches", 200),
+        "state/cache/one-fast": ("caches", 150),
+        "releases/cpu-old": ("releases", 400),
+    }
+    assert [item.bytes for item in found.values()] == sorted((item.bytes for item in found.values()), reverse=True)
+    told = unused.as_dicts(list(found.values()))
+    assert untrusted.mismatch("", told, unused.FORM) is None
+    assert 9 * DAY <= told[0]["age_s"] < 9 * DAY + 600
+    assert set(here.found(["parts"])) == {"models/owner-repo-0123abcd/Q8_0.gguf.part", "models/broken-89abcdef"}
+
+
+@pytest.mark.parametrize(
+    "kind, gone",
+    [
+        ("models", ["models/owner-repo-0123abcd", "models/known-answer-9x9"]),
+        ("parts", ["models/owner-repo-0123abcd/Q8_0.gguf.part", "models/broken-89abcdef"]),
+        ("caches", ["state/cache/two", "state/cache/one-fast"]),
+        ("releases", ["releases/cpu-old"]),
+    ],
+)
+def test_exactly_what_is_named_goes(here, kind, gone):
+    old_things(here)
+    before = here.left()
+    removed = here.remove(kind, check=True)
+    assert here.left() == before
+    assert here.remove(kind) == removed
+    assert len(removed) == 2 if kind != "releases" else removed == gone
+    assert here.left() == {path for path in before if not path.startswith(tuple(gone))}
+    assert here.remove(kind) == []
+
+
+def test_everything_together_leaves_what_the_plan_uses(here):
+    kept = old_things(here)
+    assert len(here.remove(*unused.KINDS)) == 6
+    assert here.left() == kept
+    assert not (here.prefix / "models" / "broken-89abcdef").exists()
+
+
+def by_another_plan(here):
+    """A kept plan of this cluster names it."""
+    other = {
+        **record_of(here.plan, "here"),
+        "model": {"path": f"{here.prefix}/models/owner-repo-0123abcd/Q4_K_M.gguf", "known_answer": None},
+    }
+    other["host"]["services"][0]["environment"]["LLAMA_CACHE"] = f"{here.prefix}/state/cache/two"
+    other["host"]["builds"] = [{"id": "cpu-old", "targets": ["llama-server"]}]
+    serve(here.prefix, {**other, "id": f"{1:016x}"})
+
+
+def by_another_cluster(here):
+    """A kept plan of another cluster on the host names it."""
+    prefix = here.folder / "llamacpp-night"
+    (prefix / "plans").mkdir(parents=True)
+    other = json.loads(json.dumps(record_of(here.plan, "here")).replace(str(here.prefix), str(prefix)))
+    other["model"] = {"path": f"{here.prefix}/models/owner-repo-0123abcd/Q4_K_M.gguf", "known_answer": None}
+    other["host"]["services"][0]["argv"] += [
+        "--cache",
+        f"{here.prefix}/state/cache/two",
+        f"{here.prefix}/releases/cpu-old/bin/x",
+    ]
+    serve(prefix, {**other, "id": f"{2:016x}"})
+
+
+def by_a_definition(here):
+    words = [
+        f"{here.prefix}/{path}"
+        for path in ("models/owner-repo-0123abcd/Q4_K_M.gguf", "state/cache/two", "releases/cpu-old/bin/x")
+    ]
+    (here.folder / "units" / "mine.service").write_text(
+        f"[Service]\nExecStart=/x {words[0]}\nEnvironment=A={words[1]} B={words[2]}\n"
+    )
+
+
+@pytest.mark.parametrize("use", [by_another_plan, by_another_cluster, by_a_definition])
+def test_what_somebody_names_stays(here, use):
+    old_things(here)
+    use(here)
+    assert set(here.found()) == {"models/known-answer-9x9-f32.gguf", "models/broken-89abcdef", "state/cache/one-fast"}
+    here.remove(*unused.KINDS)
+    for path in (
+        "models/owner-repo-0123abcd/Q4_K_M.gguf",
+        "models/owner-repo-0123abcd/Q8_0.gguf.part",
+        "state/cache/two/rpc/0123",
+    ):
+        assert (here.prefix / path).exists()
+    assert (here.prefix / "releases/cpu-old/bin/llama-server").exists()
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="what processes have open is read from /proc")
+@pytest.mark.parametrize("how", ["open", "mapped", "named"])
+def test_what_a_process_uses_stays(here, how):
+    old_things(here)
+    path = here.prefix / "models/owner-repo-0123abcd/Q4_K_M.gguf"
+    program = {
+        "open": "f = open(sys.argv[1].split('=')[1])",
+        "mapped": "import mmap; f = open(sys.argv[1].split('=')[1]); m = mmap.mmap(f.fileno(), 0, prot=1); f.close()",
+        "named": "",
+    }[how]
+    argument = f"x={path}" if how == "named" else f"x={path.parent}/../owner-repo-0123abcd/{path.name}"
+    code = f"import sys, time; {program}\nprint('ready', flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code, argument], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        found = here.found()
+        process.kill()
+    assert "models/owner-repo-0123abcd" not in found
+    assert "models/owner-repo-0123abcd" in here.found()
+
+
+def test_a_download_keeps_models_and_parts(here):
+    old_things(here)
+    here.model["files"] = [{"path": f"{here.prefix}/models/broken-89abcdef/a-00002-of-00002.gguf"}]
+    assert "models/broken-89abcdef" not in here.found()
+    lock = os.open(here.write("models/.fetching"), os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    assert {item.kind for item in here.found().values()} == {"caches", "releases"}
+    before = here.left()
+    with pytest.raises(
+        Refusal, match="fetches a model on this host: wait for it, or leave models and parts out of llama_clean"
+    ):
+        here.remove("parts", "caches")
+    assert here.left() == before
+    assert here.remove("caches")
+    os.close(lock)
+    assert here.remove("models")
+
+
+def test_what_is_not_ours_is_left_alone(here, tmp_path):
+    """An operator's models below the installation, and whatever links lead to."""
+    old_things(here)
+    here.write("models/mine.gguf")
+    here.write("models/mine/x.gguf")
+    here.write("models/mine.gguf.part")
+    elsewhere = tmp_path / "elsewhere-0123abcd"
+    elsewhere.mkdir()
+    (elsewhere / "x.gguf").write_text("x")
+    (here.prefix / "models" / "linked-0123abcd").symlink_to(elsewhere)
+    (here.prefix / "models" / "known-answer-1x1-f32.gguf").symlink_to(elsewhere / "x.gguf")
+    (here.prefix / "models" / "owner-repo-0123abcd" / "link.gguf").symlink_to(elsewhere / "x.gguf")
+    (here.prefix / "state" / "cache" / "linked").symlink_to(elsewhere)
+    (here.prefix / "releases" / "linked").symlink_to(elsewhere)
+    assert not [path for path in here.found() if "mine" in path or "linked" in path or "1x1" in path]
+    here.remove(*unused.KINDS)
+    assert (elsewhere / "x.gguf").read_text() == "x"
+    assert {"models/mine.gguf", "models/mine/x.gguf", "models/mine.gguf.part"} <= here.left()
+    assert not (here.prefix / "models" / "owner-repo-0123abcd").exists()
+
+
+@pytest.mark.parametrize("folder", ["models", "state", "state/cache", "releases"])
+def test_a_folder_of_ours_that_is_a_link_is_not_looked_into(here, tmp_path, folder):
+    old_things(here)
+    real = tmp_path / "real"
+    (here.prefix / folder).rename(real)
+    (here.prefix / folder).symlink_to(real)
+    assert not [path for path in here.found() if path.startswith(folder)]
+
+
+def test_a_folder_that_becomes_a_link_meanwhile_is_not_followed(here, tmp_path):
+    """The account of workers owns the folder of caches, and may put a link there when root removes."""
+    old_things(here)
+    (item,) = (item for item in here.found().values() if item.path.endswith("cache/two"))
+    real = tmp_path / "real"
+    (here.prefix / "state" / "cache").rename(real)
+    (here.prefix / "state" / "cache").symlink_to(real)
+    with pytest.raises(OSError, match=r"Not a directory|Too many levels") as raised:
+        unused._remove(here.host, item)
+    assert raised.value.errno in (errno.ELOOP, errno.ENOTDIR)
+    assert (real / "two" / "rpc" / "0123").exists()
+
+
+def test_where_a_kept_plan_cannot_be_read_nothing_is_removed(here):
+    old_things(here)
+    (here.prefix / "plans" / f"{1:016x}.json").write_text("torn")
+    before = here.left()
+    with pytest.raises(Refusal, match=r"it is not known what a kept plan uses: .*Remove that file"):
+        here.remove(*unused.KINDS)
+    assert here.left() == before
+
+
+def test_a_prefix_that_is_a_link(here, tmp_path):
+    """As where /opt is on another disk: definitions may name either path."""
+    old_things(here)
+    real = tmp_path / "disk"
+    here.prefix.rename(real)
+    here.prefix.symlink_to(real)
+    (here.folder / "units" / "mine.service").write_text(
+        f"[Service]\nExecStart=/x {real}/models/owner-repo-0123abcd/Q4_K_M.gguf\n"
+    )
+    found = here.found()
+    assert "models/owner-repo-0123abcd" not in found
+    assert "state/cache/one" not in found
+    assert {"state/cache/two", "releases/cpu-old"} <= set(found)
+
+
+def test_a_release_that_is_built_now_stays(here, monkeypatch):
+    old_things(here)
+    here.write("releases/.cpu-new/bin/x")
+    monkeypatch.setattr(stored, "under_way", lambda _cache, identity: identity == "cpu-new")
+    assert "releases/.cpu-new" not in here.found()
+    monkeypatch.setattr(stored, "under_way", lambda _cache, _identity: False)
+    assert "releases/.cpu-new" in here.remove("releases")
+    assert not (here.prefix / "releases" / ".cpu-new").exists()
+
+
+@pytest.mark.parametrize(
+    "service, started, expected",
+    [
+        ({"state": "running", "pid": 7, "clients": ["192.0.2.1"]}, 7200, True),
+        ({"state": "running", "pid": 7, "clients": ["192.0.2.1"]}, 60, False),
+        ({"state": "running", "pid": 7, "clients": []}, 7200, False),
+        ({"state": "stopped", "pid": None, "clients": []}, 7200, False),
+    ],
+)
+def test_tensors_of_a_model_that_is_not_served_any_more(here, monkeypatch, service, started, expected):
+    """Known as far as the file system notes when files are read, and once the worker of the cache has been given a model."""
+    here.write("state/cache/one/rpc/served", 100, age=DAY)
+    old = here.write("state/cache/one/rpc/old", 900, age=3 * DAY)
+    now = time.time() + 4 * DAY
+    monkeypatch.setattr(state, "service_state", lambda *_arguments: service)
+    monkeypatch.setattr(state, "started_at", lambda _pid: now - started)
+    monkeypatch.setattr(unused.time, "time", lambda: now)
+    recent = here.prefix / "state/cache/one/rpc/served"
+    os.utime(recent, (now - 600, now - 600))
+    found = here.found()
+    assert ("state/cache/one" in found) == expected
+    if expected:
+        assert (found["state/cache/one"].files, found["state/cache/one"].bytes) == (("rpc/old",), 900)
+        here.remove("caches")
+        assert recent.exists()
+    assert old.exists() != expected
+
+
+def test_a_file_system_that_notes_no_reads_says_nothing_of_tensors(here, monkeypatch):
+    here.write("state/cache/one/rpc/old", age=3 * DAY)
+    monkeypatch.setattr(unused, "_loaded_since", lambda *_arguments: time.time() + 9 * DAY)
+    assert "state/cache/one" in here.found()
+    monkeypatch.setattr(unused.os, "statvfs", lambda _path: os.statvfs_result((1,) * 8 + (os.ST_NOATIME, 255)))
+    assert "state/cache/one" not in here.found()
+
+
+def test_the_module(here, call):
+    old_things(here)
+    arguments = {"plan": here.host, "model": here.model}
+    assert call(**arguments, kinds=[])["msg"] == (
+        "llama_clean names nothing: use models, parts, caches, releases, one or several. playbooks/status.yml lists what nothing uses."
+    )
+    assert "value of kinds must be one or more of" in call(**arguments, kinds=["all"])["msg"]
+    before = here.left()
+    shown = call(check=True, **arguments, kinds=["caches"])
+    assert (shown["changed"], here.left()) == (True, before)
+    done = call(**arguments, kinds=["caches"])
+    assert done["lines"] == shown["lines"]
+    assert done["lines"][0] == f"caches {here.prefix}/state/cache/two, 0 MB: no planned worker and no kept plan uses it"
+    assert call(**arguments, kinds=["caches"])["changed"] is False
+    (here.prefix / "plans" / f"{1:016x}.json").write_text("torn")
+    assert "it is not known what a kept plan uses" in call(**arguments, kinds=["caches"])["msg"]
+
+
+def test_a_host_reports_it_with_its_condition(here, monkeypatch):
+    old_things(here)
+    monkeypatch.setattr(condition, "_check_place", lambda *_arguments: None)
+    monkeypatch.setattr(state, "drift", lambda _planned: {"services": {}})
+    found = condition.read("llama_cluster", "user", here.host, None, here.model)["condition"]["unused"]
+    assert {entry["kind"] for entry in found} == set(unused.KINDS)
+    assert condition.read("llama_cluster", "user", here.host, None)["condition"]["unused"] is None
+
+
+def entry(kind, size, age):
+    return {
+        "kind": kind,
+        "path": "/opt/llamacpp/models/x-0123abcd",
+        "bytes": size,
+        "age_s": age,
+        "why": "no plan names it",
+    }
+
+
+def test_status_shows_it(plan, answers, tmp_path):  # noqa: F811
+    told, error, shown = written(plan, answers, tmp_path)
+    assert (error, told["hosts"][0]["unused"], "unused" in shown) == ("", None, False)
+    answers["head"]["condition"]["unused"] = [
+        entry("models", 120 * 10**9, 3 * DAY),
+        entry("models", 10**9, 2 * DAY),
+        entry("parts", 10**8, 60),
+    ]
+    told, error, shown = written(plan, answers, tmp_path)
+    assert error == ""
+    assert len(told["hosts"][0]["unused"]) == 3
+    text = " ".join(shown.split())
+    assert (
+        "unused head: 121.0 GB of models (2, the newest unused for 2 d), 100 MB of parts (1, the newest unused for 1 min)"
+        in text
+    )
+    assert "playbooks/clean.yml removes what llama_clean names" in text
+    answers["head"]["condition"]["unused"] = [entry("everything", 1, 1)]
+    assert "could not be examined" in written(plan, answers, tmp_path)[1]
+
+
+def test_the_playbook_removes_under_the_lease_and_needs_a_plan():
+    play = yaml.safe_load((ROOT / "playbooks" / "clean.yml").read_text())[1]
+    names = [task["name"] for task in play["tasks"]]
+    order = [
+        "Stop where the inventory has no plan",
+        "Let one run at a time change the cluster",
+        "Remove what nothing uses",
+    ]
+    assert [name for name in names if name in order] == order
+    assert names[-1] == "Let other runs change the cluster again"
+
+
+def test_no_other_playbook_or_role_removes_it():
+    users = [
+        path.name
+        for path in [*ROOT.glob("roles/*/tasks/**/*.yml"), *ROOT.glob("playbooks/**/*.yml")]
+        if "llamacpp.cluster.clean:" in path.read_text()
+    ]
+    assert users == ["clean.yml"]
