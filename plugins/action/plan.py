@@ -54,6 +54,9 @@ def complete(plan: dict) -> None:
     if head["fallback_after"] is not None:
         own = plan["hosts"][head["host"]]
         own["files"].append(_file(f"{own['prefix']}/{names.FALLBACKS}", _fallbacks(plan).encode()))
+    fetched = [file for file in model["files"] if file["url"]]
+    if fetched and all(file["bytes"] is not None for file in fetched):
+        plan["hosts"][head["host"]]["model"] = {"files": fetched, "records": model["records"]}
     if model["known_answer"]:
         size = known_answer.file_bytes(*(model["known_answer"][key] for key in ("layers", "width", "type")))
         written = {"path": model["path"], "bytes": size, "record": known_answer.record_of(model["path"])}

@@ -5,25 +5,21 @@
 
 from __future__ import annotations
 
-import re
+import itertools
 import shlex
-import time
 from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, stored
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes, releases
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import built, copying, sources
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import background, built, copying, sources
 
 display = Display()
 
 POLL_SECONDS = 5
 LIMIT_SECONDS = 6 * 3600
-JOB = r"j?\d{1,20}\.\d{1,10}"
-"""Name of an asynchronous job, as ansible-core 2.19 gives it: a number of the controller, and the process on the host."""
 
 
 class ActionModule(ActionBase):
@@ -132,55 +128,17 @@ class ActionModule(ActionBase):
 
     def _build(self, arguments: dict, task_vars: dict) -> dict:
         """Runs the module in the background and shows its log's last step until it ends."""
-        self._task.async_val = LIMIT_SECONDS
-        try:
-            job = self._execute_module(module_args=arguments, task_vars=task_vars, wrap_async=True)
-        finally:
-            self._task.async_val = 0
-        if job.get("failed"):
-            return job
-        if not re.fullmatch(JOB, str(job.get("ansible_job_id"))):
-            raise AnsibleActionFail(
-                f"{task_vars['inventory_hostname']} did not start the build in the background "
-                f"({untrusted.printable(str(job.get('msg') or 'it names no job'))}): run the playbook again"
-            )
         log = stored.log_path(arguments["cache"], arguments["build"]["id"])
-        query = {
-            "jid": job["ansible_job_id"],
-            "_async_dir": self.get_shell_option("async_dir", default="~/.ansible_async"),
-        }
-        started = time.monotonic()
-        while True:
-            time.sleep(POLL_SECONDS)
-            status = self._execute_module(
-                module_name="ansible.builtin.async_status", module_args=query, task_vars=task_vars
-            )
-            if status.get("finished"):
-                break
-            if status.get("failed"):
-                raise AnsibleActionFail(
-                    f"The connection to the build was lost: {untrusted.printable(str(status.get('msg')))}. Run the playbook again; the build continues "
-                    f"where it stopped. Log on the host: {log}"
-                )
+
+        def show(seconds: float) -> None:
             last = self._low_level_execute_command(
                 f"grep -E '{building.STEP_LINES}' {shlex.quote(log)} | tail -n 1 | cut -c 1-60", sudoable=True
             )
             where = building.step(last.get("stdout", "").strip())
             display.display(
-                f"  [{task_vars['inventory_hostname']}] {arguments['build']['id']}: {where}, {time.monotonic() - started:.0f} s"
+                f"  [{task_vars['inventory_hostname']}] {arguments['build']['id']}: {where}, {seconds:.0f} s"
             )
-        self._execute_module(
-            module_name="ansible.builtin.async_status", module_args={**query, "mode": "cleanup"}, task_vars=task_vars
-        )
-        for internal in (
-            "finished",
-            "started",
-            "ansible_job_id",
-            "results_file",
-            "stdout",
-            "stderr",
-            "stdout_lines",
-            "stderr_lines",
-        ):
-            status.pop(internal, None)
-        return status
+
+        lost = f"Run the playbook again; the build continues where it stopped. Log on the host: {log}"
+        pauses = itertools.repeat(POLL_SECONDS)
+        return background.run(self, task_vars, arguments, "build", LIMIT_SECONDS, pauses, show, lost)

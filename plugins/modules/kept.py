@@ -150,6 +150,7 @@ def read(prefix, identity):
     made = {file["path"] for file in record["host"]["files"] if "content" not in file}
     drift = state.drift(record["host"])
     missing = {path for path in wanted if not os.path.isfile(path)} | made.intersection(drift["changed_files"])
+    missing.update(drift.get("changed_models", ()))
     return {"record": record, "drift": drift, "missing": sorted(missing)}
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: model
-short_description: Finds a model and reads its headers, wherever it is
+short_description: Finds a model, reads its headers, and fetches its files
 version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
@@ -15,15 +15,27 @@ description:
     they are, by HTTP range requests where that is a server.
   - It runs as an action plugin on the controller, which needs the Python package C(huggingface_hub) for C(llama_model_huggingface). What the head
     has already is looked up there, and then no server is asked.
+  - With O(state=fetched) it fetches the files to the host, several at once, by HTTP ranges. A connection that breaks is made again, and goes on where it
+    stopped, also in the next run. A file takes its place when its size and its sha256 are right. One that is whole and recorded is not read again, and
+    no server is asked for it.
+  - The download runs in the background of the host, and the action plugin shows how far it is. When ansible-playbook is killed, the download goes on, and the
+    next run waits for it.
 attributes:
   check_mode:
     support: full
-    description: Changes nothing in either mode.
+    description: Reports what would be fetched, how much, and from where. O(state=found) changes nothing in either mode.
+  diff_mode:
+    support: full
+    description: Shows the files that would be added.
 options:
   state:
-    description: V(found) changes nothing.
+    description:
+      - V(found) changes nothing.
+      - V(fetched) fetches what is missing of O(files).
+      - V(compared), V(held) and V(received) are what the action plugin asks the host for on the way. They report what is missing, report what is there of the
+        first file, and add a piece to it.
     type: str
-    choices: [found]
+    choices: [found, compared, fetched, held, received]
     default: found
   prefix:
     description: Where the collection is installed on the host. Without it, the host is not asked what it has of a model that is fetched.
@@ -51,6 +63,40 @@ options:
     type: list
     elements: str
     default: []
+  files:
+    description:
+      - The files as the plan holds them in C(model.files), each with C(name), C(path), C(url), C(bytes), C(sha256) and C(role). Those without C(url)
+        are left alone. A URL that begins with C(file:) is a file of the controller.
+    type: list
+    elements: dict
+    default: []
+  folder:
+    description: Folder of all models, C(models) below the prefix. It may be a symbolic link, nothing below it may lead out. Not needed for O(state=found).
+    type: path
+  records:
+    description:
+      - Files C(.source.json), each with its C(path) and what it is to say, beside which the files lie. They are written when all files are whole.
+    type: list
+    elements: dict
+    default: []
+  token:
+    description: Is sent as a bearer token to the server of the first file, not to others, and not to where it redirects.
+    type: str
+  token_file:
+    description: File on the controller that holds O(token). It is read by the action plugin.
+    type: path
+  fetched_by:
+    description: Whether the host fetches, or the controller, which sends the files on to the host in pieces over Ansible's connection.
+    type: str
+    choices: [head, controller]
+    default: head
+  piece:
+    description: Path of a piece on the host, its C(offset) in the file and its C(sha256). The action plugin sets it for O(state=received).
+    type: dict
+  digest:
+    description: Whether O(state=held) returns the sha256 of what is there.
+    type: bool
+    default: false
 """
 
 EXAMPLES = r"""
@@ -59,21 +105,33 @@ EXAMPLES = r"""
     state: found
     prefix: /opt/llamacpp
   register: llama_model_found
+
+- name: Fetch the model's files
+  llamacpp.cluster.model:
+    state: fetched
+    folder: /opt/llamacpp/models
+    files:
+      - name: some-model.gguf
+        path: /opt/llamacpp/models/models.example.org/some-model.gguf
+        url: https://models.example.org/some-model.gguf
+        bytes: 4920734272
+        sha256: 7b064f5842bf9532c91456deda288a1b672397a54fa729aa665952863033557c
+        role: model
 """
 
 RETURN = r"""
 summary:
   description: What planning needs of the model, as P(llamacpp.cluster.gguf_info#module) returns it.
-  returned: success
+  returned: when O(state=found)
   type: dict
   sample: {"architecture": "llama", "layers": 32}
 closed:
   description: The folder or file that keeps O(account) from reading the model, if any.
-  returned: success
+  returned: when O(state=found)
   type: str
 files:
   description: Files of the model, of its projector and of its draft model, parts in their order.
-  returned: success
+  returned: when O(state=found)
   type: list
   elements: dict
   contains:
@@ -97,34 +155,89 @@ files:
       type: str
 sources:
   description: For each role, where its files come from (C(source)) and the commit or digest that was found (C(revision)).
-  returned: success
+  returned: when O(state=found)
   type: list
   elements: dict
 offered:
   description: Quantisations that the repository of the model has, with their sizes in bytes, where it was asked.
-  returned: success
+  returned: when O(state=found)
   type: list
   elements: dict
+fetch:
+  description: Files that were missing or not yet checked, with how much of each was there, and where it comes from.
+  returned: when O(state=compared) or O(state=fetched)
+  type: list
+  elements: dict
+  sample: [{"path": "/opt/llamacpp/models/models.example.org/some-model.gguf", "bytes": 4920734272, "have": 0, "from": "https://models.example.org/some-model.gguf"}]
+bytes:
+  description: How much is missing of all files.
+  returned: when O(state=compared) or O(state=fetched)
+  type: int
+digests:
+  description: Path → sha256 of each file.
+  returned: when O(state=fetched), not in check mode
+  type: dict
+held:
+  description: How many bytes of the file are there, and their sha256 where O(digest) is true.
+  returned: when O(state=held) or O(state=received)
+  type: dict
 """
 
+import os
+from pathlib import Path
+
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetched, fetching
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import models
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import remote
 
 
-def main():
-    module = AnsibleModule(
-        argument_spec={
-            "state": {"type": "str", "choices": ["found"], "default": "found"},
-            "prefix": {"type": "path"},
-            "account": {"type": "str", "default": "llamacpp"},
-            "timeout": {"type": "int", "default": 120},
-            "folders": {"type": "list", "elements": "path", "default": []},
-            "paths": {"type": "list", "elements": "path", "default": []},
-            "ollama": {"type": "list", "elements": "str", "default": []},
-        },
-        supports_check_mode=True,
-    )
+def missing(files, records, folder):
+    """What is to be done, as the module returns it."""
+    fetching.check_places(files, folder)
+    needs = fetched.compare(files)
+    stale = fetched.differences(files, records).records
+    rows = [
+        {
+            "path": str(need.file.path),
+            "bytes": need.file.bytes,
+            "have": need.have,
+            "from": remote.shown(need.file.url),
+        }
+        for need in needs
+    ]
+    after = "".join(f"{row['path']} ({row['bytes']} bytes)\n" for row in rows) + "".join(f"{path}\n" for path in stale)
+    return {
+        "changed": bool(rows or stale),
+        "fetch": rows,
+        "bytes": sum(row["bytes"] - row["have"] for row in rows),
+        "diff": {"before": "", "after": after},
+    }
+
+
+def run(params, check):
+    """What the module returns.
+
+    :raises Refusal: it cannot be done.
+    """
+    folder = Path(params["folder"])
+    files = fetched.of_plan(params["files"], params["records"], params["fetched_by"] == "controller")
+    if params["state"] == "held":
+        return {"changed": False, "held": fetching.held(files[0], folder, params["digest"])._asdict()}
+    if params["state"] == "received":
+        piece = params["piece"]
+        count = fetching.append(files[0], folder, Path(piece["path"]), piece["offset"], piece["sha256"])
+        return {"changed": True, "held": {"bytes": count, "sha256": None}}
+    result = missing(files, params["records"], folder)
+    if check or params["state"] == "compared" or not result["changed"]:
+        fetching.check_room(fetched.compare(files), folder)
+        return result
+    return {**result, "digests": fetching.fetch(files, folder, params["records"], params["token"])}
+
+
+def find(module):
     given = module.params
     try:
         had = reading.within(
@@ -134,6 +247,48 @@ def main():
     except reading.TooSlowError as error:
         module.fail_json(msg=f"The folder of models {error}: check the disk or network mount that holds it.")
     module.exit_json(changed=False, **had)
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "state": {
+                "type": "str",
+                "choices": ["found", "compared", "fetched", "held", "received"],
+                "default": "found",
+            },
+            "prefix": {"type": "path"},
+            "account": {"type": "str", "default": "llamacpp"},
+            "timeout": {"type": "int", "default": 120},
+            "folders": {"type": "list", "elements": "path", "default": []},
+            "paths": {"type": "list", "elements": "path", "default": []},
+            "ollama": {"type": "list", "elements": "str", "default": []},
+            "files": {"type": "list", "elements": "dict", "default": []},
+            "folder": {"type": "path"},
+            "records": {"type": "list", "elements": "dict", "default": []},
+            "token": {"type": "str", "no_log": True},
+            "token_file": {"type": "path"},
+            "fetched_by": {"type": "str", "choices": ["head", "controller"], "default": "head"},
+            "piece": {"type": "dict"},
+            "digest": {"type": "bool", "default": False},
+        },
+        required_if=[
+            *(("state", state, ("folder",)) for state in ("compared", "fetched", "held")),
+            ("state", "received", ("folder", "piece")),
+        ],
+        supports_check_mode=True,
+    )
+    if module.params["state"] == "found":
+        find(module)
+    os.umask(0o022)
+    try:
+        result = run(module.params, module.check_mode)
+    except Refusal as error:
+        module.fail_json(msg=str(error))
+    except OSError as error:
+        said = failures.sentence(error, module.params["folder"])
+        module.fail_json(msg=f"{said} What came of the model is kept, and the next run goes on there.")
+    module.exit_json(**result)
 
 
 if __name__ == "__main__":

@@ -998,6 +998,7 @@ def test_the_head_is_restarted_with_its_workers(local, state):
     "key, value",
     [
         ("changed_files", ["/opt/llamacpp/models/known-answer-16x128-f32.gguf"]),
+        ("changed_models", ["/opt/llamacpp/models/some/model-00002-of-00003.gguf"]),
         ("redefined", ["llamacpp-server"]),
     ],
 )

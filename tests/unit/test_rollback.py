@@ -511,10 +511,11 @@ def test_a_part_that_cannot_be_used_stops_before_any_service(way, change, said):
 def test_the_module_reads_a_part_and_what_its_services_miss(call, prefix, record, monkeypatch):
     serve(prefix, record)
     model = record["model"]["path"]
-    monkeypatch.setattr(module.state, "drift", lambda part: {"changed_files": [model], "missing_builds": []})
+    drift = {"changed_files": [model], "changed_models": ["/models/part.gguf"], "missing_builds": []}
+    monkeypatch.setattr(module.state, "drift", lambda part: drift)
     answered = call(state="read", prefix=str(prefix), id=record["id"])
     assert answered["record"]["id"] == record["id"]
-    assert answered["missing"] == [model]
+    assert answered["missing"] == sorted([model, "/models/part.gguf"])
     listed = call(state="listed", prefix=str(prefix))
     assert [plan["id"] for plan in listed["plans"]] == [record["id"]]
     assert "runs on the controller" in call(state="chosen")["msg"]

@@ -388,6 +388,49 @@ def without_lingering(monkeypatch, host):
     monkeypatch.setattr(state.os.path, "exists", lambda path: False)
 
 
+def with_model(host, prefix, size=7, sha256="a" * 64, recorded="a" * 64, source="there"):
+    """A model that is fetched: planned with this sha256, and recorded with another, or not at all."""
+    path, record = prefix / "models" / "it" / "m.gguf", prefix / "models" / "it" / ".source.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("a model"[:size])
+    entry = {"bytes": 7, "sha256": recorded, "modified": int(path.stat().st_mtime)}
+    if recorded:
+        record.write_text(json.dumps({"source": "there", "checked": {str(path): entry}}))
+    url = "https://models.example.org/m.gguf"
+    file = {"name": "m.gguf", "path": str(path), "url": url, "bytes": 7, "sha256": sha256, "role": "model"}
+    host["model"] = {"files": [file], "records": [{"path": str(record), "source": source}]}
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "more, text",
+    [
+        ({}, None),
+        ({"sha256": None}, None),
+        ({"size": 3}, "of the model is missing or has other content"),
+        ({"sha256": "b" * 64}, "of the model is missing or has other content"),
+        ({"recorded": None}, "of the model has not been checked, or was changed since"),
+        ({"recorded": None, "sha256": None}, "of the model has not been checked, or was changed since"),
+        ({"source": "elsewhere"}, "does not say where the model comes from"),
+    ],
+)
+def test_a_model_that_is_fetched_is_held_against_its_record(planned, more, text):
+    path = with_model(planned, Path(planned["prefix"]), **more)
+    found = state.drift(planned)
+    assert [entry["text"].split(" ", 1)[1] for entry in found["differences"] if entry["kind"] == "model"] == (
+        [text] if text else []
+    )
+    assert found["changed_models"] == ([path] if text and "missing" in text else [])
+
+
+def test_a_model_that_was_touched_since_is_checked_again(planned):
+    path = with_model(planned, Path(planned["prefix"]))
+    os.utime(path, (1, 1))
+    assert [entry["text"] for entry in state.drift(planned)["differences"] if entry["kind"] == "model"] == [
+        f"{path} of the model has not been checked, or was changed since"
+    ]
+
+
 SPOILED = [
     ("account", "account no-such is missing", lambda h, p, m: h["accounts"].append({"name": "no-such", "groups": []})),
     (
@@ -410,6 +453,7 @@ SPOILED = [
     ("release", "release gone is not installed", lambda h, p, m: h["builds"].append({"id": "gone", "targets": []})),
     ("file", "model is missing or has different content", lambda h, p, m: (p / "model").write_text("other")),
     ("file", "model is missing or has different content", lambda h, p, m: (p / "model").unlink()),
+    ("model", "of the model is missing", lambda h, p, m: Path(with_model(h, p)).unlink()),
     (
         "definition",
         "llamacpp-worker-x is not defined as planned",

@@ -12,6 +12,7 @@ Kind = Literal[
     "folder",
     "release",
     "file",
+    "model",
     "definition",
     "boot",
     "manager",

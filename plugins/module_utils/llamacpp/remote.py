@@ -14,6 +14,7 @@ import re
 import socket
 import ssl
 import urllib.error
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
@@ -31,10 +32,21 @@ WHY = {
     416: "is empty, or shorter than its server reported before (HTTP 416): use another file",
     429: "is requested too often (HTTP 429): wait a while, or set the option token",
 }
+PASSING = (408, 429)
+"""Refusals of a server that are over after a while, beside its own errors."""
+PIECE = 1 << 20
 
 
 class RemoteError(gguf.GGUFError):
-    """The server does not give what is needed; the message ends a sentence that begins with the URL, and says what to do."""
+    """The server does not give what is needed; the message ends a sentence that begins with the URL, and says what to do.
+
+    :param status: of HTTP; 0 where there was no reply, or a wrong one.
+    :param passes: whether the same request may succeed a moment later.
+    """
+
+    def __init__(self, message: str, status: int = 0, passes: bool = False) -> None:
+        super().__init__(message)
+        self.status, self.passes = status, passes
 
 
 def shown(url: str) -> str:
@@ -68,22 +80,25 @@ def _error_of(error: Exception) -> RemoteError:
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(reason, ssl.SSLError):
         return RemoteError(
-            f"has a server whose TLS connection fails ({untrusted.printable(reason)}): correct the server's certificate, or trust its authority on this host"
+            f"has a server whose TLS connection fails ({untrusted.printable(reason)}): correct the server's certificate, or trust its authority on this host",
+            passes=not isinstance(reason, ssl.SSLCertVerificationError),
         )
     if isinstance(reason, socket.gaierror):
         return RemoteError(
-            f"has an unknown host name ({reason.strerror}): correct the name, or set https_proxy where a proxy is needed"
+            f"has an unknown host name ({reason.strerror}): correct the name, or set https_proxy where a proxy is needed",
+            passes=True,
         )
     if isinstance(reason, (socket.timeout, TimeoutError)):
         return RemoteError(
-            f"has a server that did not answer for {SECONDS_OF_SILENCE} s: try again, or use another server"
+            f"has a server that did not answer for {SECONDS_OF_SILENCE} s: try again, or use another server",
+            passes=True,
         )
     if isinstance(error, http.client.IncompleteRead):
-        return RemoteError("was cut off: its server sent less than it announced; try again")
+        return RemoteError("was cut off: its server sent less than it announced; try again", passes=True)
     if isinstance(error, (http.client.InvalidURL, ValueError)):
         return RemoteError(f"is not a URL ({untrusted.printable(error)}): correct it")
     text = untrusted.printable(reason) or type(reason).__name__
-    return RemoteError(f"cannot be read ({text}): check the server, the network and https_proxy")
+    return RemoteError(f"cannot be read ({text}): check the server, the network and https_proxy", passes=True)
 
 
 @functools.lru_cache(maxsize=1)
@@ -138,7 +153,11 @@ class RemoteFile:
                         url = _redirect_target(url, error.headers.get("Location"))
                         continue
                     remedy = "try again later" if error.code >= 500 else "open the URL in a browser"
-                    raise RemoteError(WHY.get(error.code, f"is not available (HTTP {error.code}): {remedy}")) from error
+                    raise RemoteError(
+                        WHY.get(error.code, f"is not available (HTTP {error.code}): {remedy}"),
+                        status=error.code,
+                        passes=error.code in PASSING or error.code >= 500,
+                    ) from error
         raise RemoteError(f"is redirected more than {MAX_REDIRECTS} times: use the URL of the file itself")
 
     def _expected(self, reply: Any, offset: int, count: int) -> int:
@@ -168,6 +187,43 @@ class RemoteFile:
             )
         self.size = size
         return last - first + 1
+
+
+class Download(RemoteFile):
+    """A file on a web server whose size is known, to be read from anywhere to its end."""
+
+    def __init__(self, url: str, size: int, token: str | None = None) -> None:
+        self.url, self.token, self.planned = url, token, size
+        self.size, self.first = None, b""
+
+    def rest(self, offset: int) -> Iterator[bytes]:
+        """What follows, as it comes. Each byte that has arrived is given before an error is raised.
+
+        :raises RemoteError: also where the file has another size.
+        """
+        left = self.planned - offset
+        try:
+            with self._open(offset, left) as reply:
+                self._expected(reply, offset, left)
+                if self.size != self.planned:
+                    raise RemoteError(
+                        f"has {self.size} bytes, and had {self.planned} when it was planned: it was replaced; run the playbook again"
+                    )
+                while left:
+                    piece: bytes = reply.read1(min(left, PIECE))
+                    if not piece:
+                        raise RemoteError("was cut off: its server sent less than it announced; try again", passes=True)
+                    left -= len(piece)
+                    yield piece
+        except RemoteError:
+            raise
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise _error_of(error) from error
+
+
+def same_server(url: str, other: str) -> bool:
+    """Whether a token for one URL may go to another."""
+    return _origin(url) == _origin(other)
 
 
 def read(url: str, token: str | None = None) -> gguf.Model:

@@ -27,6 +27,7 @@ ANSWER = {
         {
             "services": Each(SERVICE),
             **{part: [PATH] for part in ("defined", "stale", "missing_builds", "running_releases", "changed_files")},
+            "changed_models": Maybe([PATH]),
             "redefined": [Text()],
             "installed": Maybe(Each(Each(Text()))),
             "received": Maybe(Each(Text())),
@@ -328,8 +329,11 @@ def _restarts(plan: dict[str, Any], drifts: dict[str, dict[str, Any]]) -> dict[s
     }
     name_of_head = plan["head"]["host"]
     head = restarts.get(name_of_head, [])
-    touched = any((name, service) in used for name, services in restarts.items() for service in services) or (
-        name_of_head in drifts and plan["model"]["path"] in drifts[name_of_head]["changed_files"]
+    own_drift = drifts.get(name_of_head, {})
+    touched = (
+        any((name, service) in used for name, services in restarts.items() for service in services)
+        or plan["model"]["path"] in own_drift.get("changed_files", ())
+        or bool(own_drift.get("changed_models"))
     )
     if touched and plan["head"]["service"] not in head:
         head.append(plan["head"]["service"])

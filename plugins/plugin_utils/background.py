@@ -1,0 +1,93 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A module that runs in the background of the host, for action plugins that show how far it is."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable
+
+from ansible.errors import AnsibleActionFail
+from ansible.plugins.action import ActionBase
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
+
+JOB = r"j?\d{1,20}\.\d{1,10}"
+"""Name of an asynchronous job, as ansible-core 2.19 gives it: a number of the controller, and the process on the host."""
+INTERNAL = (
+    "finished",
+    "started",
+    "ansible_job_id",
+    "results_file",
+    "stdout",
+    "stderr",
+    "stdout_lines",
+    "stderr_lines",
+)
+"""What Ansible adds to the result of such a job."""
+
+
+def run(
+    action: ActionBase,
+    task_vars: dict,
+    arguments: dict,
+    work: str,
+    limit_seconds: int,
+    pauses: Iterable[float],
+    show: Callable[[float], None],
+    lost: str,
+) -> dict:
+    """The result of the action's module, once it has ended.
+
+    :param work: what it does, for messages: «build».
+    :param pauses: seconds before each time that it is asked whether it has ended; without an end.
+    :param show: called each time that it has not, with the seconds since its start.
+    :param lost: ends the message where the connection is lost.
+    """
+    action._task.async_val = limit_seconds
+    try:
+        job = action._execute_module(module_args=arguments, task_vars=task_vars, wrap_async=True)
+    finally:
+        action._task.async_val = 0
+    if job.get("failed"):
+        return job
+    if not re.fullmatch(JOB, str(job.get("ansible_job_id"))):
+        raise AnsibleActionFail(
+            f"{task_vars['inventory_hostname']} did not start the {work} in the background "
+            f"({untrusted.printable(str(job.get('msg') or 'it names no job'))}): run the playbook again"
+        )
+    query = {
+        "jid": job["ansible_job_id"],
+        "_async_dir": action.get_shell_option("async_dir", default="~/.ansible_async"),
+    }
+    status = _wait(action, task_vars, query, work, pauses, show, lost)
+    action._execute_module(
+        module_name="ansible.builtin.async_status", module_args={**query, "mode": "cleanup"}, task_vars=task_vars
+    )
+    return {key: value for key, value in status.items() if key not in INTERNAL}
+
+
+def _wait(
+    action: ActionBase,
+    task_vars: dict,
+    query: dict,
+    work: str,
+    pauses: Iterable[float],
+    show: Callable[[float], None],
+    lost: str,
+) -> dict:
+    started = time.monotonic()
+    for pause in pauses:
+        time.sleep(pause)
+        status = action._execute_module(
+            module_name="ansible.builtin.async_status", module_args=query, task_vars=task_vars
+        )
+        if status.get("finished"):
+            return status
+        if status.get("failed"):
+            raise AnsibleActionFail(
+                f"The connection to the {work} was lost: {untrusted.printable(str(status.get('msg')))}. {lost}"
+            )
+        show(time.monotonic() - started)
+    raise AssertionError("pauses have no end")
