@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import re
+import os
 import shlex
 import tempfile
 import time
@@ -23,7 +23,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import remote
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import background, copying
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import background, copying, hub
 
 display = Display()
 
@@ -56,7 +56,7 @@ def run(action: ActionBase, task_vars: dict) -> dict:
         display.display(line)
     if action._task.check_mode:
         return compared
-    token = _token(token_file) if token_file else None
+    token = _token(token_file, task_vars) if token_file else None
     wanted = {row["path"] for row in compared["fetch"]}
     sender = _Sender(action, task_vars, arguments, token)
     digests = {str(file.path): sender.send(file) for file in planned if file.sent and str(file.path) in wanted}
@@ -135,19 +135,11 @@ def _check(host: str, result: dict, form: dict) -> None:
         )
 
 
-def _token(path: str) -> str:
+def _token(path: str, task_vars: dict) -> str | None:
     try:
-        token = Path(path).expanduser().read_text().strip()
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not a text"
-        raise AnsibleActionFail(
-            f"llama_model_token_file is {path!r}, which cannot be read on the controller: {why}"
-        ) from None
-    if not re.fullmatch(r"[!-~]+", token):
-        raise AnsibleActionFail(
-            f"llama_model_token_file is {path!r}, which has to hold a token, one word, and nothing else"
-        )
-    return token
+        return hub.read_token(os.path.join(task_vars.get("inventory_dir") or "", os.path.expanduser(path)))
+    except Refusal as error:
+        raise AnsibleActionFail(str(error)) from None
 
 
 class _Sender:

@@ -449,7 +449,6 @@ class Zeros:
         return bytes(wanted.stop - wanted.start)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_model_of_eight_parts_and_two_gigabytes_over_a_connection_that_is_cut_every_hundred_megabytes(
     server, models, fetch

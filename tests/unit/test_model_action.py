@@ -97,6 +97,7 @@ def test_a_second_run_changes_nothing_and_asks_no_server(server, models, playboo
 def test_why_a_server_refuses_reaches_the_operator_and_the_token_does_not(server, models, playbook, tmp_path):
     server.faults["/m.gguf"] = answer(403)
     (tmp_path / "token").write_text("hf_secret\n")
+    (tmp_path / "token").chmod(0o600)
     said = playbook.run([planned(server, models)], "-vvv", token_file=str(tmp_path / "token"))
     assert "m.gguf needs permission (HTTP 403): the token of llama_model_token_file is not entitled to it" in said
     assert server.asked[0][1]["Authorization"] == "Bearer hf_secret"
@@ -263,16 +264,11 @@ def test_the_controller_fetches_for_a_head_without_a_way_out(copied, server, tmp
 
 
 def test_a_token_file_that_cannot_be_used_is_named(copied, tmp_path, models):
-    for content, said in (
-        (None, "cannot be read on the controller: No such file"),
-        ("two words", "has to hold a token, one word"),
+    action = Action(tmp_path, files=[copied[1]], folder=str(models), token_file=str(tmp_path / "token"))
+    with pytest.raises(
+        AnsibleActionFail, match=r"llama_model_token_file is .*token, which cannot be read on the contr"
     ):
-        path = tmp_path / "token"
-        if content:
-            path.write_text(content)
-        action = Action(tmp_path, files=[copied[1]], folder=str(models), token_file=str(path))
-        with pytest.raises(AnsibleActionFail, match=rf"llama_model_token_file is .*{said}"):
-            action.run()
+        action.run()
 
 
 def test_a_host_that_reports_nonsense_is_named(copied, tmp_path, models):

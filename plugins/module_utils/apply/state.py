@@ -490,6 +490,16 @@ def _all(kind: Kind, subjects: list[str], text: str) -> Iterator[Difference]:
     return (Difference(kind, subject, text.format(subject)) for subject in subjects)
 
 
+def _manifests(planned: dict) -> dict[str, dict | None]:
+    """Id of each planned build → its manifest, None where it is not installed or not intact."""
+    releases = Path(planned["prefix"]) / "releases"
+    return {build["id"]: stored.installed(releases / build["id"], build["targets"]) for build in planned["builds"]}
+
+
+def _model(planned: dict) -> fetched.Differences:
+    return fetched.differences(fetched.of_plan(planned["files"], planned["records"]), planned["records"])
+
+
 def _models(differs: fetched.Differences) -> Iterator[Difference]:
     yield from _all("model", differs.missing, "{} of the model is missing or has other content")
     yield from _all("model", differs.unchecked, "{} of the model has not been checked, or was changed since")
@@ -510,9 +520,8 @@ def drift(planned: dict) -> dict:
     :returns: ``services`` (name → state, pid, addresses, clients), ``defined`` (names of services that have a definition), ``stale``
         (those of them that are not planned), ``missing_builds`` (ids of planned builds that are not installed or not intact),
         ``installed`` (id of each other planned build → file → sha256), ``received`` (id of those that another host has compiled → that host),
-        ``running_releases`` (ids of the releases whose programs run), ``changed_files`` (paths), ``changed_models`` (paths of fetched files that are
-        missing or have other content), ``redefined`` (names of services),
-        ``knocks`` (of knocks.results), ``plans`` (of plans.summaries),
+        ``running_releases`` (ids of the releases whose programs run), ``changed_files`` (paths), ``changed_models`` (of fetched.differences),
+        ``redefined`` (names of services), ``knocks`` (of knocks.results), ``plans`` (of plans.summaries),
         ``differences`` (all that an apply would change, each ``{"kind", "subject", "text"}``, as common.differences defines it).
     """
     knocking = knocks.begin(planned["knocks"], interfaces.addresses() if planned["knocks"] else [])
@@ -521,15 +530,11 @@ def drift(planned: dict) -> dict:
     services = {service["name"]: service_state(service, running, folder) for service in planned["services"]}
     defined = host.defined_services(planned["service_manager"], planned["units"], names.of(planned["names"]["cluster"]))
     manager = managers.manager_of(planned)
-    manifests = {
-        build["id"]: stored.installed(Path(planned["prefix"]) / "releases" / build["id"], build["targets"])
-        for build in planned["builds"]
-    }
+    manifests = _manifests(planned)
     missing = [identity for identity, manifest in manifests.items() if not manifest]
     stale = sorted(set(defined) - set(services))
-    model = planned.get("model") or {"files": [], "records": []}
-    models = fetched.differences(fetched.of_plan(model["files"], model["records"]), model["records"])
     changed_files, redefined = _changed_files(planned["files"]), _redefined(planned, services)
+    models = _model(planned.get("model") or {"files": [], "records": []})
     summaries = plans.summaries(planned["prefix"])
     return {
         "services": services,

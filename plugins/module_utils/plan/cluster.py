@@ -50,6 +50,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
     Host,
     Model,
     Port,
+    Quantisation,
     Release,
     Server,
     Worker,
@@ -107,6 +108,8 @@ class Planned(NamedTuple):
     seen: Seen
     met: list[advisories.Met]
     idle: Sequence[idle.Idle]
+    offered: Sequence[Quantisation]
+    """That the repository of the model has."""
 
 
 def _with_remedies(planned: Planned, cluster: Cluster, attempt: Callable[[Cluster], Planned]) -> dict[str, Any]:
@@ -122,7 +125,9 @@ def _with_remedies(planned: Planned, cluster: Cluster, attempt: Callable[[Cluste
             return None
 
     trial = remedies.Trial(cluster, _judge(plan, cluster.accepted), judged)
-    room = [] if plan["fits"] else remedies.for_more_room(trial)
+    room = (
+        [] if plan["fits"] else [*remedies.for_more_room(trial), *remedies.smaller_quantisation(trial, planned.offered)]
+    )
     offer = idle.sentence(planned.idle, trial)
     return {
         **plan,
@@ -281,6 +286,7 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
         neighbours.check(cluster, {name: _ports(cluster, entry) for name, entry in equipped.items()})
     builds = releases.builds(equipped, wanted, cluster.server, catalogue, secured, cluster.measures)
     model = heads.model_of(cluster.model, model_found, head.facts, names.of(cluster.name).account)
+    heads.check_further(cluster.server, cluster.model)
     heads.check(head.name, cluster.server, equipped[head.name].workers, release)
     heads.check_types(model.path, model.summary, release, releases.variable_of(serves, cluster.releases))
     if running and not serving and cluster.within is None:
@@ -303,7 +309,9 @@ class Laid(NamedTuple):
 
 def _lay(prepared: Prepared, placed: placement.Placed) -> Laid:
     cluster = prepared.cluster
-    as_planned, without = heads.as_planned(cluster.server), heads.uncounted(cluster.server)
+    further = heads.further_of(prepared.model)
+    as_planned = heads.as_planned(cluster.server) and not further
+    without = [*further, *heads.uncounted(cluster.server)]
     placing = layout.as_json(placed, as_planned and prepared.release.mainline, cluster.server.load_mode)
     holders = [
         devices.holder(device, cluster.places[device.host].facts, entry["weights_mib"], entry["kv_mib"])
@@ -353,7 +361,13 @@ def _plan(prepared: Prepared, runtime_id: str, staged: bool, with_fallbacks: boo
     hosts = {name: {**host, "services": services.of_host(plan, name)} for name, host in plan["hosts"].items()}
     seen = _seen(prepared, plan, laid)
     met = advisories.meet(seen)
-    return Planned({**plan, "hosts": hosts, "advisories": advisories.untried(met)}, seen, met, prepared.idle)
+    return Planned(
+        {**plan, "hosts": hosts, "advisories": advisories.untried(met)},
+        seen,
+        met,
+        prepared.idle,
+        prepared.model.offered,
+    )
 
 
 def _seen(prepared: Prepared, plan: Mapping[str, Any], laid: Laid) -> Seen:

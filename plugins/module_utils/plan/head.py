@@ -55,6 +55,8 @@ DIRECT_GAIN = 1.2
 """So many times as fast has a disk to be past the page cache: less is within what two measurements differ by, and pages that stay in memory make the
 next start faster."""
 
+FURTHER = {model_files.MMPROJ: "projector", model_files.DRAFT: "draft"}
+"""Role of a file → the option of llama-server that names it."""
 CLOSED = untrusted.Text(longest=4096)
 """A path."""
 LIMITS = {
@@ -155,6 +157,28 @@ def as_planned(server: Server) -> bool:
 def uncounted(server: Server) -> list[str]:
     """What llama-server is told to load beside the model, and the plan does not count."""
     return list(dict.fromkeys(option.adds for option in _given_options(server) if option.adds))
+
+
+def further_of(model: Model) -> list[str]:
+    """Models beside the one that is served, which the plan does not count either."""
+    return [_size(model, role) for role in FURTHER if model.path_of(role)]
+
+
+def _size(model: Model, role: str) -> str:
+    """A further model and its size, where that is known."""
+    sizes = [file.bytes for file in model.files if file.role == role]
+    mib = f" ({sum(size for size in sizes if size) // MIB} MiB)" if all(sizes) else ""
+    return f"{model_source.VARIABLES[role]}{mib}"
+
+
+def check_further(server: Server, request: ModelRequest) -> None:
+    """Refuses options for a further model that a variable gives already."""
+    for source in request.sources():
+        option = options.of_name(FURTHER[source.role]) if source.role in FURTHER else None
+        words = [word for word in server.extra_args if option and options.of_word(word) == option]
+        words += [name for name in server.environment if option and options.of_variable(name) == option]
+        if words:
+            raise Refusal(f"{source.variable} is set, and {words[0]} is given to llama-server too: remove one of them")
 
 
 def check(name: str, server: Server, declared: Sequence[Worker], release: Release) -> None:
@@ -388,6 +412,7 @@ def argv_of(serving: Serving) -> list[str]:
         ("device", _device_names(release, placed)),
         ("override-tensor", server.override_tensor if placed.devices else None),
         ("model", serving.model.path),
+        *((option, serving.model.path_of(role)) for role, option in FURTHER.items()),
         ("host", server.host),
         ("port", str(server.port)),
         ("gpu-layers", str(placed.gpu_layers)),
@@ -565,6 +590,8 @@ def model_of(request: ModelRequest, report: Mapping[str, Any], facts: Facts, acc
     assert source is not None
     _check_report(source, report)
     summary = report.get("summary") or _given_summary(source, request.summary)
+    if request.instead_bytes:
+        summary = model_source.scaled(summary, request.instead_bytes)
     model = _with_files(Model("", None, summary), request._replace(summary=summary), report, facts.prefix)
     path = str(model.path_of(model_files.MODEL))
     if facts.scope == "system" and report.get("closed"):

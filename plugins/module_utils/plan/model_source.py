@@ -26,7 +26,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
 
 LONGEST_FOLDER = 80
 """Characters of a folder's name, before its digest."""
-HEAD, CONTROLLER = "head", "controller"
+VARIABLES = {role: f"llama_model_{role}" for role in (model_files.MMPROJ, model_files.DRAFT)}
+"""Role of a further model → its variable."""
 FOUND = {
     "files": Maybe([{**model_files.NAMED, "role": model_files.ROLES, "path": Maybe(Text(r"/.*", 4096))}]),
     "sources": Maybe([{"role": model_files.ROLES, "source": Text(longest=4096), "revision": Maybe(Text())}]),
@@ -141,6 +142,29 @@ def shown(source: ModelSource, revision: str | None = None) -> str:
     if source.url:
         return f"url:{source.url[0]}"
     return f"copy:{source.copy}" if source.copy else f"path:{source.path}"
+
+
+def size_of(summary: Mapping[str, Any]) -> int:
+    """Bytes of a model; of its tensors where the size of its files is not known."""
+    tensors = sum(summary["layer_bytes"]) + summary["input_bytes"] + summary["output_bytes"]
+    return int(summary.get("bytes") or tensors)
+
+
+def scaled(summary: Mapping[str, Any], size: int) -> dict[str, Any]:
+    """The same model as if its files had so many bytes: every tensor in proportion."""
+    ratio = size / size_of(summary)
+    changed = {
+        **{key: int(summary[key] * ratio) for key in ("input_bytes", "output_bytes")},
+        "layer_bytes": [int(layer * ratio) for layer in summary["layer_bytes"]],
+        "bytes": size,
+    }
+    if "largest_tensor_bytes" in summary:
+        changed["largest_tensor_bytes"] = int(summary["largest_tensor_bytes"] * ratio)
+    if "expert_bytes" in summary:
+        changed["expert_bytes"] = [int(layer * ratio) for layer in summary["expert_bytes"]]
+    if "tensors" in summary:
+        changed["tensors"] = [{**row, "bytes": int(row["bytes"] * ratio)} for row in summary["tensors"]]
+    return {**summary, **changed}
 
 
 def as_json(model: Model) -> dict[str, Any]:

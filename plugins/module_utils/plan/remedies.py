@@ -12,12 +12,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, model_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
     Cluster,
     Endpoint,
     Facts,
     Host,
+    Quantisation,
 )
 
 Change = Callable[[Cluster], Cluster]
@@ -153,6 +155,34 @@ def for_more_room(trial: Trial) -> list[str]:
     return clauses
 
 
+def smaller_quantisation(trial: Trial, offered: Sequence[Quantisation]) -> list[str]:
+    """A clause with the largest quantisation of the model's repository that fits, if one does. Its layers are counted in proportion to its size.
+
+    :param offered: those of the repository, the smallest first.
+    """
+    source = trial.cluster.model.source
+    smaller = [one for one in offered if one.bytes < _bytes(trial.plan)]
+    count, most = 0, len(smaller) if source else 0
+    while count < most:
+        middle = (count + most + 1) // 2
+        if trial.fits(holding(smaller[middle - 1].bytes)):
+            count = middle
+        else:
+            most = middle - 1
+    if not source or not count:
+        return []
+    found = smaller[count - 1]
+    return [
+        f"set quantisation in {source.variable} to {found.name}, the largest of its repository that fits ({found.bytes / (1024 * MIB):.2f} GiB; its layers "
+        "are assumed to be those of this file in proportion)"
+    ]
+
+
+def _bytes(plan: Mapping[str, Any]) -> int:
+    """Of the model's own files."""
+    return sum(file["bytes"] or 0 for file in plan["model"]["files"] if file["role"] == model_files.MODEL)
+
+
 def _layers_beside_the_processor(trial: Trial) -> int | None:
     """``llama_server_gpu_layers`` with which a head without workers holds the model; None where there are workers, or it does not."""
     best = trial.plan["estimate"]["best_single_host"]
@@ -170,6 +200,11 @@ def _without_bounds(host: Host) -> Host:
 def serving(**fields: Any) -> Change:
     """Other variables ``llama_server_…``."""
     return lambda cluster: cluster._replace(server=cluster.server._replace(**fields))
+
+
+def holding(size: int) -> Change:
+    """The same model in files of so many bytes."""
+    return lambda cluster: cluster._replace(model=cluster.model._replace(instead_bytes=size))
 
 
 def placing(mode: str) -> Change:

@@ -1,0 +1,970 @@
+"""From the name of a model to its files: the real huggingface_hub against a hub on this machine, Ollama's registry and folder, the controller."""
+
+import hashlib
+import json
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import gguf_files
+import pytest
+from ansible.errors import AnsibleActionFail
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import models
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, model_files
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import model_entry, model_source
+from ansible_collections.llamacpp.cluster.plugins.modules import model as model_module
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import finding, hub, inventory
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+import hub as play
+
+MODULE = model_module
+REPO = "unsloth/some-model-GGUF"
+PREFIX = "/opt/llamacpp"
+TOKEN = "hf_abcdefgh"
+GIB = 1 << 30
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    served = play.Hub(tmp_path / "hub").start()
+    (tmp_path / "hub" / REPO).mkdir(parents=True)
+    monkeypatch.setenv("HF_ENDPOINT", served.url)
+    yield served
+    served.stop()
+
+
+@pytest.fixture
+def repo(server):
+    """A repository as people make them: quantisations in folders and in names, parts, a projector, and what is none of these."""
+    folder = server.folder / REPO
+    for name in ("some-model-Q4_K_M.gguf", "some-model-UD-Q4_K_M.gguf", "mmproj-F16.gguf", "some-model.imatrix.gguf"):
+        (folder / name).write_bytes(gguf_files.model())
+    for folder_name, count in (("UD-Q2_K_XL", 3), ("Q8_0", 2)):
+        (folder / folder_name).mkdir()
+        for part in gguf_files.write_parts(folder / folder_name, count):
+            index, whole = part.name.split("-")[-3], part.name.split("-")[-1]
+            part.rename(folder / folder_name / f"some-model-{folder_name}-{index}-of-{whole}")
+    (folder / "README.md").write_text("a model")
+    return folder
+
+
+def variables(**given):
+    spec = inventory.specification()
+    return {**{name: option.get("default") for name, option in spec.items()}, **given}
+
+
+def request_of(**given):
+    return model_entry.request_of(variables(**given))
+
+
+def on_huggingface(**keys):
+    return request_of(llama_model_huggingface={"repo": REPO, **keys})
+
+
+def looked_up(request, token=None, base="", seconds=20):
+    return finding._looked_up(finding.Asked(request.sources()[0], token, base), seconds)
+
+
+def names(found):
+    return [file["name"] for file in found.files]
+
+
+def refusal(call, *arguments, **keywords):
+    with pytest.raises(Refusal) as refused:
+        call(*arguments, **keywords)
+    return str(refused.value)
+
+
+# Variables
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ({}, "no model is given, neither is set of llama_model_path, llama_model_huggingface"),
+        (
+            {"llama_model_path": "/m.gguf", "llama_model_url": ["http://h/m.gguf"]},
+            "llama_model_path and llama_model_url are both set: keep one",
+        ),
+        (
+            {"llama_model_path": "/m.gguf", "llama_model_copy": "m", "llama_model_ollama": "m"},
+            "llama_model_path and llama_model_ollama and llama_model_copy are all set",
+        ),
+        ({"llama_model_path": "m.gguf"}, "llama_model_path is 'm.gguf': use the absolute path on the head"),
+        ({"llama_model_huggingface": {"repo": "model"}}, "has the repo 'model': use OWNER/NAME"),
+        ({"llama_model_huggingface": {"repo": "a/b", "quantisation": "Q4", "files": ["x.gguf"]}}, "keep one of them"),
+        ({"llama_model_huggingface": {"repo": "a/b", "quantisation": "Q4 K"}}, "has the quantisation 'Q4 K'"),
+        ({"llama_model_huggingface": {"repo": "a/b", "revision": "-x"}}, "has the revision '-x'"),
+        ({"llama_model_huggingface": {"repo": "a/b", "files": ["../x.gguf"]}}, "has '../x.gguf' in files"),
+        (
+            {"llama_model_huggingface": {"repo": "a/b", "files": ["x.gguf", "y.gguf"]}},
+            "has x.gguf and y.gguf, which are not parts of one model",
+        ),
+        (
+            {"llama_model_url": ["http://h/a-00001-of-00002.gguf", "http://h/b-00002-of-00002.gguf"]},
+            "has a-00001-of-00002.gguf and b-00002-of-00002.gguf, which are not parts of one model",
+        ),
+        (
+            {"llama_model_url": ["http://h/a-00001-of-00003.gguf", "http://h/a-00002-of-00003.gguf"]},
+            "has 2 of 3 parts, a-00003-of-00003.gguf is missing",
+        ),
+        ({"llama_model_url": ["ftp://h/m.gguf"]}, "has 'ftp://h/m.gguf': use the http:// or https:// address"),
+        ({"llama_model_url": ["http://[h/m.gguf"]}, "use the http:// or https:// address"),
+        ({"llama_model_url": ["http://h/"]}, "whose end is no name of a file"),
+        ({"llama_model_url": ["http://h/m.gguf", "http://g/m.gguf"]}, "has two addresses of m.gguf"),
+        (
+            {"llama_model_url": ["http://h/m.gguf"], "llama_model_checksum": ["md5:abc"]},
+            "llama_model_checksum has 'md5:abc': use sha256: and 64 hexadecimal digits",
+        ),
+        (
+            {
+                "llama_model_url": ["http://h/a-00001-of-00002.gguf", "http://h/a-00002-of-00002.gguf"],
+                "llama_model_checksum": ["sha256:" + "a" * 64],
+            },
+            "has 1 checksums for 2 addresses",
+        ),
+        (
+            {"llama_model_path": "/m.gguf", "llama_model_checksum": ["sha256:" + "a" * 64]},
+            "llama_model_checksum is set, and only files of llama_model_url have one",
+        ),
+        ({"llama_model_ollama": "a b"}, "llama_model_ollama is 'a b': use [HOST/NAMESPACE/]NAME:TAG"),
+        ({"llama_model_ollama": "hf.co/a/b:Q4"}, "a repository on Hugging Face: set llama_model_huggingface"),
+        ({"llama_model_path": "/m.gguf", "llama_model_mmproj": {}}, "llama_model_mmproj has no source"),
+        (
+            {"llama_model_path": "/m.gguf", "llama_model_draft": {"path": "/d", "copy": "d"}},
+            "llama_model_draft has path and copy: give it one of",
+        ),
+    ],
+)
+def test_variables_that_cannot_be_are_refused(given, said):
+    assert said in refusal(request_of, **given)
+
+
+def test_unknown_keys_are_refused_with_those_that_are_known():
+    task_vars = {
+        "inventory_hostname": "h",
+        "hostvars": {"h": {"llama_model_huggingface": {"repo": "a/b", "quantization": "Q4"}}},
+    }
+    with pytest.raises(AnsibleActionFail, match=r"llama_model_huggingface.quantization is not known, use one of"):
+        inventory.variables_of(task_vars)
+
+
+def test_addresses_are_put_in_the_order_of_their_parts_with_their_checksums():
+    urls = [f"http://h/a-0000{index}-of-00002.gguf" for index in (2, 1)]
+    source = request_of(llama_model_url=urls, llama_model_checksum=["sha256:" + digit * 64 for digit in "BA"]).source
+    assert source.url == tuple(reversed(urls))
+    assert source.checksum == ("a" * 64, "b" * 64)
+
+
+@pytest.mark.parametrize(
+    "given, whole",
+    [
+        ("gemma3", "registry.ollama.ai/library/gemma3:latest"),
+        ("me/gemma3:4b", "registry.ollama.ai/me/gemma3:4b"),
+        ("registry.lan:5000/library/gemma3:4b", "registry.lan:5000/library/gemma3:4b"),
+        ("http://127.0.0.1:1/library/g:t", "http://127.0.0.1:1/library/g:t"),
+    ],
+)
+def test_a_name_of_ollama_is_completed_as_ollama_does(given, whole):
+    assert request_of(llama_model_ollama=given).source.ollama == whole
+
+
+# Hugging Face
+
+
+@pytest.mark.parametrize(
+    "keys, files",
+    [
+        ({"quantisation": "Q4_K_M"}, ["some-model-Q4_K_M.gguf"]),
+        ({"quantisation": "ud-q4_k_m"}, ["some-model-UD-Q4_K_M.gguf"]),
+        (
+            {"quantisation": "UD-Q2_K_XL"},
+            [f"UD-Q2_K_XL/some-model-UD-Q2_K_XL-0000{index}-of-00003.gguf" for index in (1, 2, 3)],
+        ),
+        ({"files": ["some-model-Q4_K_M.gguf"]}, ["some-model-Q4_K_M.gguf"]),
+        (
+            {"files": ["Q8_0/some-model-Q8_0-00002-of-00002.gguf"]},
+            [f"Q8_0/some-model-Q8_0-0000{index}-of-00002.gguf" for index in (1, 2)],
+        ),
+    ],
+)
+def test_a_model_on_hugging_face_is_all_its_files_at_a_commit(server, repo, keys, files):
+    found = looked_up(on_huggingface(**keys))
+    commit = play.commit_of(REPO)
+    assert names(found) == files
+    assert (found.source, found.revision) == (f"huggingface:{REPO}@{commit}", commit)
+    for file in found.files:
+        assert file["url"] == f"{server.url}/{REPO}/resolve/{commit}/{file['name']}"
+        content = (repo / file["name"]).read_bytes()
+        assert (file["bytes"], file["sha256"]) == (len(content), hashlib.sha256(content).hexdigest())
+    assert found.summary == gguf.summarize(gguf.read_path(str(repo / files[0])))
+
+
+def test_a_repository_with_one_model_needs_no_quantisation(server):
+    (server.folder / REPO / "model.gguf").write_bytes(gguf_files.model())
+    assert names(looked_up(on_huggingface())) == ["model.gguf"]
+
+
+def test_a_projector_is_looked_for_among_projectors(repo):
+    request = request_of(llama_model_path="/m.gguf", llama_model_mmproj={"huggingface": {"repo": REPO}})
+    found = finding._looked_up(finding.Asked(request.mmproj, None, ""), 20)
+    assert names(found) == ["mmproj-F16.gguf"]
+    assert found.summary is None
+
+
+def test_only_headers_are_read(server, repo):
+    (repo / "big-IQ4_XS.gguf").write_bytes(gguf_files.model() + bytes(8 << 20))
+    before = len(server.asked)
+    looked_up(on_huggingface(quantisation="IQ4_XS"))
+    ranges = [headers["Range"] for _path, headers, _code in server.asked[before:] if "Range" in headers]
+    assert ranges == [f"bytes=0-{gguf.FIRST_CHUNK - 1}"]
+
+
+def test_quantisations_are_offered_with_their_sizes_the_smallest_first(repo):
+    (repo / "some-model-IQ1_S.gguf").write_bytes(gguf_files.model() + bytes(4096))
+    (repo / "some-model-Q6_K-00001-of-00002.gguf").write_bytes(gguf_files.model())
+    offered = looked_up(on_huggingface(quantisation="Q4_K_M")).offered
+    sizes = [entry["bytes"] for entry in offered]
+    assert {entry["quantisation"] for entry in offered} == {"Q4_K_M", "UD-Q4_K_M", "UD-Q2_K_XL", "Q8_0", "IQ1_S"}
+    assert sizes == sorted(sizes)
+    assert all(offered)
+
+
+@pytest.mark.parametrize(
+    "keys, said",
+    [
+        ({}, "has 4 models: set quantisation to one of "),
+        ({"quantisation": "Q3_K_S"}, "has no quantisation Q3_K_S: it has "),
+        ({"quantisation": "Q4_K"}, "has no quantisation Q4_K: it has "),
+        ({"files": ["some-model-Q5_K_M.gguf"]}, "has no some-model-Q5_K_M.gguf: it has Q8_0/some-model-Q8_0-00001"),
+        ({"revision": "v2"}, "has no revision 'v2': it has main"),
+    ],
+)
+def test_what_a_repository_does_not_have_is_answered_with_what_it_has(repo, keys, said):
+    message = refusal(looked_up, on_huggingface(**keys))
+    assert message.startswith(f"llama_model_huggingface has the repo {REPO}, which {said}")
+    if "quantisation" in said:
+        assert all(label in message for label in ("Q4_K_M", "UD-Q4_K_M", "UD-Q2_K_XL", "Q8_0"))
+
+
+def test_forty_quantisations_and_none_named(server):
+    for index in range(40):
+        (server.folder / REPO / f"m-Q{index % 8 + 1}_K_{'ABCDE'[index // 8]}.gguf").write_bytes(gguf_files.model())
+    message = refusal(looked_up, on_huggingface())
+    assert "has 40 models: set quantisation to one of" in message
+    assert message.count("_K_") == 40
+
+
+def test_models_of_one_quantisation_are_told_apart_by_files(repo):
+    (repo / "other-model-Q4_K_M.gguf").write_bytes(gguf_files.model())
+    message = refusal(looked_up, on_huggingface(quantisation="Q4_K_M"))
+    assert "has 2 models of Q4_K_M: set files to one of" in message
+    assert "other-model-Q4_K_M.gguf" in message
+
+
+def test_a_model_without_all_of_its_parts_is_refused(repo):
+    (repo / "UD-Q2_K_XL" / "some-model-UD-Q2_K_XL-00002-of-00003.gguf").unlink()
+    message = refusal(looked_up, on_huggingface(quantisation="UD-Q2_K_XL"))
+    assert "lacks 1 parts of that model, like UD-Q2_K_XL/some-model-UD-Q2_K_XL-00002-of-00003.gguf" in message
+
+
+def test_parts_of_two_models_under_names_of_one_are_refused(repo):
+    second = repo / "Q8_0" / "some-model-Q8_0-00002-of-00002.gguf"
+    second.write_bytes(gguf_files.model())
+    message = refusal(looked_up, on_huggingface(quantisation="Q8_0"))
+    assert f"llama_model_huggingface is {REPO}, Q8_0/some-model-Q8_0-00001-of-00002.gguf, which has the part" in message
+
+
+def test_a_repository_without_a_model_names_what_it_has(server):
+    (server.folder / REPO / "model.safetensors").write_bytes(b"x")
+    assert "has no GGUF file: use a repository that has one; it has model.safetensors" in refusal(
+        looked_up, on_huggingface()
+    )
+
+
+def test_a_repository_that_does_not_exist(server):
+    request = request_of(llama_model_huggingface={"repo": "nobody/nothing"})
+    message = refusal(looked_up, request)
+    assert (
+        f"nobody/nothing, which does not exist at {server.url}, or is private (HTTP 401): correct the name" in message
+    )
+    assert "or set llama_model_token_file" in message
+    message = refusal(looked_up, request, TOKEN)
+    assert "is not shown to the account of the token in llama_model_token_file (HTTP 404)" in message
+
+
+def test_a_repository_that_is_not_given_to_everybody(server, repo):
+    server.tokens[REPO] = TOKEN
+    request = on_huggingface(quantisation="Q4_K_M")
+    message = refusal(looked_up, request)
+    assert f"is not given to everybody (HTTP 401): accept its conditions on {server.url}/{REPO}" in message
+    message = refusal(looked_up, request, "hf_of_somebody_else")
+    assert "is not given to the account of the token in llama_model_token_file (HTTP 403)" in message
+    assert "hf_of_somebody_else" not in message
+    assert names(looked_up(request, TOKEN)) == ["some-model-Q4_K_M.gguf"]
+
+
+def test_a_token_stays_with_the_server_that_it_is_for(server, repo, tmp_path):
+    other = play.Hub(tmp_path / "hub").start()
+    (tmp_path / "hub" / "plain").symlink_to(tmp_path / "hub")
+    server.tokens[REPO], server.redirect = TOKEN, other.url
+    try:
+        assert names(looked_up(on_huggingface(quantisation="Q4_K_M"), TOKEN)) == ["some-model-Q4_K_M.gguf"]
+    finally:
+        other.stop()
+    assert all(headers["Authorization"] == f"Bearer {TOKEN}" for headers in _headers_of(server))
+    assert other.asked
+    assert not any("authorization" in headers for headers in _headers_of(other))
+
+
+def _headers_of(server):
+    return [
+        {name.title() if name.lower() == "authorization" else name: value for name, value in headers.items()}
+        for _p, headers, _c in server.asked
+    ]
+
+
+def test_no_token_of_the_environment_is_sent(server, repo, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_of_the_environment")
+    looked_up(on_huggingface(quantisation="Q4_K_M"))
+    assert not any("Authorization" in headers for headers in _headers_of(server))
+
+
+@pytest.mark.parametrize(
+    "code, said", [(429, "is asked for too often (HTTP 429)"), (503, "(HTTP 503): try again later")]
+)
+def test_a_server_that_refuses(server, repo, code, said):
+    server.faults[f"/api/models/{REPO}/revision/main"] = lambda handler: server.reply(handler, code, b"{}", {})
+    assert said in refusal(looked_up, on_huggingface())
+
+
+@pytest.mark.parametrize("token, said", [(None, "needs a token (HTTP 403)"), (TOKEN, "is refused to the token in")])
+def test_a_server_that_wants_another_token(server, repo, token, said):
+    server.faults[f"/api/models/{REPO}/revision/main"] = lambda handler: server.reply(handler, 403, b"{}", {})
+    assert said in refusal(looked_up, on_huggingface(), token)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"<html>",
+        b"[]",
+        b"{}",
+        json.dumps({"id": REPO, "sha": "x", "siblings": []}).encode(),
+        json.dumps({"id": REPO, "sha": "a" * 40, "siblings": [{"rfilename": "m.gguf", "size": "x"}]}).encode(),
+        json.dumps({"id": REPO, "sha": "a" * 40, "siblings": [{"rfilename": "m.gguf", "size": -1}]}).encode(),
+        json.dumps({"id": REPO, "sha": "a" * 40, "siblings": [{"rfilename": "x", "size": 1}] * 20001}).encode(),
+    ],
+)
+def test_a_server_that_is_no_hub(server, repo, answer):
+    server.faults[f"/api/models/{REPO}/revision/main"] = lambda handler: server.reply(handler, 200, answer, {})
+    assert f"is answered for by {server.url} with" in refusal(looked_up, on_huggingface())
+
+
+@pytest.mark.parametrize("name", ["a\nb.gguf", "-m.gguf", "x/.gguf"])
+def test_names_of_a_server_that_cannot_be_on_a_host(server, repo, name):
+    said = {"id": REPO, "sha": "a" * 40, "siblings": [{"rfilename": name, "size": 9}]}
+    server.faults[f"/api/models/{REPO}/revision/main"] = lambda handler: server.reply(
+        handler, 200, json.dumps(said).encode(), {}
+    )
+    message = refusal(looked_up, on_huggingface())
+    assert "no name for a file of a model" in message or "with what cannot be (files.name is" in message
+    assert "\n" not in message
+
+
+def test_offline(monkeypatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free.getsockname()[1]}")
+        message = refusal(looked_up, on_huggingface())
+    assert "cannot be asked for at http://127.0.0.1" in message
+    assert "check the network, https_proxy and HF_ENDPOINT" in message
+
+
+def test_a_server_that_is_slow(server, repo):
+    server.faults[f"/api/models/{REPO}/revision/main"] = lambda handler: time.sleep(2)
+    message = refusal(looked_up, on_huggingface(), seconds=0.3)
+    assert message.startswith("llama_model_huggingface could not be read within 0.3 s: check the network")
+
+
+def test_a_controller_without_huggingface_hub(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    message = refusal(looked_up, on_huggingface())
+    assert "is looked up with the Python package huggingface_hub, which" in message
+    assert "install the collection's requirements.txt there" in message
+
+
+def test_a_file_of_another_size_than_the_repository_says(server, repo):
+    path = repo / "some-model-Q4_K_M.gguf"
+
+    def longer(handler):
+        path.write_bytes(path.read_bytes() + b"\0")
+        return True
+
+    server.faults[f"/{REPO}/resolve/{play.commit_of(REPO)}/{path.name}"] = longer
+    size = path.stat().st_size
+    message = refusal(looked_up, on_huggingface(quantisation="Q4_K_M"))
+    assert f"whose size is {size} in the repository and {size + 1} of the file itself" in message
+
+
+# The token's file
+
+
+def test_a_token_is_read_from_a_file_of_its_owner(tmp_path):
+    path = tmp_path / "token"
+    path.write_text(TOKEN + "\n")
+    path.chmod(0o600)
+    assert hub.read_token(str(path)) == TOKEN
+    assert hub.read_token(None) is None
+
+
+@pytest.mark.parametrize(
+    "content, mode, said",
+    [
+        (TOKEN, 0o640, "which others can read: chmod 600"),
+        ("", 0o600, "which has no token"),
+        ("two words", 0o600, "which has no token"),
+        (None, 0o600, "which cannot be read on the controller"),
+    ],
+)
+def test_a_file_without_a_token_is_refused(tmp_path, content, mode, said):
+    path = tmp_path / "token"
+    if content is not None:
+        path.write_text(content)
+        path.chmod(mode)
+    message = refusal(hub.read_token, str(path))
+    assert message.startswith(f"llama_model_token_file is {path}, {said}")
+    assert not content or content not in message
+
+
+def test_a_folder_is_no_token_file(tmp_path):
+    assert "is not a file" in refusal(hub.read_token, str(tmp_path))
+
+
+# Web servers
+
+
+def test_a_model_on_a_web_server(server):
+    (server.folder / "plain").mkdir()
+    paths = gguf_files.write_parts(server.folder / "plain", 2)
+    urls = [f"{server.url}/{path.name}" for path in paths]
+    alone = looked_up(request_of(llama_model_url=urls[:1]))
+    both = looked_up(request_of(llama_model_url=urls, llama_model_checksum=["sha256:" + digit * 64 for digit in "ab"]))
+    assert [file["url"] for file in alone.files] == [file["url"] for file in both.files] == urls
+    assert [file["bytes"] for file in both.files] == [path.stat().st_size for path in paths]
+    assert [file["sha256"] for file in both.files] == ["a" * 64, "b" * 64]
+    assert alone.summary == both.summary
+    assert both.source == f"url:{urls[0]}"
+    message = refusal(looked_up, request_of(llama_model_url=urls[:1], llama_model_checksum=["sha256:" + "a" * 64]))
+    assert "a model of 2 parts, and has 1 checksums: give one for each part" in message
+
+
+def test_a_web_server_that_wants_a_token_names_the_variable(server):
+    server.faults["/m.gguf"] = lambda handler: server.reply(handler, 401, b"", {})
+    message = refusal(looked_up, request_of(llama_model_url=[f"{server.url}/m.gguf"]))
+    assert message.startswith(f"llama_model_url is {server.url}/m.gguf, which needs permission (HTTP 401)")
+    assert message.endswith("and set llama_model_token_file")
+
+
+# Ollama
+
+
+@pytest.fixture
+def library(server):
+    folder = server.folder / "ollama" / "library" / "gemma3"
+    folder.mkdir(parents=True)
+    (folder / "4b.gguf").write_bytes(gguf_files.model())
+    (folder / "4b.template").write_text("{{ .Prompt }}")
+    return folder
+
+
+def of_ollama(server, name="gemma3:4b", **further):
+    return request_of(llama_model_ollama=f"{server.url}/library/{name}", **further)
+
+
+def test_a_model_of_ollama_is_a_blob_of_its_manifest(server, library):
+    found = looked_up(of_ollama(server))
+    content = (library / "4b.gguf").read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    assert found.files == [
+        {
+            "name": "gemma3-4b.gguf",
+            "url": f"{server.url}/v2/library/gemma3/blobs/sha256:{digest}",
+            "bytes": len(content),
+            "sha256": digest,
+        }
+    ]
+    assert found.revision.startswith("sha256:")
+    assert found.source == f"ollama:{server.url}/library/gemma3:4b"
+    assert found.summary["architecture"] == "llama"
+
+
+def test_a_projector_of_ollama(server, library):
+    (library / "4b.mmproj").write_bytes(gguf_files.model())
+    name = f"{server.url}/library/gemma3:4b"
+    request = request_of(llama_model_path="/m.gguf", llama_model_mmproj={"ollama": name})
+    assert names(finding._looked_up(finding.Asked(request.mmproj, None, ""), 20)) == ["gemma3-4b-mmproj.gguf"]
+    (library / "4b.mmproj").unlink()
+    assert "has no files with a projector" in refusal(finding._looked_up, finding.Asked(request.mmproj, None, ""), 20)
+
+
+def test_a_name_that_ollama_does_not_have(server, library):
+    message = refusal(looked_up, of_ollama(server, "gemma3:5b"))
+    assert f"does not have (HTTP 404): 127.0.0.1:{server.port} has the names that it has" in message
+
+
+@pytest.mark.parametrize(
+    "code, answer, said",
+    [
+        (500, b"", "does not give (HTTP 500): try again later"),
+        (200, b"<html>", "sends no manifest"),
+        (200, b"{}", "sends a manifest that cannot be"),
+        (200, b'{"layers": []}', "has no files with a model, not one"),
+        (200, b"[" * 3000, "sends no manifest"),
+        (200, b'{"layers": [' + b" " * (1 << 20), "sends no manifest"),
+    ],
+)
+def test_a_registry_that_answers_something_else(server, library, code, answer, said):
+    server.faults["/v2/library/gemma3/manifests/4b"] = lambda handler: server.reply(handler, code, answer, {})
+    assert said in refusal(looked_up, of_ollama(server))
+
+
+def test_a_blob_of_another_size_than_its_manifest_says(server, library):
+    layer = {"mediaType": "application/vnd.ollama.image.model", "size": 7}
+    layer["digest"] = "sha256:" + hashlib.sha256((library / "4b.gguf").read_bytes()).hexdigest()
+    answer = json.dumps({"layers": [layer]}).encode()
+    server.faults["/v2/library/gemma3/manifests/4b"] = lambda handler: server.reply(handler, 200, answer, {})
+    assert "whose size is 7 in its manifest and" in refusal(looked_up, of_ollama(server))
+
+
+def test_a_registry_that_cannot_be_reached():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        name = f"http://127.0.0.1:{free.getsockname()[1]}/library/m:1"
+        message = refusal(looked_up, request_of(llama_model_ollama=name))
+    assert "cannot be asked (" in message
+    assert "check the network and https_proxy" in message
+
+
+# The controller
+
+
+def test_a_model_of_the_controller(tmp_path):
+    paths = gguf_files.write_parts(tmp_path, 2)
+    found = looked_up(request_of(llama_model_copy=paths[0].name), base=str(tmp_path))
+    assert [file["url"] for file in found.files] == [path.as_uri() for path in paths]
+    assert found.summary["files"] == [{"name": path.name, "bytes": path.stat().st_size} for path in paths]
+    message = refusal(looked_up, request_of(llama_model_copy=str(tmp_path / "none.gguf")))
+    assert "none.gguf of the controller, which cannot be read" in message
+    (tmp_path / "text.gguf").write_text("text")
+    message = refusal(looked_up, request_of(llama_model_copy=str(tmp_path / "text.gguf")))
+    assert "of the controller, which is not a GGUF file" in message
+
+
+# Without a server: what the host has
+
+
+class Action:
+    """Runs modules in this process, as the host that they would run on."""
+
+    def __init__(self, call, **arguments):
+        self.call, self.arguments, self.ran = call, arguments, []
+
+    def validate_argument_spec(self, argument_spec):
+        defaults = {name: option.get("default") for name, option in argument_spec.items()}
+        return None, {**defaults, **self.arguments}
+
+    def _execute_module(self, module_name, module_args, task_vars):
+        self.ran.append(module_name)
+        return self.call(**module_args)
+
+
+def run(call, given, **arguments):
+    action = Action(call, **arguments)
+    task_vars = {"inventory_hostname": "h", "hostvars": {"h": given}, "inventory_dir": "/"}
+    return finding.run(action, task_vars), action
+
+
+def fetched(tmp_path, request, found):
+    """The files of a source on the head, with their record, as they are once they are whole."""
+    source = request.sources()[0]
+    folder = Path(model_source.folder(str(tmp_path / "prefix"), source))
+    folder.mkdir(parents=True)
+    for file in found.files:
+        (folder / model_files.base_name(file["name"])).write_bytes(
+            (tmp_path / "hub" / REPO / file["name"]).read_bytes()
+        )
+    said = {"source": found.source, "revision": found.revision}
+    (folder / model_files.RECORD).write_text(json.dumps(model_source.record(source, said, found.files)))
+    return folder
+
+
+def test_what_is_fetched_already_is_found_without_a_server(server, repo, tmp_path, call):
+    given = {"llama_model_huggingface": {"repo": REPO, "quantisation": "UD-Q2_K_XL"}}
+    prefix = str(tmp_path / "prefix")
+    first, _action = run(call, given, prefix=prefix)
+    request = on_huggingface(quantisation="UD-Q2_K_XL")
+    folder = fetched(tmp_path, request, looked_up(request))
+    server.stop()
+    asked = len(server.asked)
+    second, _action = run(call, given, prefix=prefix)
+    assert len(server.asked) == asked
+    assert {**second, "offered": first["offered"]} == first
+    (folder / "some-model-UD-Q2_K_XL-00003-of-00003.gguf").write_bytes(b"short")
+    with pytest.raises(AnsibleActionFail, match=r"check the .*network"):
+        run(call, given, prefix=prefix)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda record: {**record, "asked": {"huggingface": {"repo": "other/one"}}},
+        lambda record: {**record, "schema": 2},
+        lambda record: {**record, "resolved": []},
+        lambda record: {**record, "resolved": [{**record["resolved"][0], "name": "a\nb.gguf"}]},
+        lambda record: {**record, "resolved": [{**record["resolved"][0], "url": "gopher://h"}]},
+        lambda record: {**record, "source": 5},
+        lambda record: [],
+    ],
+)
+def test_a_record_of_something_else_counts_for_nothing(server, repo, tmp_path, call, change):
+    request = on_huggingface(quantisation="Q4_K_M")
+    folder = fetched(tmp_path, request, looked_up(request))
+    path = folder / model_files.RECORD
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    before = len(server.asked)
+    given = {"llama_model_huggingface": {"repo": REPO, "quantisation": "Q4_K_M"}}
+    found, _action = run(call, given, prefix=str(tmp_path / "prefix"))
+    assert len(server.asked) > before
+    assert found["source"] == f"huggingface:{REPO}@{play.commit_of(REPO)}"
+
+
+def test_a_host_that_says_what_cannot_be_is_not_believed(server, repo, tmp_path):
+    folder = model_source.folder(PREFIX, on_huggingface(quantisation="Q4_K_M").source)
+    for said in (
+        {"folders": 5},
+        {"folders": {folder: 5}},
+        {"folders": {folder: {"record": {"x": 1}, "summary": {}}}},
+        {},
+    ):
+        found, _action = run(
+            lambda said=said, **arguments: said,
+            {"llama_model_huggingface": {"repo": REPO, "quantisation": "Q4_K_M"}},
+            prefix=PREFIX,
+        )
+        assert found["revision"] == play.commit_of(REPO)
+
+
+def test_a_host_that_is_not_contacted_is_not_asked(server, repo):
+    def never(**arguments):
+        raise AssertionError
+
+    found, action = run(never, {"llama_model_huggingface": {"repo": REPO, "quantisation": "Q4_K_M"}})
+    assert found["files"][0]["role"] == "model"
+    assert action.ran == []
+
+
+def test_a_model_that_ollama_has_on_the_host_is_used_there(server, library, tmp_path, call, monkeypatch):
+    content = (library / "4b.gguf").read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    home = tmp_path / "ollama"
+    manifest = home / "manifests" / f"127.0.0.1:{server.port}" / "library" / "gemma3" / "4b"
+    manifest.parent.mkdir(parents=True)
+    layer = {"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{digest}", "size": len(content)}
+    manifest.write_text(json.dumps({"schemaVersion": 2, "layers": [layer]}))
+    monkeypatch.setenv("OLLAMA_MODELS", str(home))
+    given = {"llama_model_ollama": f"{server.url}/library/gemma3:4b"}
+    without, _action = run(call, given, prefix=str(tmp_path / "prefix"))
+    assert without["files"][0]["url"]
+    blob = home / "blobs" / f"sha256-{digest}"
+    blob.parent.mkdir()
+    blob.write_bytes(content)
+    before = len(server.asked)
+    found, _action = run(call, given, prefix=str(tmp_path / "prefix"), account="nobody")
+    assert len(server.asked) == before
+    assert found["files"] == [
+        {
+            "name": "gemma3-4b.gguf",
+            "path": str(blob),
+            "bytes": len(content),
+            "url": None,
+            "sha256": digest,
+            "role": "model",
+        }
+    ]
+    assert found["summary"]["architecture"] == "llama"
+
+
+def test_a_model_of_the_operator_and_its_projector(tmp_path, call, monkeypatch):
+    path, projector = tmp_path / "m.gguf", tmp_path / "p.gguf"
+    for file in (path, projector):
+        file.write_bytes(gguf_files.model())
+    monkeypatch.setattr(models.host, "closed_to", lambda account, path: None)
+    given = {"llama_model_path": str(path), "llama_model_mmproj": {"path": str(projector)}}
+
+    def both(**arguments):
+        if "path" in arguments:
+            return {"summary": gguf.summarize(gguf.read_path(str(path))), "closed": None}
+        return call(**arguments)
+
+    found, action = run(both, given, prefix=PREFIX)
+    assert action.ran == [finding.MODULE, finding.READER]
+    assert [(file["role"], file["path"], file["bytes"]) for file in found["files"]] == [
+        ("model", str(path), path.stat().st_size),
+        ("mmproj", str(projector), projector.stat().st_size),
+    ]
+    projector.unlink()
+    with pytest.raises(
+        AnsibleActionFail, match=r"llama_model_mmproj.path is .*p.gguf, which cannot be read on the head: No such"
+    ):
+        run(both, given, prefix=PREFIX)
+
+
+def test_a_projector_that_its_service_cannot_read(tmp_path, call, monkeypatch):
+    monkeypatch.setattr(models.host, "closed_to", lambda account, path: "/home/me")
+    (tmp_path / "p.gguf").write_bytes(gguf_files.model())
+    with pytest.raises(AnsibleActionFail, match="its service cannot read /home/me"):
+        run(
+            lambda **arguments: (
+                call(**arguments) if "paths" in arguments else {"summary": {"files": []}, "closed": None}
+            ),
+            {"llama_model_path": "/m.gguf", "llama_model_mmproj": {"path": str(tmp_path / "p.gguf")}},
+            prefix=PREFIX,
+        )
+
+
+def test_what_planning_refuses_is_left_to_planning(call):
+    assert run(call, {})[0] == {"changed": False}
+
+
+def test_a_module_that_fails_is_the_error(call):
+    with pytest.raises(AnsibleActionFail, match=r"llama_model_path is /m\.gguf, which does not exist"):
+        run(
+            lambda **arguments: {"failed": True, "msg": "llama_model_path is /m.gguf, which does not exist."},
+            {"llama_model_path": "/m.gguf"},
+        )
+
+
+def test_a_copy_whose_file_is_gone_is_that_of_the_head(tmp_path, call, monkeypatch):
+    prefix = str(tmp_path / "prefix")
+    (tmp_path / "hub" / REPO).mkdir(parents=True)
+    (tmp_path / "hub" / REPO / "m.gguf").write_bytes(gguf_files.model())
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf_files.model())
+    given = {"llama_model_copy": str(path)}
+    first, _action = run(call, given, prefix=prefix)
+    request = request_of(**given)
+    fetched(tmp_path, request, looked_up(request))
+    path.unlink()
+    second, _action = run(call, given, prefix=prefix)
+    assert second == first
+
+
+# The playbook
+
+
+def test_a_plan_of_a_declared_host_asks_the_hub_and_touches_no_host(server, repo, tmp_path):
+    (tmp_path / "hosts.yml").write_text(
+        json.dumps(
+            {
+                "llama_cluster": {
+                    "children": {"llama_head": {"hosts": {"nowhere.invalid": {}}}, "llama_workers": {"hosts": {}}},
+                    "vars": {
+                        "llama_hardware": {"memory_mib": 65536},
+                        "llama_model_huggingface": {"repo": REPO, "quantisation": "Q8_0"},
+                        "llama_model_mmproj": {"huggingface": {"repo": REPO}},
+                    },
+                }
+            }
+        )
+    )
+    root = Path(__file__).resolve().parents[2]
+    program = Path(sys.executable).with_name("ansible-playbook")
+    done = subprocess.run(
+        [
+            str(program),
+            "playbooks/plan.yml",
+            "-i",
+            str(tmp_path / "hosts.yml"),
+            "-e",
+            f"llama_plan_path={tmp_path}/plan.json",
+        ],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    folder = "/opt/llamacpp/models/unsloth--some-model-GGUF--Q8_0-"
+    assert [file["role"] for file in plan["model"]["files"]] == ["model"] * 2 + ["mmproj"]
+    assert all(file["path"].startswith(folder) for file in plan["model"]["files"][:2])
+    assert plan["model"]["fetched_by"] == "head"
+    assert plan["model"]["revision"] == play.commit_of(REPO)
+    argv = plan["head"]["argv"]
+    assert argv[argv.index("-m" if "-m" in argv else "--model") + 1] == plan["model"]["files"][0]["path"]
+    assert argv[argv.index("--mmproj") + 1] == plan["model"]["files"][2]["path"]
+
+
+# The plan
+
+
+def planned(cluster, source, offered=(), sizes=None, **variables):
+    """A plan of a model on Hugging Face, with what is found there."""
+    own = cluster.hosts["head"]["variables"]
+    own.update(llama_model_known_answer=None, llama_model_huggingface=source, **variables)
+    summary = cluster.model["summary"]
+    size = sizes or sum(summary["layer_bytes"]) + summary["input_bytes"] + summary["output_bytes"]
+    url = f"https://huggingface.co/{REPO}/resolve/{'a' * 40}/m.gguf"
+    cluster.model.update(
+        files=[{"name": "m.gguf", "url": url, "bytes": size, "sha256": "b" * 64, "role": "model"}],
+        sources=[{"role": "model", "source": f"huggingface:{REPO}@{'a' * 40}", "revision": "a" * 40}],
+        offered=[{"quantisation": name, "bytes": bytes_} for name, bytes_ in offered],
+    )
+    return cluster.plan()
+
+
+def test_a_plan_says_which_files_are_fetched_and_what_is_recorded(pair, big_model):
+    pair.model = {"summary": big_model, "closed": None}
+    model = planned(pair, {"repo": REPO, "quantisation": "Q4_K_M"})["model"]
+    source = request_of(llama_model_huggingface={"repo": REPO, "quantisation": "Q4_K_M"}).source
+    folder = model_source.folder(PREFIX, source)
+    assert model["path"] == model["files"][0]["path"] == f"{folder}/m.gguf"
+    assert (model["revision"], model["fetched_by"]) == ("a" * 40, "head")
+    (record,) = model["records"]
+    assert record["path"] == f"{folder}/.source.json"
+    assert model_files.problem_of_record(record) is None
+    assert record["asked"] == model_source.asked(source)
+    assert [entry["name"] for entry in record["resolved"]] == ["m.gguf"]
+
+
+def test_folders_of_sources_differ_where_their_variables_do(tmp_path):
+    requests = [
+        on_huggingface(quantisation="Q4_K_M"),
+        on_huggingface(quantisation="Q4_K_M", revision="v2"),
+        on_huggingface(files=["Q4_K_M.gguf"]),
+        request_of(llama_model_url=["http://h/m.gguf"]),
+        request_of(llama_model_url=["http://h/m.gguf"], llama_model_checksum=["sha256:" + "a" * 64]),
+        request_of(llama_model_ollama="m:1"),
+        request_of(llama_model_copy="m.gguf"),
+    ]
+    folders = [model_source.folder(PREFIX, request.source) for request in requests]
+    assert len(set(folders)) == len(folders)
+    assert all(folder.startswith(f"{PREFIX}/models/") and " " not in folder for folder in folders)
+    further = request_of(llama_model_path="/m", llama_model_mmproj={"copy": "m.gguf"})
+    assert model_source.folder(PREFIX, further.mmproj) not in folders
+
+
+def test_the_largest_quantisation_that_fits_is_named(pair, big_model):
+    pair.model = {"summary": big_model, "closed": None}
+    own = sum(big_model["layer_bytes"]) + big_model["input_bytes"] + big_model["output_bytes"]
+    offered = [(f"Q{index}_K", own * index // 20) for index in range(1, 21)]
+    for host in pair.hosts.values():
+        host["facts"]["memory_mib"] = 24576
+    refused = planned(pair, {"repo": REPO, "quantisation": "Q20_K"}, offered)
+    (sentence,) = [
+        reason for reason in refused["reasons"] if "set quantisation in llama_model_huggingface to" in reason
+    ]
+    named = int(sentence.split("huggingface to Q")[1].split("_K")[0])
+    assert 1 < named < 20
+    assert "the largest of its repository that fits" in sentence
+    assert "in proportion" in sentence
+    for index, fits in ((named, True), (named + 1, False)):
+        pair.model["summary"] = model_source.scaled(big_model, own * index // 20)
+        assert planned(pair, {"repo": REPO, "quantisation": f"Q{index}_K"})["fits"] is fits
+
+
+def test_no_quantisation_is_named_where_none_fits(pair, big_model):
+    pair.model = {"summary": big_model, "closed": None}
+    for host in pair.hosts.values():
+        host["facts"]["memory_mib"] = 2048
+    refused = planned(pair, {"repo": REPO, "quantisation": "Q8_0"}, [("Q7_0", (80 << 30) - 1)])
+    assert not any("set quantisation" in reason for reason in refused["reasons"])
+
+
+def test_a_scaled_summary_is_one(big_model):
+    small = model_source.scaled(
+        {**big_model, "expert_bytes": big_model["layer_bytes"], "largest_tensor_bytes": 8}, 40 << 30
+    )
+    assert gguf.problem(small) is None
+    assert small["bytes"] == 40 << 30
+    assert model_source.size_of({**small, "bytes": None}) <= 40 << 30
+
+
+def test_without_a_summary_of_names_a_quantisation_cannot_be_planned_offline(pair, big_model):
+    pair.model = {}
+    own = pair.hosts["head"]["variables"]
+    own.update(llama_model_known_answer=None, llama_model_gguf_summary=big_model)
+    own["llama_model_huggingface"] = {"repo": REPO, "quantisation": "Q4_K_M"}
+    assert "the names of its files are not known" in pair.reason()
+    own["llama_model_huggingface"] = {"repo": REPO, "files": ["x/m-00002-of-00002.gguf"]}
+    model = pair.plan()["model"]
+    assert [file["name"] for file in model["files"]] == ["x/m-00001-of-00002.gguf", "x/m-00002-of-00002.gguf"]
+    assert [(file["url"], file["bytes"]) for file in model["files"]] == [(None, None)] * 2
+    assert (model["revision"], model["fetched_by"], model["records"]) == (None, None, [])
+    assert model["source"] == f"huggingface:{REPO}@main"
+    for given, name in (
+        ({"llama_model_url": ["http://h/m.gguf"]}, "m.gguf"),
+        ({"llama_model_copy": "/srv/c.gguf"}, "c.gguf"),
+        (
+            {
+                "llama_model_ollama": "m:1",
+                "llama_model_gguf_summary": {**big_model, "files": [{"name": "o.gguf", "bytes": 1}]},
+            },
+            "o.gguf",
+        ),
+    ):
+        own.update(llama_model_huggingface=None, llama_model_url=None, llama_model_copy=None, **{})
+        own.update(given)
+        assert pair.plan()["model"]["files"][0]["name"] == name
+
+
+def test_a_projector_and_a_draft_model_are_given_to_llama_server_and_not_counted(pair, big_model):
+    pair.model = {"summary": big_model, "closed": None}
+    further = {"llama_model_mmproj": {"path": "/srv/p.gguf"}, "llama_model_draft": {"path": "/srv/d.gguf"}}
+    plan = planned(pair, {"repo": REPO, "quantisation": "Q4_K_M"}, **further)
+    argv = plan["head"]["argv"]
+    assert argv[argv.index("--mmproj") + 1] == "/srv/p.gguf"
+    assert argv[argv.index("--model-draft") + 1] == "/srv/d.gguf"
+    assert all("llama_model_mmproj" in " ".join(entry["without"]) for entry in plan["placement"])
+    assert all("llama_model_draft" in " ".join(entry["without"]) for entry in plan["placement"])
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        (
+            {"llama_server_extra_args": ["--mmproj", "/x.gguf"]},
+            "llama_model_mmproj.path is set, and --mmproj is given to",
+        ),
+        ({"llama_server_environment": {"LLAMA_ARG_MMPROJ": "/x.gguf"}}, "and LLAMA_ARG_MMPROJ is given to"),
+    ],
+)
+def test_a_further_model_is_given_once(pair, big_model, given, said):
+    pair.model = {"summary": big_model, "closed": None}
+    refused = planned(pair, {"repo": REPO}, llama_model_mmproj={"path": "/srv/p.gguf"}, **given)
+    assert said in refused["reasons"][0]
+
+
+@pytest.mark.parametrize(
+    "files, said",
+    [
+        ([{"name": "a;b.gguf"}], "is no name for a file of a model on the head"),
+        ([{"name": "m.gguf", "url": "file:///etc/x y"}], "files[0].url is"),
+        ([{"name": "m.gguf", "sha256": "x"}], "files[0].sha256 is 'x'"),
+        ([{"name": "m.gguf", "path": "relative"}], "files[0].path is 'relative'"),
+        ([{"name": "m.gguf", "role": "other"}], "files[0].role is 'other'"),
+        ([{"name": "m.gguf", "bytes": -1}], "files[0].bytes is -1"),
+    ],
+)
+def test_what_cannot_have_been_found_is_refused(pair, big_model, files, said):
+    pair.model = {"summary": big_model, "closed": None}
+    pair.model["files"] = [{"role": "model", **file} for file in files]
+    pair.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_huggingface={"repo": REPO})
+    reason = pair.reason()
+    assert f"llama_model_huggingface is huggingface:{REPO}@main, of which the head says what cannot be" in reason
+    assert said in reason
