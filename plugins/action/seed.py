@@ -57,7 +57,7 @@ class ActionModule(ActionBase):
     def _fill(self, plan: dict, tensors: list[dict], local: bool) -> dict:
         """Fills the caches of this host's workers from what the host has."""
         workers = [
-            {**{key: worker[key] for key in ("name", "environment", "protocol", "seed")}, "names": list(names)}
+            {**{key: worker[key] for key in ("name", "environment", "seed")}, "names": list(names)}
             for worker in plan["hosts"][self.host]["workers"]
             if worker["seed"] and (names := seeding.names_of(worker["seed"]["tensors"]))
         ]
@@ -127,7 +127,6 @@ def _targets(plan: dict, staging: dict, answers: dict) -> list[dict]:
                 own["endpoint"] for own in staging["hosts"][host]["workers"] if own["name"] == worker["name"]
             ),
             "fork": worker["seed"]["fork"],
-            "protocol": worker["protocol"],
             "names": missing[worker["name"]],
         }
         for host, answer in answers.items()

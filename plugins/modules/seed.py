@@ -93,7 +93,6 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import seeding
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import transfer
 
 
 def tensors_of(values):
@@ -155,7 +154,7 @@ def sent(params):
     targets = [
         (
             target["endpoint"],
-            transfer.form_of(target["fork"], target["protocol"]),
+            target["fork"],
             [known[name] for name in target["names"] if name in known],
         )
         for target in params["targets"]

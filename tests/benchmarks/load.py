@@ -153,9 +153,8 @@ class Bench:
         with self.workers(True, port):
             targets = []
             for name, worker in own(self.plans["workers"]).items():
-                form = transfer.form_of(worker["seed"]["fork"], worker["protocol"])
                 lacking = seeding.missing(self.worker(name, worker), self.wanted(worker))
-                targets.append((f"{worker['listens'].split(':')[0]}:{port}", form, lacking))
+                targets.append((f"{worker['listens'].split(':')[0]}:{port}", worker["seed"]["fork"], lacking))
             before, started = carried(), time.monotonic()
             answers = seeding.send(str(self.model), targets, started + NO_LIMIT)
             seconds = time.monotonic() - started

@@ -190,8 +190,7 @@ def worker(folder, name="cpu", **environment):
         "-c",
     ]
     environment = {"LLAMA_CACHE": str(folder / name), **environment}
-    form = transfer.form_of("llama.cpp", "7.0.0")
-    return seeding.Worker(name, folder / name / "rpc", argv, endpoint, environment, form)
+    return seeding.Worker(name, folder / name / "rpc", argv, endpoint, environment, "llama.cpp")
 
 
 def until(seconds=60):
@@ -301,7 +300,7 @@ def test_a_program_that_ends_or_is_missing(tmp_path):
 def test_a_worker_that_does_not_start(monkeypatch):
     monkeypatch.setattr(seeding, "SECONDS_TO_START", 0)
     with pytest.raises(seeding.SeedError, match="did not start: nothing listens there"):
-        seeding.wait(f"127.0.0.1:{free_port()}")
+        seeding.wait(f"127.0.0.1:{free_port()}", "llama.cpp")
 
 
 def test_a_disk_without_room(tmp_path, monkeypatch):
@@ -319,11 +318,11 @@ def test_the_head_sends_to_all_workers_at_once_and_one_that_fails_keeps_nobody_e
     path = model(tmp_path, [1, 2])
     tensors = wanted(path, 2)
     one, two = (Server(CacheWorker((7, 0, 0), folder=tmp_path / name).script) for name in ("one", "two"))
-    form = transfer.form_of("llama.cpp", "7.0.0")
+    fork = "llama.cpp"
     nobody = f"127.0.0.1:{free_port()}"
     ends = [f"127.0.0.1:{server.port}" for server in (one, two)]
     answer = seeding.send(
-        str(path), [(ends[0], form, tensors), (ends[1], form, tensors[1:]), (nobody, form, tensors)], until()
+        str(path), [(ends[0], fork, tensors), (ends[1], fork, tensors[1:]), (nobody, fork, tensors)], until()
     )
     assert answer[ends[0]] == tensors
     assert answer[ends[1]] == tensors[1:]
@@ -331,10 +330,25 @@ def test_the_head_sends_to_all_workers_at_once_and_one_that_fails_keeps_nobody_e
     assert len(seeding.cached(tmp_path / "one" / "rpc")) == 2
 
 
-def test_an_unknown_generation_is_a_sentence():
-    given = {"name": "cpu", "protocol": "9.0.0", "environment": {"LLAMA_CACHE": "/c"}, "seed": {"fork": "llama.cpp"}}
-    with pytest.raises(seeding.SeedError, match=r"the protocol 9\.0\.0 of llama\.cpp is not known"):
-        seeding.worker_of(given)
+@pytest.mark.parametrize("fork, version", [("llama.cpp", (9, 0, 0)), ("ik_llama.cpp", (7, 0, 0))])
+def test_a_worker_of_a_generation_that_nobody_read(fork, version):
+    server = Server(CacheWorker(version).script)
+    said = ".".join(map(str, version))
+    with pytest.raises(seeding.SeedError, match=f"speaks protocol {said} of {fork}, whose messages are not known"):
+        seeding.wait(f"127.0.0.1:{server.port}", fork)
+
+
+def test_where_the_plan_does_not_know_the_protocol_the_worker_says_it(large):
+    for given in large.hosts.values():
+        release = {
+            "source": "binary",
+            "url": "https://192.0.2.1/b.tar.gz",
+            "checksum": "sha256:" + "b" * 64,
+            "build": 11300,
+        }
+        given["variables"]["llama_release"] = release
+    for worker in workers(large.plan()).values():
+        assert worker["protocol"] is None and worker["seed"]
 
 
 def test_a_folder_with_too_many_files(tmp_path, monkeypatch):

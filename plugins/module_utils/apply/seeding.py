@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -127,7 +127,8 @@ class Worker(NamedTuple):
     endpoint: str
     """Of that instance."""
     environment: Mapping[str, str]
-    form: transfer.Form
+    fork: str
+    """Whose protocol it speaks."""
 
 
 def missing(worker: Worker, wanted: Sequence[Tensor]) -> list[Tensor]:
@@ -220,18 +221,19 @@ def give_here(worker: Worker, path: str, tensors: Sequence[Tensor], until: float
         except OSError as error:
             raise SeedError(f"{worker.argv[0]} does not run: {error.strerror}") from error
         try:
-            wait(worker.endpoint, lambda: process.poll() is None)
-            return give(path, worker.endpoint, worker.form, tensors, until)
+            form = wait(worker.endpoint, worker.fork, lambda: process.poll() is None)
+            return give(path, worker.endpoint, form, tensors, until)
         finally:
             process.kill()
             process.wait()
 
 
-def wait(endpoint: str, runs: Any = lambda: True) -> None:
-    """Waits until a worker that nobody uses answers.
+def wait(endpoint: str, fork: str, runs: Callable[[], bool] = lambda: True) -> transfer.Form:
+    """Waits until a worker that nobody uses answers; returns how messages to it are written.
 
-    :param runs: whether it still can.
-    :raises SeedError: it does not.
+    :param fork: whose protocol it speaks.
+    :param runs: whether it still can answer.
+    :raises SeedError: it does not, or nobody read its generation.
     """
     address, port = endpoint.rsplit(":", 1)
     end = time.monotonic() + SECONDS_TO_START
@@ -240,20 +242,28 @@ def wait(endpoint: str, runs: Any = lambda: True) -> None:
         if not runs():
             raise SeedError(f"the worker at {endpoint} ended as it started")
         if answer["state"] == "ok":
-            return
+            break
         if time.monotonic() > end:
             raise SeedError(f"the worker at {endpoint} did not start: {answer['detail']}")
         time.sleep(0.2)
+    form = transfer.form_of(fork, answer["protocol"])
+    if not form:
+        raise SeedError(
+            f"the worker at {endpoint} speaks protocol {answer['protocol']} of {fork}, whose messages are not known"
+        )
+    return form
 
 
-def send(path: str, targets: Sequence[tuple[str, transfer.Form, Sequence[Tensor]]], until: float) -> dict[str, Any]:
-    """``give`` to several workers at once: endpoint → the tensors that were given, or the SeedError."""
+def send(path: str, targets: Sequence[tuple[str, str, Sequence[Tensor]]], until: float) -> dict[str, Any]:
+    """``give`` to several workers at once: endpoint → the tensors that were given, or the SeedError.
 
-    def one(target: tuple[str, transfer.Form, Sequence[Tensor]]) -> Any:
-        endpoint, form, tensors = target
+    :param targets: endpoint, fork and tensors of each.
+    """
+
+    def one(target: tuple[str, str, Sequence[Tensor]]) -> Any:
+        endpoint, fork, tensors = target
         try:
-            wait(endpoint)
-            return give(path, endpoint, form, tensors, until)
+            return give(path, endpoint, wait(endpoint, fork), tensors, until)
         except SeedError as error:
             return error
 
@@ -262,13 +272,6 @@ def send(path: str, targets: Sequence[tuple[str, transfer.Form, Sequence[Tensor]
 
 
 def worker_of(given: Mapping[str, Any]) -> Worker:
-    """A worker of the plan.
-
-    :raises SeedError: nobody knows how to give it tensors.
-    """
-    seed = given["seed"]
-    form = transfer.form_of(seed["fork"], given["protocol"])
-    if not form:
-        raise SeedError(f"the protocol {given['protocol']} of {seed['fork']} is not known")
-    folder = Path(given["environment"]["LLAMA_CACHE"]) / "rpc"
-    return Worker(given["name"], folder, seed["argv"], seed["endpoint"], given["environment"], form)
+    """A worker of the plan."""
+    seed, folder = given["seed"], Path(given["environment"]["LLAMA_CACHE"]) / "rpc"
+    return Worker(given["name"], folder, seed["argv"], seed["endpoint"], given["environment"], seed["fork"])

@@ -90,7 +90,8 @@ def of_worker(worker: Worker, build: Build, release: Release, folder: str, rows:
     :param folder: where releases are installed.
     :param rows: of ``shares``.
     """
-    if not worker.cache or not rows or not transfer.form_of(release.fork, release.protocol):
+    unknown = release.protocol and not transfer.form_of(release.fork, release.protocol)
+    if not worker.cache or not rows or unknown:
         return None
     flags, port = release.capabilities["worker_flags"], str(worker.staging_port)
     processor = backends.CPU.device
