@@ -45,6 +45,7 @@ class ActionModule(ActionBase):
                 "facts": {"type": "dict", "default": {}},
                 "page": {"type": "bool", "default": False},
                 "html": {"type": "path"},
+                "report": {"type": "path"},
                 "errors": {"type": "dict"},
                 "staged": {"type": "dict"},
             }
@@ -67,7 +68,7 @@ class ActionModule(ActionBase):
         }
         if arguments["page"]:
             changed = report.changes_of(plan, decided, compared.drifts, compared.without)
-            output.show_plan(plan, changed, arguments["html"])
+            output.show_plan(plan, changed, arguments["html"], arguments["report"])
         return {
             "changed": False,
             **decided,

@@ -127,6 +127,7 @@ class ActionModule(ActionBase):
                 "page": {"type": "bool", "default": False},
                 "show": {"type": "bool", "default": True},
                 "html": {"type": "path"},
+                "report": {"type": "path"},
             }
         )
         if arguments["empty"]:
@@ -152,7 +153,7 @@ class ActionModule(ActionBase):
             output.write("llama_plan_path", arguments["path"], json.dumps(plan, indent=2) + "\n")
         if arguments["page"]:
             if plan["refused"]:
-                output.show_plan(plan, None, arguments["html"])
+                output.show_plan(plan, None, arguments["html"], arguments["report"])
         elif not plan["refused"]:
             display.display(report.plan_table(plan))
         for advisory in [] if arguments["page"] else plan.get("advisories", []):

@@ -34,7 +34,7 @@ class ActionModule(ActionBase):
     def run(self, tmp=None, task_vars=None):
         super().run(tmp, task_vars)
         arguments = dict(self._task.args)
-        path = arguments.pop("path", None)
+        written = {name: arguments.pop(name, None) for name in ("path", "page", "benchmark", "compare")}
         staged = arguments.pop("staged", None)
         obstacles = arguments.pop("obstacles", None)
         answers = arguments.pop("answers", {})
@@ -74,8 +74,7 @@ class ActionModule(ActionBase):
         if plan["staging"]:
             return {"changed": False, "report": judged}
         self._record(arguments, judged, task_vars)
-        if path:
-            output.write("llama_verify_path", path, json.dumps(judged, indent=2) + "\n")
+        _write(plan, judged, **written)
         display.display(report.checks_table(judged["checks"]) + "\n")
         failed = [check for check in judged["checks"] if check["status"] == "failed"]
         if not failed:
@@ -168,6 +167,16 @@ class _Loads:
     def words(self) -> list[str]:
         progress = self.progress
         return [loading.sentence(progress)] if progress else []
+
+
+def _write(
+    plan: dict, judged: dict, path: str | None, page: str | None, benchmark: dict | None, compare: str | None
+) -> None:
+    """Writes the files of the controller that were asked for."""
+    if path:
+        output.write("llama_verify_path", path, json.dumps(judged, indent=2) + "\n")
+    if page:
+        output.write_report(page, plan, judged, benchmark, compare)
 
 
 def _addresses(host: str) -> set[str]:

@@ -19,7 +19,7 @@ description:
 attributes:
   check_mode:
     support: full
-    description: Changes nothing in either mode, apart from writing O(html).
+    description: Changes nothing in either mode, apart from writing O(html) and O(report).
 options:
   plan:
     description: The plan that P(llamacpp.cluster.plan#module) returned.
@@ -43,6 +43,9 @@ options:
     default: false
   html:
     description: File on the controller for the page as HTML. It needs no other file.
+    type: path
+  report:
+    description: Another such file, which M(llamacpp.cluster.verify) writes with what it adds.
     type: path
   errors:
     description:

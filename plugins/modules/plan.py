@@ -18,7 +18,7 @@ description:
 attributes:
   check_mode:
     support: full
-    description: Changes nothing in either mode, apart from writing O(path).
+    description: Changes nothing in either mode, apart from writing O(path), O(html) and O(report).
 options:
   facts:
     description:
@@ -57,6 +57,9 @@ options:
     default: true
   html:
     description: File on the controller for the page as HTML. It needs no other file.
+    type: path
+  report:
+    description: Another such file, which M(llamacpp.cluster.verify) writes with what it adds.
     type: path
 """
 

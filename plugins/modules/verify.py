@@ -18,7 +18,7 @@ description:
 attributes:
   check_mode:
     support: full
-    description: Changes nothing in either mode, apart from writing O(path). Outside check mode the head gets a record of the result.
+    description: Changes nothing in either mode, apart from writing O(path) and O(page). Outside check mode the head gets a record of the result.
 options:
   plan:
     description: The plan.
@@ -37,6 +37,15 @@ options:
     default: []
   path:
     description: File on the controller for the report as JSON.
+    type: path
+  page:
+    description: File on the controller for a page of plan, checks and O(benchmark) as HTML. It needs no other file.
+    type: path
+  benchmark:
+    description: What M(llamacpp.cluster.benchmark) measured, for O(page).
+    type: dict
+  compare:
+    description: File on the controller with an earlier benchmark, with which O(page) compares O(benchmark).
     type: path
   staged:
     description:
@@ -103,6 +112,9 @@ def main():
             "answers": {"type": "dict", "default": {}},
             "changed": {"type": "list", "elements": "str", "default": []},
             "path": {"type": "path"},
+            "page": {"type": "path"},
+            "benchmark": {"type": "dict"},
+            "compare": {"type": "path"},
             "staged": {"type": "dict"},
             "obstacles": {"type": "list", "elements": "str"},
             "gate": {"type": "bool", "default": False},

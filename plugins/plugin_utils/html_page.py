@@ -151,6 +151,16 @@ def _of_plan(plan: dict, changed: list[str] | None, placed: measured_page.Placed
     return {**view, "parts": ["Refused"] * refused + names}
 
 
+def _title(plan: dict | None, verified: dict | None, of_benchmark: dict[str, Any]) -> list[str]:
+    if plan:
+        return [line.strip() for line in report.plan_title(plan)]
+    return [
+        of_benchmark["title"]
+        if "title" in of_benchmark
+        else f"Verification of {verified['cluster'] if verified else ''}"
+    ]
+
+
 def page(
     plan: dict | None,
     changed: list[str] | None = None,
@@ -174,10 +184,7 @@ def page(
     first = [name for name in view["parts"] if name in ("Topology", "Memory", "Predicted speed")]
     rest = [name for name in view["parts"] if name not in (*refused, *first)]
     checks = ["Checks"] if verified else []
-    if plan:
-        title, *subtitle = (line.strip() for line in report.plan_title(plan))
-    else:
-        title, subtitle = of_benchmark["title"], []
+    title, *subtitle = _title(plan, verified, of_benchmark)
     return _template().render(
         {
             **view,

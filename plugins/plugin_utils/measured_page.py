@@ -25,6 +25,10 @@ OVER = {
     "tokens": "Over the length of the prompt",
 }
 COMPARED = "Compared with the earlier benchmark"
+VERDICTS = ("slower", "faster", "spread not known", "within the spread")
+"""Of a comparison, in the order in which they are shown."""
+MOST_OPEN = 40
+"""Rows of a comparison that are shown without being asked for."""
 SETTINGS = ("ubatch", "flash_attention", "cache_type_k", "cache_type_v", "split")
 USUAL = {"depth": 0, "parallel": 1, "proxied": False, "latency_ms": 0, "bandwidth_mbit": None}
 
@@ -274,34 +278,43 @@ def _all(measured: Benchmark, name: Names) -> list[dict[str, Any]]:
 
 def _compared(earlier: Benchmark, measured: Benchmark) -> dict[str, Any]:
     found = curves.compared(earlier, measured)
-    counts: dict[str, int] = {}
-    for difference in found.differences:
-        counts[difference.verdict] = counts.get(difference.verdict, 0) + 1
-    said = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
     name = Names([*earlier.cells, *measured.cells])
-    rows = [
-        {
-            "name": name(row.after),
-            "before": f"{_mean(row.before.measured)}, {row.before.measured.samples}",
-            "after": f"{_mean(row.after.measured)}, {row.after.measured.samples}",
-            "change": f"{row.change:+.3g}{'' if row.spread is None else f' ± {shown(row.spread)}'}",
-            "part": f"{100 * row.part:+.1f}",
-            "verdict": row.verdict,
-        }
-        for row in sorted(found.differences, key=lambda row: row.part)
-        if row.before.measured and row.after.measured
-    ]
+    alike: dict[str, list[dict[str, str]]] = {}
+    for row in sorted(found.differences, key=lambda row: row.part):
+        alike.setdefault(row.verdict, []).append(
+            {
+                "name": name(row.after),
+                "before": _sampled(row.before.measured),
+                "after": _sampled(row.after.measured),
+                "change": f"{row.change:+.3g}{'' if row.spread is None else f' ± {shown(row.spread)}'}",
+                "part": f"{100 * row.part:+.1f}",
+                "verdict": row.verdict,
+            }
+        )
+    said = ", ".join(f"{len(rows)} {verdict}" for verdict, rows in sorted(alike.items()))
     alone = [
         (f"{len(keys)} cells that only {which} measured", keys)
         for which, keys in (("the earlier one", found.only_before), ("this one", found.only_after))
         if keys
     ]
     return {
-        "said": f"Earlier: {_when(earlier)}, {_release(earlier)}. Of {len(rows)} cells that both measured: {said or 'none'}.",
+        "said": f"Earlier: {_when(earlier)}, {_release(earlier)}. Of {len(found.differences)} cells that both measured: {said or 'none'}.",
         "changed": _changed(earlier, measured),
-        "rows": rows,
+        "groups": [
+            {
+                "title": f"{len(alike[verdict])} cells: {verdict}",
+                "rows": alike[verdict],
+                "open": verdict in ("slower", "faster") and len(alike[verdict]) <= MOST_OPEN,
+            }
+            for verdict in VERDICTS
+            if verdict in alike
+        ],
         "alone": alone,
     }
+
+
+def _sampled(measured: Measured | None) -> str:
+    return f"{_mean(measured)}, {measured.samples}" if measured else ""
 
 
 def _changed(earlier: Benchmark, measured: Benchmark) -> list[str]:

@@ -199,25 +199,33 @@ def benchmark(data: dict[str, Any], source: str) -> Benchmark:
     return Benchmark(about, tuple(map(_cell, cells)))
 
 
-def read(variable: str, path: str) -> Benchmark:
-    """The benchmark in a file of the controller that a variable names.
+def read_object(variable: str, path: str) -> dict[str, Any]:
+    """The JSON object in a file of the controller that a variable names.
 
-    :raises Refusal: it cannot be read, or has another form.
+    :raises Refusal: it cannot be read, or holds something else.
     """
-    source = f"{variable} is {untrusted.show(path)}, and the file"
+    shown = f"{variable} is {untrusted.show(path)}"
     try:
         text = reading.read(Path(os.path.expanduser(path)), LARGEST_FILE + 1, follow=True)
     except OSError as error:
         raise Refusal(
-            f"{variable} is {untrusted.show(path)}, which cannot be read on the controller: {error.strerror}. Use the path of "
-            "a benchmark.json that playbooks/benchmark.yml wrote."
+            f"{shown}, which cannot be read on the controller: {error.strerror}. Use the path of a file that a playbook wrote there."
         ) from None
     try:
         if len(text) > LARGEST_FILE:
-            raise ValueError(f"it has more than {LARGEST_FILE >> 20} MiB")
-        data = reading.parse(text)
+            raise ValueError(f"it has more than {LARGEST_FILE} bytes")
+        return reading.parse(text)
     except ValueError as error:
         raise Refusal(
-            f"{source} holds no JSON of a benchmark: {untrusted.printable(error)}. Use a benchmark.json that playbooks/benchmark.yml wrote."
+            f"{shown}, and the file holds no JSON that can be read: {untrusted.printable(error)}. Use a file that a playbook wrote there."
         ) from None
-    return benchmark(data, source)
+
+
+def read(variable: str, path: str) -> Benchmark:
+    """The benchmark in a file of the controller that a variable names, or in benchmark.json of the folder there.
+
+    :raises Refusal: it cannot be read, or has another form.
+    """
+    place = Path(os.path.expanduser(path))
+    file = place / "benchmark.json" if place.is_dir() else place
+    return benchmark(read_object(variable, str(file)), f"{variable} is {untrusted.show(path)}, and the file")

@@ -13,7 +13,8 @@ from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import html_page
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import html_page, measurements, plots
 
 
 def write(variable: str, path: str, text: str) -> None:
@@ -44,11 +45,48 @@ def _mode(target: Path) -> int:
     return 0o666 & ~mask
 
 
-def show_plan(plan: dict, changed: list[str] | None, html: str | None) -> None:
-    """Shows the page of a plan, and writes it where a path is given.
+def show_plan(plan: dict, changed: list[str] | None, html: str | None, report_path: str | None = None) -> None:
+    """Shows the page of a plan, and writes it where paths are given.
 
     :param changed: of report.changes_of; None where no host was compared with the plan.
     """
     Display().display(report.plan_page(plan, changed))
     if html:
         write("llama_plan_html_path", html, html_page.page(plan, changed))
+    if report_path:
+        write("llama_report_path", report_path, html_page.page(plan, changed))
+
+
+def write_report(
+    path: str,
+    plan: dict | None,
+    verified: dict | None = None,
+    record: dict | None = None,
+    compare: str | None = None,
+) -> None:
+    """Writes the page of what is served, how it was verified and what was measured of it.
+
+    :param verified: of verification.judge.
+    :param record: what playbooks/benchmark.yml measured, as docs/benchmark.schema.json describes it.
+    :param compare: a file of the controller with an earlier record. Where it cannot be read, the page compares with nothing.
+    :raises AnsibleActionFail: the page cannot be written, or the record has another form.
+    """
+    measured = earlier = None
+    if record:
+        try:
+            measured = measurements.benchmark(record, "What was measured")
+        except Refusal as refusal:
+            raise AnsibleActionFail(str(refusal)) from None
+        if plots.missing():
+            Display().warning(plots.MISSING)
+        earlier = _earlier(compare) if compare else None
+    write("llama_report_path", path, html_page.page(plan, None, verified, measured, earlier))
+
+
+def _earlier(compare: str) -> measurements.Benchmark | None:
+    """What a run of hours is compared with is no reason to lose its page."""
+    try:
+        return measurements.read("llama_report_compare", compare)
+    except Refusal as refusal:
+        Display().warning(f"{refusal} The report compares with nothing.")
+        return None

@@ -2,19 +2,25 @@
 
 import copy
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import benchmarks
 import chromium
 import jsonschema_rs
 import pytest
+from ansible.errors import AnsibleActionFail
+from ansible_collections.llamacpp.cluster.plugins.action import report as report_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import (
     curves,
     html_page,
     measured_page,
     measurements,
+    output,
     plots,
 )
 from test_advisories import strix_halos
@@ -24,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OUTPUT = ROOT / "tests" / "output" / "report"
 CHECKS = {
     "schema": 1,
+    "cluster": "llama_cluster",
     "passed": False,
     "checks": [
         {"name": "health", "subject": "http://127.0.0.1:8080", "status": "passed", "evidence": "it answers"},
@@ -140,8 +147,8 @@ def test_another_form_is_named(data, why):
     "content, why",
     [
         (None, "cannot be read on the controller: No such file or directory"),
-        ("[1]", "holds no JSON of a benchmark: it is not a JSON object"),
-        ("{", "holds no JSON of a benchmark: Expecting"),
+        ("[1]", "holds no JSON that can be read: it is not a JSON object"),
+        ("{", "holds no JSON that can be read: Expecting"),
         ('{"schema": 1}', "is no benchmark that this collection can read: cluster is missing"),
     ],
 )
@@ -160,9 +167,10 @@ def test_a_file_that_is_too_large_is_not_read_on(tmp_path, monkeypatch):
         measurements.read("llama_report_compare", str(benchmarks.PATH))
 
 
-def test_a_benchmark_is_read_from_a_link(tmp_path):
-    link = tmp_path / "latest.json"
+def test_a_benchmark_is_read_from_a_link_and_from_its_folder(tmp_path):
+    link = tmp_path / "benchmark.json"
     link.symlink_to(benchmarks.PATH)
+    assert measurements.read("llama_report_compare", str(tmp_path)) == benchmarks.read(benchmarks.example())
     assert measurements.read("llama_report_compare", str(link)) == benchmarks.read(benchmarks.example())
 
 
@@ -403,3 +411,111 @@ def test_a_page_is_printed_whole(browser, pages, name):
     assert page.evaluate(hidden) == 0
     page.pdf(OUTPUT / f"{name}.pdf")
     assert (OUTPUT / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+
+
+def run_action(tmp_path, **variables):
+    """playbooks/report.yml, as an operator runs it."""
+    options = [word for name, value in variables.items() for word in ("-e", f"{name}={value}")]
+    return subprocess.run(
+        [Path(sys.executable).with_name("ansible-playbook"), "-i", "localhost,", "playbooks/report.yml", *options],
+        cwd=ROOT,
+        env={**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_HOME": str(tmp_path / "ansible")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def files(tmp_path, plan):
+    """What other playbooks leave on the controller."""
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    (tmp_path / "verified.json").write_text(json.dumps(CHECKS))
+    (tmp_path / "before").mkdir()
+    (tmp_path / "before" / "benchmark.json").write_text(benchmarks.PATH.read_text())
+    return tmp_path
+
+
+@pytest.mark.timeout(180)
+def test_report_yml_writes_a_page_of_files(files, plan, example):
+    page = files / "report.html"
+    result = run_action(
+        files,
+        llama_report_path=page,
+        llama_plan_path=files / "plan.json",
+        llama_verify_path=files / "verified.json",
+        llama_benchmark_path=files / "before",
+        llama_report_compare=files / "before",
+    )
+    assert result.returncode == 0, result.stdout
+    assert "changed=0" in result.stdout
+    assert page.read_text() == html_page.page(plan, None, CHECKS, example, example)
+
+
+@pytest.mark.parametrize(
+    "names, said",
+    [
+        ({}, "There is nothing to report: set llama_plan_path"),
+        ({"compare": "before"}, "There is nothing to report"),
+        ({"plan": "plan.json", "compare": "before"}, "llama_report_compare needs llama_benchmark_path"),
+        ({"plan": "none.json"}, ", which cannot be read on the controller: No such file or directory"),
+        ({"verified": "plan.json"}, "llama_verify_path names no result of a verification: passed is missing"),
+        (
+            {"benchmark": "verified.json"},
+            "and the file is no benchmark that this collection can read: id is missing",
+        ),
+        ({"plan": "verified.json"}, "and the file holds no plan that this collection can read"),
+    ],
+)
+def test_what_no_page_can_be_made_of_is_named(files, names, said):
+    with pytest.raises(AnsibleActionFail, match=re.escape(said)):
+        report_action.write(
+            {
+                "path": str(files / "report.html"),
+                **dict.fromkeys(report_action.INPUTS),
+                **{name: str(files / file) for name, file in names.items()},
+            }
+        )
+    assert not (files / "report.html").exists()
+
+
+def test_a_page_that_cannot_be_written_is_named(files):
+    with pytest.raises(AnsibleActionFail, match="llama_report_path is '/no/such/folder/page', which cannot be written"):
+        output.write_report("/no/such/folder/page", None, CHECKS)
+
+
+def test_a_benchmark_that_cannot_be_compared_keeps_its_page(files, monkeypatch):
+    said = []
+    monkeypatch.setattr(output.Display, "warning", lambda _display, text: said.append(text))
+    page = files / "report.html"
+    output.write_report(str(page), None, CHECKS, benchmarks.example(), str(files / "none"))
+    assert len(said) == 1
+    assert "which cannot be read on the controller" in said[0]
+    assert "The report compares with nothing." in said[0]
+    assert page.read_text() == html_page.page(None, None, CHECKS, benchmarks.read(benchmarks.example()))
+    output.write_report(str(page), None, CHECKS, benchmarks.example(), str(files / "before"))
+    assert len(said) == 1
+    assert "Compared with the earlier benchmark" in page.read_text()
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    output.write_report(str(page), None, CHECKS, benchmarks.example())
+    assert said[1:] == [plots.MISSING]
+    with pytest.raises(AnsibleActionFail, match="What was measured is no benchmark"):
+        output.write_report(str(page), None, CHECKS, {"schema": 2})
+
+
+def test_the_report_of_a_plan_is_its_page(files, plan):
+    pages = [str(files / name) for name in ("plan.html", "report.html")]
+    output.show_plan(plan, ["  strix1  is as planned"], *pages)
+    assert [Path(page).read_text() for page in pages] == [html_page.page(plan, ["  strix1  is as planned"])] * 2
+
+
+def test_every_playbook_that_plans_verifies_or_measures_writes_the_report():
+    said = {
+        path: [
+            line.strip() for line in (ROOT / "playbooks" / path).read_text().splitlines() if "llama_report_path" in line
+        ]
+        for path in ("plan.yml", "tasks/make_plan.yml", "tasks/verify.yml", "report.yml")
+    }
+    assert all(len(lines) == 1 for lines in said.values())
+    for path in ("site.yml", "verify.yml", "benchmark.yml"):
+        assert "tasks/verify.yml" in (ROOT / "playbooks" / path).read_text()

@@ -1,0 +1,48 @@
+#!/usr/bin/python
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: report
+short_description: Writes a page of a plan, its verification and its benchmark
+version_added: 0.1.0
+author: llamacpp.cluster contributors (@llamacpp-cluster)
+description:
+  - Reads what other playbooks left on the controller, and writes one HTML file that needs no other. It contacts no host.
+  - It runs as an action plugin on the controller. Curves need pygal there; without it the page has all figures in tables.
+attributes:
+  check_mode:
+    support: full
+    description: Writes O(path) in either mode.
+options:
+  path:
+    description: File on the controller for the page.
+    type: path
+    required: true
+  plan:
+    description: The plan as JSON, which playbooks/plan.yml wrote.
+    type: path
+  verified:
+    description: The result of a verification as JSON, which playbooks/verify.yml wrote.
+    type: path
+  benchmark:
+    description: The folder that playbooks/benchmark.yml wrote, or its C(benchmark.json).
+    type: path
+  compare:
+    description: The same of an earlier benchmark, with which O(benchmark) is compared.
+    type: path
+"""
+
+EXAMPLES = r"""
+- name: Compare the benchmarks before and after an upgrade
+  llamacpp.cluster.report:
+    path: report.html
+    benchmark: after
+    compare: before
+"""
+
+RETURN = r"""
+"""
