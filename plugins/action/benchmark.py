@@ -160,7 +160,7 @@ class ActionModule(planning.ActionModule):
                 if result.get("failed"):
                     raise Refusal(copying.why(result))
             return {}
-        asked = {"path": model.path, **({"account": own["account"]} if own["account"] else {})}
+        asked = {"path": model.source.path, **({"account": own["account"]} if own["account"] else {})}
         result = self._execute_module("llamacpp.cluster.gguf_info", module_args=asked, task_vars=task_vars)
         if result.get("failed"):
             raise Refusal(f"llama_benchmark_models: {untrusted.printable(result.get('msg'))}")
@@ -361,10 +361,10 @@ def _summary(model: Any, found: dict) -> dict:
 def _described(model: Any, found: dict, served: dict) -> dict:
     summary = _summary(model, found)
     prefix = served["hosts"][served["head"]["host"]]["prefix"]
-    path = model.path or f"{prefix}/models/{known_answer.file_name(*model.known_answer)}"
+    generated = f"{prefix}/models/{known_answer.file_name(*model.known_answer)}" if model.known_answer else None
     sizes = [*summary.get("layer_bytes", []), summary.get("input_bytes", 0), summary.get("output_bytes", 0)]
     return {
-        "path": path,
+        "path": generated or model.source.path or served["model"]["path"],
         "architecture": summary.get("architecture", ""),
         "layers": summary.get("layers", 0),
         "bytes": sum(sizes),

@@ -348,7 +348,8 @@ def test_where_the_plan_does_not_know_the_protocol_the_worker_says_it(large):
         }
         given["variables"]["llama_release"] = release
     for worker in workers(large.plan()).values():
-        assert worker["protocol"] is None and worker["seed"]
+        assert worker["protocol"] is None
+        assert worker["seed"]
 
 
 def test_a_folder_with_too_many_files(tmp_path, monkeypatch):

@@ -15,8 +15,18 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, known_answer, options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Cluster, KnownAnswer, ModelRequest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
+    caches,
+    known_answer,
+    model_files,
+    options,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
+    Cluster,
+    KnownAnswer,
+    ModelRequest,
+    ModelSource,
+)
 
 SCHEMA = 1
 SWEEP, SERVER = options.MEASURING[options.IK_LLAMA], options.SERVER
@@ -118,7 +128,7 @@ def _model(where: str, given: Mapping[str, Any]) -> ModelRequest:
     if path and not str(path).startswith("/"):
         raise Refusal(f"{where}.path is {untrusted.show(path)}: use the absolute path on the head")
     if not size:
-        return ModelRequest(str(path), None, None)
+        return ModelRequest(ModelSource(model_files.MODEL, f"{where}.path", path=str(path)), None, None)
     wanted = KnownAnswer(size["layers"], size["width"], size["type"])
     problem = known_answer.problem(*wanted)
     if problem:
@@ -420,7 +430,18 @@ def arguments_of_tests(argv: Sequence[str], missing: Iterable[tuple[str, int]]) 
 def name_of(model: ModelRequest) -> str:
     if model.known_answer:
         return f"known-answer-{model.known_answer.layers}x{model.known_answer.width}-{model.known_answer.type}"
-    return PurePosixPath(str(model.path)).name.removesuffix(".gguf")
+    source = model.source
+    assert source is not None
+    if source.huggingface:
+        repository = source.huggingface
+        named = (
+            repository.files[0]
+            if repository.files
+            else f"{repository.repo}-{repository.quantisation or ''}".rstrip("-")
+        )
+    else:
+        named = source.path or source.copy or source.ollama or source.url[0]
+    return PurePosixPath(named).name.removesuffix(".gguf")
 
 
 def key_of(setup: Setup, test: str, depth: int, parallel: int = 1) -> str:
