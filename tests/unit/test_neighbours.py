@@ -121,8 +121,8 @@ def test_graphics_and_processor_of_two_clusters_share_one_memory(pair, theirs, w
     tools = {**FACTS["toolchain"], "glslc": "1", "vulkan": "1"}
     pair.hosts["worker1"]["facts"].update(size, neighbours=[night], toolchain=tools)
     pair.hosts["worker1"]["variables"].update(llama_backend="vulkan")
-    for host in pair.hosts.values():
-        host["variables"]["llama_model_known_answer"] = {"layers": 32, "width": 4096, "type": "f32"}
+    for given in pair.hosts.values():
+        given["variables"]["llama_model_known_answer"] = {"layers": 32, "width": 4096, "type": "f32"}
     plan = pair.plan()
     met = [met["message"] for met in plan["advisories"] if met["id"] == "memory-of-other-cluster"]
     assert bool(met) == warned, met
