@@ -513,7 +513,9 @@ def memory_of_neighbours(seen: Seen) -> Cases:
                 theirs = sum(neighbour.memory_mib.get(device, 0) for device in devices_of)
                 if theirs and total and total + theirs > capacity:
                     ours = " and ".join(device for device in devices_of if own.get(device, (0, 0))[0])
-                    place = f"{round(total)} MiB on {ours} of {name} beside {theirs} MiB of the cluster {neighbour.cluster}"
+                    place = (
+                        f"{round(total)} MiB on {ours} of {name} beside {theirs} MiB of the cluster {neighbour.cluster}"
+                    )
                     cases.append((name, {"where": f"{place}, where {round(capacity)} MiB can be used"}))
     return cases
 
