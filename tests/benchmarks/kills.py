@@ -41,20 +41,29 @@ class Operation(NamedTuple):
     playbook: str
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
+    again: str = ""
+    """What runs after the kill, and goes back to the variables of before; by default the same playbook, which goes on."""
+    needs_two: bool = False
+    """Whether two plans have to have served before."""
 
 
+UPGRADE = ("server port", "worker port", "model")
+"""Debian has one release of llama.cpp at a time: all of the plan changes that can change without another one."""
 OPERATIONS = [
     Operation("converge", SITE, before=(TEARDOWN,)),
-    Operation("server port", SITE),
-    Operation("worker port", SITE),
-    Operation("model", SITE),
+    *(Operation(name, SITE) for name in UPGRADE),
+    Operation("upgrade", SITE),
+    Operation("upgrade, then rollback", SITE, again=ROLLBACK, after=(SITE,), needs_two=True),
+    Operation("rollback", ROLLBACK, after=(SITE,), needs_two=True),
     Operation("teardown", TEARDOWN, after=(SITE,)),
-    *[Operation("rollback", ROLLBACK, after=(SITE,))] * (ROOT / ROLLBACK).exists(),
 ]
 
 
 def changed(variables: dict, name: str) -> dict:
     """The variables of the next run, in which what an operation is named after has another value."""
+    if name.startswith("upgrade"):
+        for part in UPGRADE:
+            variables = changed(variables, part)
     if name == "server port":
         return {**variables, "llama_server_port": 16170 - variables["llama_server_port"]}
     if name == "worker port":
@@ -117,18 +126,24 @@ def kill_once(
     """Kills one run and runs it again; the operation, and the variables of the cluster now."""
     operation = chance.choice(OPERATIONS)
     moment, whole = chance.random(), bool(chance.getrandbits(1))
+    if operation.needs_two:
+        variables = changed(variables, "upgrade")
+        complete(SITE, variables, work / f"{number}-first.log")
     wanted = changed(variables, operation.name)
     for playbook in operation.before:
         complete(playbook, variables, work / f"{number}-before.log")
     run = Run(operation.playbook, wanted, work / f"{number}-killed.log")
     with suppress(subprocess.TimeoutExpired):
-        run.process.wait(moment * seconds.get(operation.name, FIRST_GUESS_S))
+        run.process.wait(moment * seconds.get(operation.name, seconds.get("upgrade", FIRST_GUESS_S)))
     ended = run.process.poll() is not None
     run.kill(whole) if not ended else None
     how = "every process" if whole else "the process group"
     print(f"{number}: {operation.name}, {how}, {'had ended' if ended else 'in ' + repr(run.last_task())}", flush=True)
-    again = complete(operation.playbook, wanted, work / f"{number}-again.log")
-    seconds[operation.name] = max(again, seconds.get(operation.name, 0.0))
+    again = complete(operation.again or operation.playbook, wanted, work / f"{number}-again.log")
+    if operation.again:
+        wanted = variables
+    else:
+        seconds[operation.name] = max(again, seconds.get(operation.name, 0.0))
     for playbook in operation.after:
         complete(playbook, wanted, work / f"{number}-after.log")
     return operation.name, wanted
