@@ -135,7 +135,7 @@ class ActionModule(ActionBase):
             if hopeless or verification.ends_at_each_start(answer["evidence"], before):
                 return answer
             if elapsed >= limit:
-                if limit and not waits_for and loads.load:
+                if limit and not waits_for and answer["evidence"]["health"]["said"] == verification.LOADING:
                     verification.came_late(answer["evidence"], limit, loads.progress)
                 return answer
             if elapsed - said >= LINE_SECONDS:

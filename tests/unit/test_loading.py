@@ -160,3 +160,11 @@ def test_when_the_time_is_over_it_is_said_how_far_each_worker_came(pair, monkeyp
     alone = [{"seconds": 10.0, "read": None, "sent": {}}] * 9
     found = Waiting(monkeypatch, {**plan, "placement": []}, map(evidence, alone), 10.0).collect(60)
     assert "look at the log of the service on the head, or set" in verification.gate(plan, found)
+    found = Waiting(monkeypatch, plan, [evidence()] * 9, 10.0).collect(60)
+    assert "over (llama_server_start_timeout, or several times the predicted load where that is not set); look at" in (
+        verification.gate(plan, found)
+    )
+    refused = {**evidence(), "health": {"healthy": False, "said": "refused"}}
+    assert verification.gate(plan, Waiting(monkeypatch, plan, [refused] * 9, 10.0).collect(60)).endswith(
+        "healthy: refused."
+    )

@@ -125,6 +125,12 @@ def test_exactly_what_is_named_goes(here, kind, gone):
     assert here.remove(kind) == []
 
 
+def test_a_name_that_begins_like_a_used_one_is_not_used(here):
+    here.write("state/cache/one/rpc/x")
+    here.write("state/cache/on/rpc/x")
+    assert set(here.found()) == {"state/cache/on"}
+
+
 def test_everything_together_leaves_what_the_plan_uses(here):
     kept = old_things(here)
     assert len(here.remove(*unused.KINDS)) == 6
