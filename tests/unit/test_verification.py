@@ -223,6 +223,12 @@ def test_wrong(plan, drifts, evidence, case):
     )
 
 
+def test_a_known_answer_model_that_was_fetched_is_asked_its_question_too(plan, drifts, evidence):
+    plan["model"].update(known_answer=None, name="known answer, 16 layers of 128, f32")
+    checks = {check["name"]: check for check in verification.judge(plan, drifts, evidence, {})["checks"]}
+    assert checks["known answer"]["status"] == "passed"
+
+
 def test_what_could_not_be_tested_is_said_with_the_reason(plan, drifts, evidence):
     evidence["health"] = {"healthy": False, "said": "refused"}
     checks = {check["name"]: check for check in verification.judge(plan, drifts, evidence, {})["checks"]}

@@ -346,7 +346,7 @@ def collect(plan: dict, seconds: float) -> dict:
     evidence["handshakes"]["workers"].update(_answers_of_unused(plan))
     question = (
         {"prompt": "", "temperature": 0}
-        if plan["model"]["known_answer"]
+        if _is_known(plan)
         else {"prompt": PROMPT, "temperature": 0, "max_tokens": TOKENS}
     )
     if certificate:
@@ -682,9 +682,13 @@ def _buffers(plan: dict, evidence: dict) -> list[dict]:
     return checks
 
 
+def _is_known(plan: dict) -> bool:
+    return bool(plan["model"]["known_answer"]) or known_answer.is_name(plan["model"]["name"])
+
+
 def _known_answer(plan: dict, evidence: dict) -> dict:
     subject = plan["head"]["url"]
-    if not plan["model"]["known_answer"]:
+    if not _is_known(plan):
         return _check("known answer", subject, None, f"{plan['model']['name']} is served, not the known-answer model")
     if "error" in evidence["completion"]:
         return _check("known answer", subject, False, evidence["completion"]["error"])
@@ -797,7 +801,7 @@ def gate(plan: dict, evidence: dict) -> str | None:
         help_for = f" {remedy(plan, waiting)}" if waiting else ""
         log = "".join(f"\n{line}" for line in evidence["log"])
         return f"llama-server is not healthy: {said}.{help_for}" + (f" Its log ends in:{log}" if log else "")
-    checks = [_completion(plan, evidence), *([_known_answer(plan, evidence)] if plan["model"]["known_answer"] else [])]
+    checks = [_completion(plan, evidence), *([_known_answer(plan, evidence)] if _is_known(plan) else [])]
     wrong = [f"{check['name']}: {check['evidence']}" for check in checks if check["status"] == "failed"]
     return f"llama-server does not answer as it should: {'; '.join(wrong)}" if wrong else None
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches
@@ -150,6 +151,15 @@ def _tensors(layers: int, width: int, kind: str) -> list[dict[str, Any]]:
     return rows
 
 
+NAME = "known answer, {} layers of {}, {}"
+"""In the file: of its layers, width and type."""
+
+
+def is_name(name: str) -> bool:
+    """Whether a model calls itself one whose answer is known, wherever it was fetched from."""
+    return bool(re.fullmatch(NAME.format(r"\d+", r"\d+", r"\w+"), name, re.ASCII))
+
+
 def summary(layers: int, width: int, kind: str) -> dict[str, Any]:
     """What gguf.summarize says of the written model, without writing it; all but its files."""
     vocabulary = first_piece() + len(pieces())
@@ -157,7 +167,7 @@ def summary(layers: int, width: int, kind: str) -> dict[str, Any]:
     norm = _bytes(width, "f32")
     return {
         "architecture": "llama",
-        "name": f"known answer, {layers} layers of {width}, {kind}",
+        "name": NAME.format(layers, width, kind),
         "parameters": matrices + (2 * layers + 1) * width,
         "quantisation": kind.upper(),
         "layers": layers,
