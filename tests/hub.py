@@ -1,6 +1,6 @@
 """A server that plays Hugging Face and Ollama's registry, from a folder: for tests, and as a program.
 
-    python tests/hub.py --folder FOLDER --port PORT
+    python tests/hub.py --folder FOLDER --port PORT --address ADDRESS
 
 FOLDER/OWNER/NAME/… are the files of the repository OWNER/NAME, FOLDER/ollama/NAMESPACE/NAME/TAG.gguf models of the registry, and FOLDER/plain/… is
 served as it is. ``HF_ENDPOINT`` is the server's address, a model of Ollama is http://ADDRESS/NAMESPACE/NAME:TAG.
@@ -40,7 +40,7 @@ class Hub:
     answer; it returns True where the answer is to follow nevertheless. ``revisions``: branches and tags that exist.
     """
 
-    def __init__(self, folder, port=0):
+    def __init__(self, folder, port=0, address="127.0.0.1"):
         self.folder = Path(folder)
         self.tokens, self.asked, self.faults, self.redirect = {}, [], {}, None
         self.revisions = {"main"}
@@ -65,10 +65,10 @@ class Hub:
             def log_message(self, *arguments):
                 pass
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self.server = ThreadingHTTPServer((address, port), Handler)
         self.server.daemon_threads = True
         self.port = self.server.server_port
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"http://{address}:{self.port}"
 
     def start(self):
         threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
@@ -243,7 +243,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", required=True, type=Path)
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--address", default="127.0.0.1")
     arguments = parser.parse_args()
-    hub = Hub(arguments.folder, arguments.port)
+    hub = Hub(arguments.folder, arguments.port, arguments.address)
     print(hub.url, flush=True)
     hub.server.serve_forever()

@@ -83,7 +83,7 @@ def run(action: ActionBase, task_vars: dict) -> dict:
         show,
         "Run the playbook again; the download goes on meanwhile.",
     )
-    return result if result.get("failed") else {**result, "fetch": compared["fetch"], "bytes": compared["bytes"]}
+    return result if result.get("failed") else {**result, **compared}
 
 
 def announced(host: str, compared: dict, planned: list[fetched.File]) -> Iterator[str]:

@@ -586,11 +586,11 @@ CASES = [
         "ollama-architecture",
         lambda: with_model(cluster_of(), architecture="glm4moelite"),
         {
-            "set llama_model_path to the GGUF file of this model from Hugging Face": lambda cluster: with_model(
-                cluster, architecture="deepseek2"
+            "set llama_model_huggingface to a repository with this model, in place of {variable}": lambda cluster: (
+                with_model(cluster, architecture="deepseek2")
             )
         },
-        ["/srv/m.gguf, with the architecture glm4moelite"],
+        ["The model path:/srv/m.gguf has the architecture glm4moelite", "in place of llama_model_path"],
     ),
     (
         "thunderbolt-mtu",

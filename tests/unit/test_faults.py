@@ -18,7 +18,14 @@ import test_links
 import test_services
 import test_tuning
 from ansible.module_utils.testing import patch_module_args
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, firewall, services, stored
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import (
+    building,
+    fetched,
+    fetching,
+    firewall,
+    services,
+    stored,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, failures, files
 from ansible_collections.llamacpp.cluster.plugins.modules import firewall as firewall_module
 from ansible_collections.llamacpp.cluster.plugins.modules import (
@@ -28,6 +35,7 @@ from ansible_collections.llamacpp.cluster.plugins.modules import (
     lease,
     link,
     link_speed,
+    model,
     release,
     rpc_info,
     service,
@@ -35,6 +43,7 @@ from ansible_collections.llamacpp.cluster.plugins.modules import (
 )
 from ansible_collections.llamacpp.cluster.plugins.modules import kept as kept_module
 from ansible_collections.llamacpp.cluster.plugins.modules import tuning as tuning_module
+from test_fetching import DATA, planned, server  # noqa: F401
 from test_services import HEAD, OTHER, WORKER
 
 KINDS = pytest.mark.parametrize("kind", faults.KINDS)
@@ -346,6 +355,7 @@ MODULES = {
     lease: ((lease.lease, "release"), {"prefix": "/", "state": "released", "run": {"run": "x"}}),
     link: ((link.links, "apply"), {"links": []}),
     link_speed: ((link_speed.links, "measure"), {"address": "192.0.2.1"}),
+    model: ((model.fetched, "compare"), {"state": "fetched", "folder": "/p"}),
     release: ((release.state, "unneeded_releases"), {"state": "pruned", "host": {"builds": []}}),
     rpc_info: ((rpc_info.rpc, "probe"), {"address": "192.0.2.1", "port": 50052}),
     service: ((services, "apply"), {"host": EMPTY}),
@@ -394,6 +404,47 @@ def test_ufw_after_a_run_that_was_killed(tmp_path, monkeypatch):
     whole = make("whole")
     run(whole)
     assert failed_runs(broken, make, run, lambda host: host.added, whole.added) > 5
+
+
+# ---------------------------------------------------------------------------------------------------------------- models
+
+
+@pytest.mark.faults
+@SOME_KINDS
+def test_a_model_after_a_fault(server, tmp_path, monkeypatch, kind):  # noqa: F811
+    """Two files, of which one was fetched in part before."""
+    data = DATA[:10_000]
+    server.files.update({"/m.gguf": data, "/n.gguf": data})
+    record = fetched.model_files.RECORD
+
+    def make(number):
+        part = tmp_path / str(number) / "source" / "m.gguf.part"
+        part.parent.mkdir(parents=True)
+        part.write_bytes(data[:100])
+        return tmp_path / str(number)
+
+    def run(folder):
+        files = [planned(server, folder, name, data=data) for name in ("m.gguf", "n.gguf")]
+        records = [{"path": str(folder / "source" / record), "source": "there"}]
+        wanted = fetched.of_plan(files, records)
+        differs = fetched.differences(wanted, records)
+        fetching.fetch(wanted, folder, records, None)
+        return any(differs)
+
+    def state(folder):
+        found = faults.tree(folder, fetched.LOCK)
+        mode, text = found[f"source/{record}"]
+        said = json.loads(text.decode().replace(str(folder), ""))
+        for entry in said["checked"].values():
+            entry.pop("modified")
+        return {**found, f"source/{record}": (mode, said)}
+
+    whole = make("whole")
+    run(whole)
+    expected = state(whole)
+    assert sorted(expected) == ["source/.source.json", "source/m.gguf", "source/n.gguf"]
+    broken = faults.Faults(monkeypatch, kind, *(tmp_path / str(number) for number in range(1, 99)))
+    assert failed_runs(broken, make, run, state, expected, str(tmp_path)) > 5
 
 
 # -------------------------------------------------------------------------------------------------------------- releases

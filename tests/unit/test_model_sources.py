@@ -11,6 +11,7 @@ from pathlib import Path
 import gguf_files
 import pytest
 from ansible.errors import AnsibleActionFail
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import models
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, model_files
@@ -905,7 +906,7 @@ def test_without_a_summary_of_names_a_quantisation_cannot_be_planned_offline(pai
     model = pair.plan()["model"]
     assert [file["name"] for file in model["files"]] == ["x/m-00001-of-00002.gguf", "x/m-00002-of-00002.gguf"]
     assert [(file["url"], file["bytes"]) for file in model["files"]] == [(None, None)] * 2
-    assert (model["revision"], model["fetched_by"], model["records"]) == (None, None, [])
+    assert (model["revision"], model["fetched_by"], model["records"]) == (None, "head", [])
     assert model["source"] == f"huggingface:{REPO}@main"
     for given, name in (
         ({"llama_model_url": ["http://h/m.gguf"]}, "m.gguf"),
@@ -920,7 +921,9 @@ def test_without_a_summary_of_names_a_quantisation_cannot_be_planned_offline(pai
     ):
         own.update(llama_model_huggingface=None, llama_model_url=None, llama_model_copy=None, **{})
         own.update(given)
-        assert pair.plan()["model"]["files"][0]["name"] == name
+        model = pair.plan()["model"]
+        assert model["files"][0]["name"] == name
+        assert model["fetched_by"] == ("controller" if "llama_model_copy" in given else "head")
 
 
 def test_a_projector_and_a_draft_model_are_given_to_llama_server_and_not_counted(pair, big_model):
@@ -968,3 +971,14 @@ def test_what_cannot_have_been_found_is_refused(pair, big_model, files, said):
     reason = pair.reason()
     assert f"llama_model_huggingface is huggingface:{REPO}@main, of which the head says what cannot be" in reason
     assert said in reason
+
+
+def test_a_person_reads_where_a_model_comes_from(pair, big_model):
+    pair.model = {"summary": big_model, "closed": None}
+    plan = planned(pair, {"repo": REPO, "quantisation": "Q4_K_M"}, sizes=3 << 30)
+    said = f"huggingface:{REPO}@{'a' * 12}, 1 file, 3.00 GiB, fetched by the head"
+    assert f"  source   {said}" in report.plan_table(plan)
+    assert f"from {said}" in " ".join(report.plan_page(plan).split())
+    pair.hosts["head"]["variables"].update(llama_model_huggingface=None, llama_model_path="/srv/m.gguf")
+    pair.model = {"summary": big_model, "closed": None}
+    assert "source" not in report.plan_table(pair.plan())

@@ -540,7 +540,7 @@ def test_a_status_that_is_not_followed_is_shown_once(plan, answers, follow):
 
 def test_nothing_but_looking_is_done():
     used = {"ansible.builtin.include_vars", "ansible.builtin.include_tasks", "ansible.builtin.import_tasks"}
-    used |= {f"llamacpp.cluster.{name}" for name in ("host_info", "gguf_info", "plan", "host_status", "status")}
+    used |= {f"llamacpp.cluster.{name}" for name in ("host_info", "model", "plan", "host_status", "status")}
     for name in ("look", "plan_kept", "look_at_head", "facts", "follow", "follow_on"):
         for task in yaml.safe_load((ROOT / "playbooks" / "tasks" / f"{name}.yml").read_text()):
             assert used.intersection(task), (name, task)

@@ -181,7 +181,8 @@ def test_mac_loopback():
     }
     assert line(planned) == (
         f"/Users/me/.local/share/llamacpp/releases/{planned['hosts']['mac']['builds'][0]['id']}/bin/llama-server "
-        "--rpc 127.0.0.1:50053,127.0.0.1:50052 --device RPC0,RPC1 --model /Users/me/.models/GLM-4.7-Flash-Q4_K_M.gguf "
+        "--rpc 127.0.0.1:50053,127.0.0.1:50052 --device RPC0,RPC1 "
+        "--model /Users/me/.local/share/llamacpp/models/unsloth--GLM-4.7-Flash-GGUF-5994c9aa/GLM-4.7-Flash-Q4_K_M.gguf "
         "--host 127.0.0.1 --port 8080 --n-gpu-layers 48 --tensor-split 1,47 --ctx-size 8192 --parallel 1 --fit off"
     )
     mac = planned["hosts"]["mac"]
@@ -232,7 +233,8 @@ def test_mac_loopback_with_graphics_that_the_head_drives_itself():
 def test_mac_loopback_with_another_model():
     planned = plan("mac_loopback", **of_file("models/qwen3_coder_30b.yml"))
     assert not planned["refused"]
-    assert "/Users/me/.models/Qwen3-Coder-30B-A3B-Instruct-Q4_K_M.gguf" in line(planned)
+    assert "-Instruct-GGUF-cb056c83/Qwen3-Coder-30B-A3B-Instruct-Q4_K_M.gguf" in line(planned)
+    assert planned["model"]["source"] == "huggingface:unsloth/Qwen3-Coder-30B-A3B-Instruct-GGUF@main"
 
 
 @pytest.mark.parametrize(
@@ -277,7 +279,7 @@ def test_strix_halo_quad():
         assert opened == {(port, "192.168.128.11") for port in (50053, 50054, 50153, 50154)}
     assert line(planned).split("bin/", 1)[1] == (
         f"llama-server --rpc {endpoints(12, 13, port=50054)} --device RPC[192.168.128.12:50054],RPC[192.168.128.13:50054],ROCm0 "
-        "--model /models/gguf/DeepSeek-R1-UD-Q2_K_XL/DeepSeek-R1-UD-Q2_K_XL-00001-of-00005.gguf --host 127.0.0.1 --port 8080 "
+        "--model /opt/llamacpp/models/unsloth--DeepSeek-R1-GGUF-6bb195e5/DeepSeek-R1-UD-Q2_K_XL-00001-of-00005.gguf --host 127.0.0.1 --port 8080 "
         "--n-gpu-layers 62 --tensor-split 22,19,21 --ctx-size 8192 --parallel 1 --no-mmap"
     )
     assert accepted(planned) == ["rpc-remote-code-execution"]
@@ -461,7 +463,7 @@ def test_cuda_triple():
     head = line(planned).split("bin/", 1)[1]
     assert head.startswith(f"llama-server --rpc {','.join(cards)} --override-tensor ")
     assert (
-        " --model /models/ubergarm/DeepSeek-R1-0528-GGUF/IQ2_K_R4/DeepSeek-R1-0528-IQ2_K_R4-00001-of-00005.gguf "
+        " --model /opt/llamacpp/models/ubergarm--DeepSeek-R1-0528-GGUF-989e0d3b/DeepSeek-R1-0528-IQ2_K_R4-00001-of-00005.gguf "
         in head
     )
     for words in (

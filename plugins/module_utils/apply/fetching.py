@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetched, stored
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, reading
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file, sync_folder
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import model_files, remote
 
@@ -209,12 +209,7 @@ class _Part:
         """Lets a whole part take its place."""
         os.fsync(self.stream.fileno())
         os.replace(self.path, self.file.path)
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            with suppress(OSError):  # file systems of networks cannot do that for a folder
-                os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(self.path.parent)
 
 
 class RefusedError(Refusal):

@@ -6,17 +6,20 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 import textwrap
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 
 WIDTH = 100
 """Columns of the page."""
 BAR = 26
 PARTS = {"weights": "█", "kv": "▓", "compute": "▒"}
 FREE = "·"
+SHOWN_OF_COMMIT = 12
 SHOWN_DIFFERENCES = 12
 """Of each host; the JSON of the plan and the run itself name them all."""
 
@@ -46,6 +49,7 @@ def plan_table(plan: dict) -> str:
     lines = [
         f"  release  {release['ref']} ({', '.join(sorted({build['id'] for host in plan['hosts'].values() for build in host['builds']}))})",
         f"  model    {plan['model']['name']}",
+        *(_wrapped("  source   ", source) if (source := source_of(plan)) else []),
         f"  head     {head['host']}, {head['url']}",
         "\n",
     ]
@@ -64,6 +68,19 @@ def plan_table(plan: dict) -> str:
     if kept:
         rows.insert(1, ["CPU", head["host"], str(kept), "", "", "", ""])
     return "\n".join(lines) + table(rows) + "\n"
+
+
+def source_of(plan: dict) -> str:
+    """Where the model's files come from, how many and how large they are, and who fetches them; empty of one that is on the head."""
+    model = plan["model"]
+    if model["fetched_by"] is None:
+        return ""
+    source = model["source"]
+    if re.fullmatch("[0-9a-f]{40,64}", model["revision"] or ""):
+        source = source.replace(model["revision"], model["revision"][:SHOWN_OF_COMMIT])
+    sizes = [file["bytes"] for file in model["files"]]
+    size = f", {sum(sizes) / (1024 * MIB):.2f} GiB" if all(sizes) else ""
+    return f"{source}, {len(sizes)} file{'s' * (len(sizes) > 1)}{size}, fetched by the {model['fetched_by']}"
 
 
 def memory_bar(entry: dict, width: int = BAR) -> str:
@@ -406,6 +423,7 @@ def plan_title(plan: dict) -> list[str]:
     release = plan["release"]
     return [
         *_wrapped("  ", f"{plan['cluster']} {'would serve' if plan['refused'] else 'serves'} {plan['model']['name']}"),
+        *(_wrapped("  ", f"from {source}") if (source := source_of(plan)) else []),
         f"  with {release['ref']}, RPC protocol {release['protocol'] or 'of an unknown version'}",
     ]
 

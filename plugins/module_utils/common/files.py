@@ -78,7 +78,12 @@ def _replace(target: Path, text: str, mode: int) -> None:
         with suppress(OSError):
             os.unlink(temporary)
         raise
-    folder = os.open(target.parent, os.O_RDONLY)
+    sync_folder(target.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Brings the names in a folder to the disk, where its file system can do that."""
+    folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
     except OSError as error:

@@ -294,8 +294,8 @@ ADVISORIES = (
         "ollama-architecture",
         "error",
         conditions.ollama,
-        "llama_model_path is {path}, with the architecture {architecture}. Only Ollama uses this name, and llama-server refuses the file.",
-        (offers.always("set llama_model_path to the GGUF file of this model from Hugging Face"),),
+        "The model {source} has the architecture {architecture}. Only Ollama uses this name, and llama-server refuses the file.",
+        (offers.always("set llama_model_huggingface to a repository with this model, in place of {variable}"),),
         "https://github.com/ollama/ollama",
     ),
     Advisory(

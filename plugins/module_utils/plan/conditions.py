@@ -372,11 +372,11 @@ def router(seen: Seen) -> Cases:
 
 def ollama(seen: Seen) -> Cases:
     architecture = seen.summary["architecture"]
-    return (
-        [(seen.plan["head"]["host"], {"path": seen.plan["model"]["path"], "architecture": architecture})]
-        if architecture in OLLAMA_ARCHITECTURES
-        else []
-    )
+    source = seen.cluster.model.source
+    if architecture not in OLLAMA_ARCHITECTURES or source is None:
+        return []
+    values = {"source": seen.plan["model"]["source"], "variable": source.variable, "architecture": architecture}
+    return [(seen.plan["head"]["host"], values)]
 
 
 def _by_thunderbolt(link: Mapping[str, Any]) -> bool:

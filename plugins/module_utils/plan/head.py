@@ -609,13 +609,12 @@ def model_of(request: ModelRequest, report: Mapping[str, Any], facts: Facts, acc
 
 def _with_files(model: Model, request: ModelRequest, report: Mapping[str, Any], prefix: str) -> Model:
     resolved = model_source.resolve(request, report, prefix)
-    fetched = any(file.url for file in resolved.files)
     return model._replace(
         source=model.source or resolved.source,
         revision=resolved.revision,
         files=resolved.files,
         records=resolved.records,
-        fetched_by=request.fetched_by if fetched else None,
+        fetched_by=resolved.fetched_by,
         offered=resolved.offered,
     )
 

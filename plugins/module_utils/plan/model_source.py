@@ -24,6 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
     Quantisation,
 )
 
+CONTROLLER = "controller"
 LONGEST_FOLDER = 80
 """Characters of a folder's name, before its digest."""
 VARIABLES = {role: f"llama_model_{role}" for role in (model_files.MMPROJ, model_files.DRAFT)}
@@ -82,6 +83,8 @@ class Resolved(NamedTuple):
     source: str
     revision: str | None
     offered: tuple[Quantisation, ...]
+    fetched_by: str | None
+    """head or controller; None where the head has everything."""
 
 
 def check(report: Mapping[str, Any]) -> str | None:
@@ -102,13 +105,14 @@ def resolve(request: ModelRequest, report: Mapping[str, Any], prefix: str) -> Re
     """
     said = {entry["role"]: entry for entry in report.get("sources") or ()}
     files: list[ModelFile] = []
-    records = []
+    records, fetched = [], []
     for source in request.sources():
         own = [file for file in report.get("files") or () if file["role"] == source.role]
         own = own or _from_variables(source, request.summary)
         where = folder(prefix, source)
         placed = [_placed(source, file, where) for file in own]
         files += placed
+        fetched += [source for file in own if not file.get("path")]
         if any(file.url for file in placed):
             entry = said.get(source.role) or {"source": shown(source), "revision": None}
             records.append({"path": f"{where}/{model_files.RECORD}", **record(source, entry, own)})
@@ -119,6 +123,7 @@ def resolve(request: ModelRequest, report: Mapping[str, Any], prefix: str) -> Re
         first.get("source") or (shown(request.source) if request.source else ""),
         first.get("revision"),
         tuple(Quantisation(entry["quantisation"], entry["bytes"]) for entry in report.get("offered") or ()),
+        (CONTROLLER if all(source.copy for source in fetched) else request.fetched_by) if fetched else None,
     )
 
 
