@@ -360,6 +360,7 @@ def _plan(prepared: Prepared, runtime_id: str, staged: bool, with_fallbacks: boo
             "path": model.path,
             "known_answer": model.known_answer._asdict() if model.known_answer else None,
             **{key: model.summary[key] for key in ("name", "architecture", "layers")},
+            "large_tensor_bytes": seeding.large_sizes(model.summary),
         },
         "hosts": {name: _host(prepared, entry, runtime_id, staged) for name, entry in prepared.equipped.items()},
         "external_workers": _external(prepared),
