@@ -46,6 +46,7 @@ def plan_table(plan: dict) -> str:
         f"  release  {release['ref']} ({', '.join(sorted({build['id'] for host in plan['hosts'].values() for build in host['builds']}))})",
         f"  model    {plan['model']['name']}",
         f"  head     {head['host']}, {head['url']}",
+        *(f"  no cache on {worker}: {why}" for worker, why in without_cache(plan).items()),
         "\n",
     ]
     rows = [["device", "host", "layers", "weights", "KV", "compute", "capacity (MiB)"]]
@@ -63,6 +64,16 @@ def plan_table(plan: dict) -> str:
     if kept:
         rows.insert(1, ["CPU", head["host"], str(kept), "", "", "", ""])
     return "\n".join(lines) + table(rows) + "\n"
+
+
+def without_cache(plan: dict) -> dict[str, str]:
+    """HOST:NAME of each worker that gets all of its layers over the network at each load → why it keeps none of the model's large tensors."""
+    return {
+        f"{name}:{worker['name']}": worker["cache_why"]
+        for name, host in plan["hosts"].items()
+        for worker in host["workers"]
+        if plan["model"]["large_tensor_bytes"] and worker["used"] and not worker["cache"]
+    }
 
 
 def memory_bar(entry: dict, width: int = BAR) -> str:
