@@ -545,6 +545,43 @@ def test_the_cache_is_bounded_while_the_worker_runs(tmp_path):
     assert not (cache / "x").exists()
 
 
+def whole(folder, name, size, age=100):
+    """A file of the cache that nobody has written to for so many seconds."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(bytes(size))
+    os.utime(folder / name, (time.time() - age,) * 2)
+
+
+def test_files_of_a_cache_that_were_cut_off_are_removed_and_those_of_models_before_are_known(tmp_path, capfd):
+    cache = tmp_path / "cache" / "rpc"
+    for name, size in (("a", 100), ("b", 70), ("c", 200)):
+        whole(cache, name, size)
+    assert workers.remove_cut(cache, [100, 200]) == ["b"]
+    assert "removed 1 files" in capfd.readouterr().out
+    assert workers.remove_cut(cache, [300]) == []
+    (cache.parent / "sizes.json").write_text('{"sizes": 3}')
+    assert sorted(workers.remove_cut(cache, [300])) == ["a", "c"]
+    assert workers.remove_cut(tmp_path / "missing", [300]) == []
+
+
+def test_a_file_that_is_written_to_is_not_taken_for_one_that_was_cut_off(tmp_path):
+    whole(tmp_path, "now", 10, age=1)
+    whole(tmp_path, "long ago", 10, age=40)
+    assert workers.remove_cut(tmp_path, [20], 30) == ["long ago"]
+
+
+@pytest.mark.parametrize("sizes, left", [([20], ["whole"]), ([], ["cut", "whole"])])
+def test_a_worker_starts_and_goes_on_without_files_that_were_cut_off(tmp_path, monkeypatch, sizes, left):
+    monkeypatch.setattr(workers, "WHOLE_SECONDS", 0.1)
+    cache = tmp_path / "cache" / "rpc"
+    whole(cache, "whole", 20)
+    whole(cache, "cut", 10)
+    later = str(cache / "later")
+    program = f"import os, time; open({later!r}, 'wb').write(bytes(5)); os.utime({later!r}, (1, 1)); time.sleep(1)"
+    workers.run([sys.executable, "-c", program], cache, 1 << 20, look=0.1, sizes=sizes)
+    assert sorted(path.name for path in cache.iterdir()) == sorted([*left, *([] if sizes else ["later"])])
+
+
 def test_a_worker_ends_with_its_launcher_however_that_ends(worker_service, tmp_path):
     for number, status in ((signal.SIGTERM, 0), (signal.SIGKILL, -9)):
         process = worker_service(tmp_path / "cache")

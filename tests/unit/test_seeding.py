@@ -44,6 +44,14 @@ def test_a_cache_is_on_where_the_disk_has_room(large):
         assert worker["environment"]["LLAMA_CACHE"] == "/opt/llamacpp/state/cache/cpu"
 
 
+def test_the_launcher_knows_how_large_a_whole_file_is(large):
+    for given in large.plan()["hosts"].values():
+        for service in given["services"]:
+            if service["kind"] == "worker":
+                launcher = service["argv"][: service["argv"].index("--")]
+                assert launcher[-2:] == ["--size", str(BYTES)]
+
+
 @pytest.mark.parametrize(
     "disk, size, why",
     [

@@ -51,6 +51,7 @@ def plan_table(plan: dict) -> str:
         f"  model    {plan['model']['name']}",
         *(_wrapped("  source   ", source) if (source := source_of(plan)) else []),
         f"  head     {head['host']}, {head['url']}",
+        *(f"  no cache on {worker}: {why}" for worker, why in without_cache(plan).items()),
         "\n",
     ]
     rows = [["device", "host", "layers", "weights", "KV", "compute", "capacity (MiB)"]]
@@ -81,6 +82,16 @@ def source_of(plan: dict) -> str:
     sizes = [file["bytes"] for file in model["files"]]
     size = f", {sum(sizes) / (1024 * MIB):.2f} GiB" if all(sizes) else ""
     return f"{source}, {len(sizes)} file{'s' * (len(sizes) > 1)}{size}, fetched by the {model['fetched_by']}"
+
+
+def without_cache(plan: dict) -> dict[str, str]:
+    """HOST:NAME of each worker that gets all of its layers over the network at each load → why it keeps none of the model's large tensors."""
+    return {
+        f"{name}:{worker['name']}": worker["cache_why"]
+        for name, host in plan["hosts"].items()
+        for worker in host["workers"]
+        if plan["model"]["large_tensor_bytes"] and worker["used"] and not worker["cache"]
+    }
 
 
 def memory_bar(entry: dict, width: int = BAR) -> str:

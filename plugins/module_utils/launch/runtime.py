@@ -322,11 +322,15 @@ def main() -> int:
     lender.add_argument("--port", default="", help="where it listens; without it the worker is not watched")
     lender.add_argument("--cache", type=Path, help="folder of the cache")
     lender.add_argument("--limit-mib", type=int, default=0, help="what the cache may hold")
+    lender.add_argument(
+        "--size", type=int, action="append", default=[], metavar="BYTES", help="of a tensor that the cache may hold"
+    )
     for part in (head, lender):
         part.add_argument("argv", nargs="+", help="the program and its arguments, after --")
     options = parser.parse_args()
     if options.part == "worker":
-        return worker.run(options.argv, options.cache, options.limit_mib * rpc.MIB, port=options.port)
+        limit = options.limit_mib * rpc.MIB
+        return worker.run(options.argv, options.cache, limit, port=options.port, sizes=options.size)
     settings = Settings(options.fallbacks, options.fallback_after, options.silence)
     return run(
         options.argv, options.worker, options.url, options.state, options.protocol, options.timeout, settings=settings

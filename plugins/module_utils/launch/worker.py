@@ -9,11 +9,13 @@ A worker serves one client at a time, and has no timeout. So one that hangs, or 
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import socket
 import stat
 import subprocess
 import time
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,6 +26,9 @@ except ImportError:  # as installed on a host
     journal, progress, rpc = (importlib.import_module(name) for name in ("journal", "progress", "rpc"))
 
 PRUNE_SECONDS = 300
+WHOLE_SECONDS = 30.0
+"""So often files are compared with the sizes of tensors; one that was written to meanwhile may be on its way."""
+MOST_OF_SIZES = 1 << 20
 STOP_SECONDS = 2.0
 """A worker has nothing to put away. As long as llama-server is given."""
 GONE_SECONDS, SAYS_NOTHING_SECONDS, HOLDS_SECONDS = 30.0, 30.0, 60.0
@@ -64,6 +69,41 @@ def _bound(cache: Path, limit: int) -> None:
     removed = prune(cache, limit)
     if removed:
         journal.say(f"removed {len(removed)} files from {cache} to keep it below {limit // rpc.MIB} MiB")
+
+
+def known_sizes(cache: Path, sizes: Iterable[int]) -> set[int]:
+    """These sizes of tensors and those that were known before, which are kept beside the cache: it may hold tensors of other models."""
+    path, before = cache.parent / "sizes.json", set()
+    with suppress(OSError, ValueError, TypeError, AttributeError):
+        if path.stat().st_size < MOST_OF_SIZES:
+            before = {size for size in json.loads(path.read_text())["sizes"] if isinstance(size, int)}
+    known = before | set(sizes)
+    if known != before:
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        journal.write_state(path, {"sizes": sorted(known)})
+    return known
+
+
+def remove_cut(cache: Path, sizes: Iterable[int], age: float = 0.0) -> list[str]:
+    """Removes files of sizes that no tensor has, and returns their names: a full disk or a power failure cut them off, and a worker does
+    not notice that when it reads them.
+
+    :param age: seconds for which nobody has written to a file that is removed.
+    """
+    known, removed = known_sizes(cache, sizes), []
+    with suppress(OSError), os.scandir(cache) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                found = entry.stat(follow_symlinks=False)
+                if stat.S_ISREG(found.st_mode) and found.st_size not in known and time.time() - found.st_mtime >= age:
+                    os.unlink(entry.path)
+                    removed.append(entry.name)
+    if removed:
+        journal.say(
+            f"removed {len(removed)} files from {cache}, whose sizes are not those of a tensor: they were cut off"
+        )
+    return removed
 
 
 class Guard:
@@ -116,14 +156,23 @@ def _holds_for_nothing(traffic: progress.Traffic, others_wait: float) -> bool:
 
 
 def run(
-    argv: list[str], cache: Path | None, limit: int, pause: float = PRUNE_SECONDS, port: str = "", look: float = 1.0
+    argv: list[str],
+    cache: Path | None,
+    limit: int,
+    pause: float = PRUNE_SECONDS,
+    port: str = "",
+    look: float = 1.0,
+    sizes: Sequence[int] = (),
 ) -> int:
-    """Runs a worker, and keeps its cache below the limit in bytes; returns the exit status of the service.
+    """Runs a worker, and keeps its cache below the limit in bytes and whole; returns the exit status of the service.
 
+    :param sizes: bytes of the planned model's tensors; files are not compared with them where there are none.
     :param port: at which the worker listens; empty where nobody watches it.
     :param look: seconds between two looks at it.
     """
     progress.end_when_asked()
+    if cache and sizes:
+        remove_cut(cache, sizes)
     if cache:
         _bound(cache, limit)
     # A worker has to go on ignoring SIGPIPE, which a connection that was given up would end it with.
@@ -131,7 +180,7 @@ def run(
         argv, stdin=subprocess.DEVNULL, preexec_fn=progress.end_with_parent, restore_signals=False
     )
     guard = Guard(process.pid, port) if port and progress.ON_LINUX else None
-    bounded = time.monotonic()
+    bounded = compared = time.monotonic()
     try:
         while process.poll() is None:
             journal.alive()
@@ -143,6 +192,9 @@ def run(
                 process.kill()
                 process.wait()
                 return 1
+            if cache and sizes and time.monotonic() - compared >= WHOLE_SECONDS:
+                remove_cut(cache, sizes, WHOLE_SECONDS)
+                compared = time.monotonic()
             if cache and process.poll() is None and time.monotonic() - bounded >= pause:
                 _bound(cache, limit)
                 bounded = time.monotonic()

@@ -414,7 +414,7 @@ def _write(
             for entry in prepared.equipped.values()
             for backend in entry.backends
         },
-        "model": model_source.as_json(model),
+        "model": {**model_source.as_json(model), "large_tensor_bytes": seeding.large_sizes(model.summary)},
         "hosts": {name: _host(prepared, entry, runtime_id, staged) for name, entry in prepared.equipped.items()},
         "external_workers": _external(prepared),
         "head": {

@@ -37,6 +37,11 @@ def large_bytes(summary: Mapping[str, Any]) -> int:
     return int(sum(summary["layer_bytes"]) + summary["input_bytes"] + summary["output_bytes"])
 
 
+def large_sizes(summary: Mapping[str, Any]) -> list[int]:
+    """Bytes of those tensors, each size once; none where the summary has no ``tensors``."""
+    return sorted({row["bytes"] for row in summary.get("tensors", []) if row["bytes"] > transfer.THRESHOLD})
+
+
 def with_cache(endpoint: Endpoint, facts: Facts, flags: Collection[str], summary: Mapping[str, Any] | None) -> Endpoint:
     """The endpoint with ``cache`` and ``cache_why``. Where the inventory does not say, it follows from the model, the release and the disk's size.
 

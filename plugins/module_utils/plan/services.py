@@ -38,6 +38,7 @@ def _launcher(plan: dict[str, Any], host: str, worker: dict[str, Any]) -> list[s
         )
         limit = max(worker["cache_mib"], math.ceil(needed))
         launcher += ["--cache", f"{worker['environment']['LLAMA_CACHE']}/rpc", "--limit-mib", str(limit)]
+        launcher += [word for size in plan["model"]["large_tensor_bytes"] for word in ("--size", str(size))]
     return [*launcher, "--"]
 
 
