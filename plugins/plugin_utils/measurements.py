@@ -74,6 +74,7 @@ WHOLE = {
     "models": Each({"path": WORDS, "architecture": Text(), "layers": Number(), "bytes": Number()}),
     "fits": [
         {
+            "cells": [WORDS],
             "hosts": [Text()],
             "backend": Text(),
             "model": Text(),

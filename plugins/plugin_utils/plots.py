@@ -76,7 +76,7 @@ def _values(curve: Curve, figure: Figure, named: int) -> list[dict[str, Any]]:
     for point in curve.points:
         text = f"{curve.name}: {figure_of(point.y)} ± {figure_of(point.spread)} {figure.unit} at {point.x:g}"
         if point.predicted is not None:
-            text += f", predicted {figure_of(point.predicted)}"
+            text += f", {figure.dashed} {figure_of(point.predicted)}"
         shown = untrusted.printable(text)
         entry = {"value": (point.x, point.y), "formatter": lambda _value, shown=shown: shown}
         if point.spread:
@@ -91,7 +91,7 @@ def _predicted(curve: Curve, figure: Figure) -> list[dict[str, Any]]:
         {
             "value": (point.x, point.predicted),
             "formatter": lambda _value, point=point: untrusted.printable(
-                f"{curve.name}: predicted {figure_of(point.predicted)} {figure.unit} at {point.x:g}"
+                f"{curve.name}: {figure.dashed} {figure_of(point.predicted)} {figure.unit} at {point.x:g}"
             ),
         }
         for point in curve.points
