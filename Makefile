@@ -104,6 +104,7 @@ test-full: test ## Run all tests, those that compile more, the other scenarios, 
 	@$(MAKE) --no-print-directory molecule SCENARIO=faults ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=upgrade ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=clusters ACTION=test
+	@$(MAKE) --no-print-directory molecule SCENARIO=benchmark ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=failure ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=newest ACTION=test
 	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/python tests/benchmarks/kills.py 5

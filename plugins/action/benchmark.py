@@ -19,8 +19,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.check import meas
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import measuring
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import benchmark, entry, releases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import benchmark, entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import cluster as cluster_plan
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import (
     benchmark_tables,
@@ -102,7 +102,7 @@ class ActionModule(planning.ActionModule):
         catalogue = entry.catalogue(inventory.packages())
         cluster = self._look_up_releases(entry.read(name, hosts), catalogue, task_vars)
         request = benchmark.request_of(hosts[cluster.head]["variables"])
-        program = releases.measuring_program(served["release"].get("fork", "llama.cpp"))
+        program = options.MEASURING[_fork(served)]
         if not any(program in build["targets"] for build in served["hosts"][cluster.head]["builds"]):
             raise Refusal(
                 f"the release on {cluster.head} has no {program}: set llama_benchmark_programs to true, run site.yml, and then this playbook again"
@@ -118,7 +118,7 @@ class ActionModule(planning.ActionModule):
         for setup in benchmark.setups_of(request, cluster, served):
             plan = self._planned(benchmark.cluster_of(cluster, setup), found[benchmark.name_of(setup.model)], catalogue)
             obstacle = benchmark.obstacle(plan, served, setup)
-            own = benchmark.cells_of(setup, plan, served["release"].get("fork", "llama.cpp"), obstacle)
+            own = benchmark.cells_of(setup, plan, _fork(served), obstacle)
             loads.append(Load(setup, plan, [cell["key"] for cell in own], obstacle))
             cells += own
         used = {cell["model"] for cell in cells}
@@ -131,7 +131,7 @@ class ActionModule(planning.ActionModule):
             "plan": served["id"],
             "release": {
                 **{key: served["release"][key] for key in ("ref", "id", "build", "commit", "protocol")},
-                "fork": served["release"].get("fork", "llama.cpp"),
+                "fork": _fork(served),
             },
             "hosts": benchmark.machines(cluster, served, lambda host: _link(served, host)),
             "models": {name: model for name, model in models.items() if name in used},
@@ -324,9 +324,7 @@ class Head:
 
     def call(self, state: str, may_fail: bool = False, **arguments: Any) -> dict:
         """:raises AnsibleActionFail: with what the module says."""
-        answer = self._action._execute_module(
-            module_args={"state": state, **arguments}, task_vars=self._task_vars, wrap_async=False
-        )
+        answer = self._action._execute_module(module_args={"state": state, **arguments}, task_vars=self._task_vars)
         if answer.get("failed") and not may_fail:
             raise AnsibleActionFail(f"{state}: {untrusted.printable(answer.get('msg'))}")
         return answer
@@ -339,6 +337,10 @@ class Head:
                 return answer
             time.sleep(POLL_SECONDS)
         raise AnsibleActionFail(f"looked: {untrusted.printable(answer.get('msg'))}")
+
+
+def _fork(plan: dict) -> str:
+    return plan["release"].get("fork", options.MAINLINE)
 
 
 def _merged(cell: dict, before: dict | None) -> dict:

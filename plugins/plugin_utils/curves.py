@@ -80,7 +80,8 @@ class Curve(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """Curves with the same axes. ``common`` is what all their cells have in common and others have not, ``dashed`` what the dashed lines are."""
+    """Curves with the same axes. ``common`` is what all their cells have in common and others have not, ``dashed`` what the dashed lines
+    are, ``shown`` what the points are."""
 
     title: str
     common: str
@@ -89,6 +90,7 @@ class Figure(NamedTuple):
     unit: str
     curves: tuple[Curve, ...]
     dashed: str = "predicted"
+    shown: str = "mean ± standard deviation"
 
 
 class _Line(NamedTuple):
@@ -196,19 +198,19 @@ def _fitted(measured: Benchmark, known: dict[str, int]) -> list[Figure]:
         points = [
             _time(cell.dimensions["latency_ms"], cell.measured, fit)
             for cell in found
-            if cell.measured and cell.measured.mean
+            if cell.measured and cell.measured.largest
         ]
         if len({point.x for point in points}) > 1:
             size = {name: found[0].dimensions[name] for name in ("model", "backend", "hosts", "tokens")}
             lines.append(_Line(size, tuple(sorted(points, key=lambda point: point.x))))
     drawn = _figures("fit", "latency_ms", "ms", lines, known)
-    return [figure._replace(dashed="fitted") for figure in drawn]
+    return [figure._replace(dashed="fitted", shown="fastest repetition") for figure in drawn]
 
 
 def _time(latency: float, measured: Measured, fit: dict[str, Any]) -> Point:
     """Milliseconds of a token where so many tokens per second were measured."""
     fitted = fit["fixed_ms"] + fit["crossings"] * latency
-    return Point(latency, 1000 / measured.mean, 1000 * measured.deviation / measured.mean**2, fitted)
+    return Point(latency, 1000 / measured.largest, 0.0, fitted)
 
 
 def figures(measured: Benchmark) -> dict[str, list[Figure]]:
@@ -272,7 +274,8 @@ def load_figures(measured: Benchmark, rows: list[Load]) -> list[Figure]:
         for (model, backend), points in alike.items()
         if len(points) > 1
     ]
-    return _figures("load", "hosts", "s", lines, _known(measured)) if lines else []
+    drawn = _figures("load", "hosts", "s", lines, _known(measured)) if lines else []
+    return [figure._replace(shown="mean ± the farthest load") for figure in drawn]
 
 
 class Difference(NamedTuple):

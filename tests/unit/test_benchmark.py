@@ -327,8 +327,8 @@ def test_a_torn_log_and_other_lines_are_no_results():
     for text in (
         "{",
         '{"n_prompt": 1}',
-        '{"n_prompt": 1, "n_gen": 1, "samples_ts": [1.0]}',
-        '{"n_prompt": 0, "n_gen": 1, "samples_ts": []}',
+        '{"n_prompt": 1, "n_gen": 1, "samples_ts": [1.0], "avg_ts": 1, "stddev_ts": 0}',
+        '{"n_prompt": 0, "n_gen": 1, "samples_ts": [], "avg_ts": 1, "stddev_ts": 0}',
     ):
         assert measured.result_of(text) is None
 
@@ -341,7 +341,7 @@ def test_the_table_of_llama_sweep_bench_is_read():
         "|   512 |    128 |    512 |    1.183 |   432.97 |    1.895 |    67.55 |",
     ]
     log = measured.read("\n".join(f"1.0000 out {row}" for row in rows))
-    assert log.results == [
+    assert [result[:3] for result in log.results] == [
         ("pp512", 0, (465.51,)),
         ("tg128", 0, (55.38,)),
         ("pp512", 512, (432.97,)),
@@ -820,6 +820,8 @@ def written_by(words):
                         "n_gen": 0,
                         "n_depth": int(depth),
                         "samples_ts": [10.0, 12.0],
+                        "avg_ts": 11.0,
+                        "stddev_ts": 1.4142,
                         name: int(number),
                     }
                     lines.append(f"1.0000 out {json.dumps(row)}")

@@ -63,6 +63,7 @@ def look(plan, name, drift, **others):
             "waits_for": [],
             "ends": {"number": 1, "how": "by signal 9", "log": []},
             "verified": dict(VERIFIED),
+            "benchmark": "20261122-150000-1a2b3c4d",
             "metrics": None,
         }
     known = {
@@ -122,6 +123,7 @@ def test_a_healthy_cluster(plan, answers, tmp_path):
         11520,
     )
     assert cluster["planned"] == {"ref": "pypi-0.3.36", "build": 11063, "protocol": "7.0.0"}
+    assert cluster["benchmark"] == "20261122-150000-1a2b3c4d"
     assert cluster["verified"] == {"age_s": 3600, "passed": True, "failed": [], "release": "pypi-0.3.36"}
     assert [restart["age_s"] for restart in cluster["last_restarts"]] == [600, 7200]
     worker = told["hosts"][1]["workers"][0]

@@ -111,7 +111,7 @@ class _Running(NamedTuple):
 
 
 def check(programs: Path, listed: Mapping[str, Collection[str]], place: Place, tls: bool) -> None:
-    """Tries the programs of the release. A worker that cannot be told to lend the processor (before b5279) is not tried.
+    """Tries the programs of the release, but not those that only measure. A worker that cannot be told to lend the processor (before b5279) is not tried.
 
     :param listed: program → options that its help lists.
     :param tls: whether llama-server has to serve with TLS.
@@ -123,7 +123,7 @@ def check(programs: Path, listed: Mapping[str, Collection[str]], place: Place, t
     for name, words in listed.items():
         if name == options.SERVER:
             _check_server(programs / name, words, place, tls)
-        elif options.render_listed("worker-device", "CPU", words):
+        elif name not in options.MEASURING.values() and options.render_listed("worker-device", "CPU", words):
             _check_worker(programs / name, words, place)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fallback, state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services as managers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import records, verification
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Each, Maybe, Number, Text
@@ -71,6 +71,7 @@ CONDITION = {
             "waits_for": [LINE],
             "ends": {"number": Number(), "how": LINE, "log": [LINE]},
             "verified": Maybe(VERIFIED),
+            "benchmark": Maybe(Text(records.ID)),
             "metrics": Maybe(Each(Number(real=True))),
         }
     ),
@@ -149,6 +150,7 @@ def _head(place: Mapping[str, Any], head: dict[str, Any] | None) -> dict | None:
         "waits_for": verification.waits_for(verification.handshakes(folder / runtime.HANDSHAKES)["workers"]),
         "ends": verification.ends(folder / runtime.ENDS),
         "verified": verified,
+        "benchmark": records.last(place["prefix"]),
     }
 
 

@@ -33,6 +33,9 @@ class Result(NamedTuple):
     depth: int
     samples: tuple[float, ...]
     """Tokens per second, one for each repetition."""
+    mean: float | None = None
+    deviation: float | None = None
+    """Both as the program says them, which has more digits of the samples; None where it does not."""
 
 
 class Log(NamedTuple):
@@ -57,11 +60,12 @@ def result_of(text: str) -> Result | None:
         prompt, generated = int(row["n_prompt"]), int(row["n_gen"])
         samples = tuple(float(sample) for sample in row["samples_ts"])
         depth = int(row.get("n_depth", 0))
+        mean, deviation = float(row["avg_ts"]), float(row["stddev_ts"])
     except (ValueError, KeyError, TypeError):
         return None
     if bool(prompt) == bool(generated) or not samples:
         return None
-    return Result(f"pp{prompt}" if prompt else f"tg{generated}", depth, samples)
+    return Result(f"pp{prompt}" if prompt else f"tg{generated}", depth, samples, mean, deviation)
 
 
 def swept(text: str) -> list[Result]:
@@ -122,6 +126,11 @@ def measured_of(samples: Sequence[float], unit: str) -> dict[str, Any]:
     }
 
 
+def _as_said(result: Result) -> dict[str, float]:
+    said = {"mean": result.mean, "deviation": result.deviation}
+    return {name: round(value, 4) for name, value in said.items() if value is not None}
+
+
 def filled(cell: Mapping[str, Any], log: Log, argv: Sequence[str], path: str) -> dict[str, Any] | None:
     """The cell with what the log says of it; None where it does not say it yet."""
     own = [result for result in log.results if (result.test, result.depth) == (cell["test"], cell["depth"])]
@@ -130,7 +139,7 @@ def filled(cell: Mapping[str, Any], log: Log, argv: Sequence[str], path: str) ->
     rows = [{**row, "measured_mib": log.memory_mib.get(row["device"])} for row in cell["memory_mib"]]
     return {
         **cell,
-        "measured": measured_of(own[-1].samples, "t/s"),
+        "measured": {**measured_of(own[-1].samples, "t/s"), **_as_said(own[-1])},
         "load_s": log.load_s,
         "memory_mib": rows,
         "skipped": None,
@@ -164,9 +173,9 @@ def fits(cells: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _fit(row: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The line of least squares through the means."""
+    """The line of least squares through the fastest repetition of each cell: whatever else a host does, adds to the others."""
     latencies = [float(cell["latency_ms"]) for cell in row]
-    times = [1000 / cell["measured"]["mean"] for cell in row]
+    times = [1000 / max(cell["measured"]["samples"]) for cell in row]
     middle, mean = statistics.fmean(latencies), statistics.fmean(times)
     spread = sum((latency - middle) ** 2 for latency in latencies)
     slope = sum((latency - middle) * (ms - mean) for latency, ms in zip(latencies, times)) / spread

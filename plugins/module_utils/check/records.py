@@ -44,14 +44,23 @@ def _read(path: Path) -> dict[str, Any] | None:
     return record if record.get("id") == path.stem and isinstance(record.get("cells"), list) else None
 
 
-def find(prefix: str, identity: str | None = None) -> dict[str, Any]:
-    """``benchmarks``, ``id`` and ``complete`` of each, the newest first, and ``record``, the one that is asked for, or the last."""
+def _names(prefix: str) -> list[str]:
+    """Ids of the benchmarks that are kept, the newest first; empty where this account may not look."""
     try:
         present = sorted(os.listdir(Path(prefix, names.BENCHMARKS)), reverse=True)
-    except FileNotFoundError:
-        present = []
-    paths = [_path(prefix, name[:-5]) for name in present if re.fullmatch(ID + r"\.json", name)]
-    read = [record for record in map(_read, paths) if record]
+    except OSError:
+        return []
+    return [name[:-5] for name in present if re.fullmatch(ID + r"\.json", name)]
+
+
+def last(prefix: str) -> str | None:
+    """Id of the last benchmark."""
+    return next(iter(_names(prefix)), None)
+
+
+def find(prefix: str, identity: str | None = None) -> dict[str, Any]:
+    """``benchmarks``, ``id`` and ``complete`` of each, the newest first, and ``record``, the one that is asked for, or the last."""
+    read = [record for record in (_read(_path(prefix, name)) for name in _names(prefix)) if record]
     chosen = next((record for record in read if identity in (None, record["id"])), None)
     listed = [{"id": record["id"], "complete": record.get("ended") is not None} for record in read]
     return {"benchmarks": listed, "record": chosen}

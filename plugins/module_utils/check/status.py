@@ -102,6 +102,8 @@ class Cluster(NamedTuple):
     without: list[str]
     waiting_for: list[str]
     verified: Verification | None
+    benchmark: str | None
+    """Id of the last one that the head keeps."""
     speed: Speed | None
     speed_reason: str
     """Why there is no speed."""
@@ -249,6 +251,7 @@ def _cluster(name: str, plan: Mapping[str, Any] | None, hosts: list[Host], answe
         without=[],
         waiting_for=[],
         verified=None,
+        benchmark=None,
         speed=None,
         speed_reason="",
     )
@@ -281,6 +284,7 @@ def _with_head(
         without=list(told["without"]) if told and state == "fallback" else [],
         waiting_for=list(told["waiting_for"]) if told else [],
         verified=_verified(head, now),
+        benchmark=head.get("benchmark"),
         speed=speed,
         speed_reason=reason,
     )
@@ -421,6 +425,8 @@ def _cluster_lines(status: Status) -> list[str]:
         lines += _row("verified", f"{duration(verified.age_s)} ago with {verified.release}, {result}")
     elif cluster.state not in ("unknown", "not installed"):
         lines += _row("verified", "never, as far as the head knows")
+    if cluster.benchmark:
+        lines += _row("benchmark", f"{cluster.benchmark} is the last one")
     if cluster.restarts:
         lines += _row("restarts", f"{cluster.restarts} of llama-server")
         for restart in cluster.last_restarts[:LAST_RESTARTS]:

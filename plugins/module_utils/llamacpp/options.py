@@ -26,6 +26,10 @@ UNPLANNED = "unplanned"
 """With such an option devices hold something else than planned."""
 
 
+MEASURING = {MAINLINE: "llama-bench", IK_LLAMA: "llama-sweep-bench"}
+"""Fork → its program that measures."""
+
+
 class Spelling(NamedTuple):
     """How an option is written.
 

@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, known_answer, options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.releases import measuring_program
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Cluster, KnownAnswer, ModelRequest
 
 SCHEMA = 1
-SWEEP, SERVER = "llama-sweep-bench", "llama-server"
+SWEEP, SERVER = options.MEASURING[options.IK_LLAMA], options.SERVER
 DEVICES_SINCE = 8643
 """llama-bench takes --device: read in the tree of this build, and not in that of 6170."""
 FLASH_WORDS_SINCE = 9435
@@ -299,7 +298,7 @@ def obstacle(planned: Mapping[str, Any], served: Mapping[str, Any], setup: Setup
             f"it needs the build {wanted} of {setup.backend}, which the plan that serves does not have: "
             "set the same options for the server (llama_server_...), and run site.yml"
         )
-    if not {"llama-bench", SWEEP} & set(installed[wanted]):
+    if not set(options.MEASURING.values()) & set(installed[wanted]):
         return f"the release on {head} has no program that measures: set {PREFIX}programs to true, and run site.yml"
     holds = {entry["host"] for entry in planned["placement"] if entry["layers"] or entry["output"]}
     idle = [host for host in setup.hosts[1:] if host not in holds]
@@ -324,7 +323,7 @@ def _given(argv: Sequence[str]) -> dict[str, str]:
 def argv_of(planned: Mapping[str, Any], setup: Setup, repetitions: int) -> list[str]:
     """The command line that measures what llama-server would serve with this plan."""
     release, argv = planned["release"], list(planned["head"]["argv"])
-    program = str(PurePosixPath(argv[0]).with_name(measuring_program(release.get("fork", options.MAINLINE))))
+    program = str(PurePosixPath(argv[0]).with_name(options.MEASURING[release.get("fork", options.MAINLINE)]))
     given = _given(argv)
     if program.endswith(SWEEP):
         return [program, *_sweep(argv, setup)]
@@ -478,7 +477,7 @@ def cells_of(setup: Setup, planned: Mapping[str, Any], fork: str, skipped: str |
         "proxied": bool(link),
         "latency_ms": link.latency_ms if link else 0,
         "bandwidth_mbit": link.bandwidth_mbit if link else None,
-        "program": measuring_program(fork),
+        "program": options.MEASURING[fork],
         "parallel": 1,
         "measured": None,
         "load_s": None,

@@ -235,7 +235,7 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     )
     fitting = {backend for backend in wanted if releases.same_source(wanted[backend], release)}
     driven = {head.name: [name for name, _device in lending.driven]}
-    serving = _serving(equipped, cluster.server.backend or serves, fitting, driven, staged)
+    serving = _within(cluster, _serving(equipped, cluster.server.backend or serves, fitting, driven, staged))
     if staged:
         serving = [worker for worker in serving if cluster.only in (None, f"{worker.host}:{worker.name}")]
         equipped = {
@@ -243,10 +243,7 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
             for name, entry in equipped.items()
         }
     external.check_protocol(cluster.external, release)
-    others = external.workers_of(cluster.external)
-    if cluster.within is not None:
-        serving = [worker for worker in serving if worker.host in cluster.within]
-        others = [worker for worker in others if worker.host in cluster.within]
+    others = _within(cluster, external.workers_of(cluster.external))
     running = [worker for entry in equipped.values() for worker in entry.workers]
     _check_tunnels([*running, *others], cluster.server)
     _check_endpoints([*running, *others])
@@ -483,6 +480,11 @@ def _serving(
         )
     ]
     return [workers.on_its_staging_port(worker) for worker in serving] if staged else serving
+
+
+def _within(cluster: Cluster, lent: list[Worker]) -> list[Worker]:
+    """Those of the workers whose hosts may hold layers."""
+    return [worker for worker in lent if cluster.within is None or worker.host in cluster.within]
 
 
 def _no_worker_of_its_release(cluster: Cluster, serves: str, built: Sequence[str], running: Sequence[Worker]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import toolchains
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
     Build,
@@ -338,11 +338,6 @@ def _with_id(
     return release._replace(id=f"{ref}-{_sha(identity)}")
 
 
-def measuring_program(fork: str) -> str:
-    """The program of a release that measures."""
-    return "llama-bench" if fork == capabilities.MAINLINE else "llama-sweep-bench"
-
-
 def same_source(one: Release, other: Release) -> bool:
     """Whether programs of two releases are of the same tree with the same patches, so that head and worker understand each other. They may
     have come as sources and as programs."""
@@ -393,7 +388,7 @@ def builds(
             targets.add(wanted[backend].capabilities["worker_binary"])
         if equipped[name].host.is_head:
             targets.add("llama-server")
-            targets.update([measuring_program(wanted[backend].fork)] if measures else [])
+            targets.update([options.MEASURING[wanted[backend].fork]] if measures else [])
     planned = {
         name: {
             backend: _build(

@@ -1,0 +1,176 @@
+"""Measures three hosts: is killed in the middle, goes on, and every figure is found in the logs of the programs."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+
+import jsonschema_rs
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import measured
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
+from conftest import INVENTORY, PLAN, WORK, on
+
+pytestmark = pytest.mark.timeout(1800)
+
+ROOT = INVENTORY.parents[3]
+HEAD, SERVER = PLAN["head"]["host"], "llamacpp-server"
+RECORDS = "/opt/llamacpp/benchmarks"
+GUARD_SECONDS = 180
+"""In which the server serves again after the run was killed: the guard waits for 120."""
+found = {}
+
+
+def command(**variables):
+    paths = {f"llama_{name}_path": str(WORK / f"tests-{name}.json") for name in ("plan", "verify")}
+    given = {**paths, "llama_benchmark_path": str(WORK / "measured"), **variables}
+    playbook = str(ROOT / "playbooks" / "benchmark.yml")
+    return ["ansible-playbook", playbook, f"--inventory={INVENTORY}", f"--extra-vars={json.dumps(given)}"]
+
+
+def run(**variables):
+    done = subprocess.run(command(**variables), capture_output=True, text=True, check=False)
+    (WORK / "tests-output.log").open("a").write(done.stdout + done.stderr)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def kept():
+    """What the head keeps, the newest first."""
+    files = on(HEAD).run(f"ls -r {RECORDS}/*.json").stdout.split()
+    return [json.loads(on(HEAD).file(path).content_string) for path in files]
+
+
+def states():
+    """Services of each host, and whether they run."""
+    list_units = "systemctl list-units --all --plain --no-legend 'llamacpp-*' | awk '{print $1, $3}' | sort"
+    return {name: on(name).run(list_units).stdout for name in PLAN["hosts"]}
+
+
+def answers():
+    asked = 'curl -s -m 20 -d \'{"prompt":"","temperature":0}\' http://127.0.0.1:8080/v1/completions'
+    return " ".join(known_answer.SENTENCE.split()[-6:]) in on(HEAD).run(asked).stdout
+
+
+@pytest.fixture(scope="module", autouse=True)
+def result():
+    yield
+    (WORK / "result.json").write_text(json.dumps(found))
+
+
+@pytest.fixture(scope="module")
+def before():
+    return states()
+
+
+def test_a_killed_run_leaves_a_cluster_that_serves(before):
+    output = (WORK / "killed.log").open("w+")
+    with subprocess.Popen(command(), stdout=output, stderr=output, start_new_session=True) as running:
+        deadline = time.time() + 400
+        while time.time() < deadline and running.poll() is None:
+            text = (WORK / "killed.log").read_text()
+            if len(re.findall(r"cpu/2 hosts\S+/(?:tg|pp)\S+: \d", text)) >= 2:
+                break
+            time.sleep(0.5)
+        assert running.poll() is None, (WORK / "killed.log").read_text()[-5000:]
+        assert SERVER not in on(HEAD).run("systemctl list-units --state=running --plain 'llamacpp-*'").stdout
+        os.killpg(running.pid, signal.SIGKILL)
+    killed = time.time()
+    while not answers():
+        assert time.time() - killed < GUARD_SECONDS, states()
+        time.sleep(1)
+    found["serves_again_after_kill_s"] = round(time.time() - killed, 1)
+    assert on(HEAD).run("pgrep -f bin/llama-bench").stdout == ""
+    found["cells_before_kill"] = sum(bool(cell["measured"]) for cell in kept()[0]["cells"])
+    assert kept()[0]["ended"] is None
+
+
+def test_the_next_run_goes_on_and_the_cluster_is_as_it_was(before):
+    (half,) = kept()
+    started = time.time()
+    run()
+    found["rest_s"] = round(time.time() - started, 1)
+    (whole,) = kept()
+    assert whole["ended"]
+    cells = {cell["key"]: cell for cell in whole["cells"]}
+    for cell in half["cells"]:
+        if cell["measured"]:
+            assert cells[cell["key"]] == cell
+    assert states() == before
+    assert answers()
+    assert on(HEAD).run("ls /run/systemd/system | grep benchmark").stdout == ""
+    found["cells"] = len(cells)
+    found["not_measured"] = sorted({cell["skipped"] for cell in cells.values() if cell["skipped"]})
+
+
+def test_what_is_written_has_its_form():
+    record = json.loads((WORK / "measured" / "benchmark.json").read_text())
+    schema = json.loads((ROOT / "docs" / "benchmark.schema.json").read_text())
+    jsonschema_rs.validator_for(schema).validate(record)
+    assert record == kept()[0]
+    skipped = [cell for cell in record["cells"] if cell["skipped"]]
+    assert {cell["parallel"] for cell in skipped} == {4}
+    assert all("llama_server_parallel is 2" in cell["skipped"] for cell in skipped)
+    assert {len(cell["hosts"]) for cell in record["cells"]} == {1, 2, 3}
+    assert len({cell["model"] for cell in record["cells"]}) == 2
+
+
+def test_every_figure_is_found_in_the_logs_of_the_programs():
+    record = kept()[0]
+    logs = {cell["log"] for cell in record["cells"] if cell["log"]}
+    texts = {path: on(HEAD).file(path).content_string for path in logs}
+    cells = [cell for cell in record["cells"] if cell["log"]]
+    assert len(cells) > 40
+    markdown = (WORK / "measured" / "benchmark.md").read_text()
+    for cell in cells:
+        rows = [json.loads(line.split(" ", 2)[2]) for line in texts[cell["log"]].splitlines() if " out {" in line]
+        tests = {
+            (f"pp{row['n_prompt']}" if row["n_prompt"] else f"tg{row['n_gen']}", row["n_depth"]): row for row in rows
+        }
+        row = tests[cell["test"], cell["depth"]]
+        assert cell["measured"]["samples"] == pytest.approx(row["samples_ts"], rel=1e-4)
+        assert cell["measured"]["mean"] == pytest.approx(row["avg_ts"], rel=1e-4)
+        assert cell["measured"]["deviation"] == pytest.approx(row["stddev_ts"], rel=1e-3, abs=1e-3)
+        assert f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}" in markdown
+        own = measured.read(texts[cell["log"]])
+        for device in cell["memory_mib"]:
+            assert device["measured_mib"] == own.memory_mib[device["device"]]
+            assert device["measured_mib"] <= device["planned_mib"] + 0.1
+
+
+def test_added_latency_costs_what_the_crossings_say():
+    record = kept()[0]
+    assert len(record["fits"]) == 4
+    found["fits"] = [
+        {key: fit[key] for key in ("model", "workers", "fixed_ms", "crossings", "planned_crossings", "worst")}
+        for fit in record["fits"]
+    ]
+    cells = {cell["key"]: cell for cell in record["cells"]}
+    found["added_over_expected"] = {}
+    for fit in record["fits"]:
+        times = {cells[key]["latency_ms"]: 1000 / max(cells[key]["measured"]["samples"]) for key in fit["cells"]}
+        for latency in (1, 5):
+            ratio = (times[latency] - times[0]) / (fit["planned_crossings"] * latency)
+            found["added_over_expected"][f"{fit['model']}, {fit['workers']} workers, {latency} ms"] = round(ratio, 3)
+    assert all(abs(ratio - 1) <= 0.1 for ratio in found["added_over_expected"].values()), found
+
+
+def test_one_cell_is_measured_again_on_request():
+    (before_,) = kept()
+    wanted = "cpu/2 hosts/known-answer-8x256-f32/tg64/d0/"
+    output = run(llama_benchmark_again=[re.escape(wanted) + ".*f16$"])
+    (after,) = kept()
+    changed = [cell["key"] for old, cell in zip(before_["cells"], after["cells"]) if old != cell]
+    assert changed == [cell["key"] for cell in after["cells"] if cell["key"].startswith(wanted) and not cell["proxied"]]
+    assert len(changed) == 1
+    assert "1 of them to measure" in output
+    assert answers()
+
+
+def test_check_mode_changes_nothing():
+    done = subprocess.run([*command(), "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert len(kept()) == 1
+    assert answers()
