@@ -324,9 +324,7 @@ class Head:
 
     def call(self, state: str, may_fail: bool = False, **arguments: Any) -> dict:
         """:raises AnsibleActionFail: with what the module says."""
-        answer = self._action._execute_module(
-            module_args={"state": state, **arguments}, task_vars=self._task_vars, wrap_async=False
-        )
+        answer = self._action._execute_module(module_args={"state": state, **arguments}, task_vars=self._task_vars)
         if answer.get("failed") and not may_fail:
             raise AnsibleActionFail(f"{state}: {untrusted.printable(answer.get('msg'))}")
         return answer

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.measurements import Benchmark, Cell
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.measurements import Benchmark, Cell, Measured
 
 COLOURS = 8
 MOST_CURVES = 6
@@ -27,14 +27,16 @@ AXES = {
 }
 """Dimension → what a curve over it has below."""
 PROMPTS = ("pp", "api-ttft")
+TESTS = (*PROMPTS, "tg", "api-tg")
 KINDS = {
     "pp": "Prompts",
     "tg": "Generation",
     "api-ttft": "Time to the first token, by the API",
     "api-tg": "Generation, by the API, all requests together",
     "load": "Loading the model",
+    "fit": "Time of a token",
 }
-UNITS = {"t/s": "tokens per second", "s": "seconds"}
+UNITS = {"t/s": "tokens per second", "s": "seconds", "ms": "milliseconds per token"}
 
 NAMES: dict[str, Callable[[Any], str]] = {
     "model": str,
@@ -78,7 +80,8 @@ class Curve(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """Curves with the same axes. ``common`` is what all their cells have in common and others have not."""
+    """Curves with the same axes. ``common`` is what all their cells have in common and others have not, ``dashed`` what the dashed lines
+    are, ``shown`` what the points are."""
 
     title: str
     common: str
@@ -86,6 +89,8 @@ class Figure(NamedTuple):
     y: str
     unit: str
     curves: tuple[Curve, ...]
+    dashed: str = "predicted"
+    shown: str = "mean ± standard deviation"
 
 
 class _Line(NamedTuple):
@@ -184,13 +189,37 @@ def _known(measured: Benchmark) -> dict[str, int]:
     return {model: number for number, model in enumerate(measured.about["models"])}
 
 
+def _fitted(measured: Benchmark, known: dict[str, int]) -> list[Figure]:
+    """Milliseconds of a token over the added latency, and the lines that are fitted to them."""
+    cells = {cell.key: cell for cell in measured.cells}
+    lines = []
+    for fit in measured.about["fits"]:
+        found = [cells[key] for key in fit["cells"] if key in cells]
+        points = [
+            _time(cell.dimensions["latency_ms"], cell.measured, fit)
+            for cell in found
+            if cell.measured and cell.measured.largest
+        ]
+        if len({point.x for point in points}) > 1:
+            size = {name: found[0].dimensions[name] for name in ("model", "backend", "hosts", "tokens")}
+            lines.append(_Line(size, tuple(sorted(points, key=lambda point: point.x))))
+    drawn = _figures("fit", "latency_ms", "ms", lines, known)
+    return [figure._replace(dashed="fitted", shown="fastest repetition") for figure in drawn]
+
+
+def _time(latency: float, measured: Measured, fit: dict[str, Any]) -> Point:
+    """Milliseconds of a token where so many tokens per second were measured."""
+    fitted = fit["fixed_ms"] + fit["crossings"] * latency
+    return Point(latency, 1000 / measured.largest, 0.0, fitted)
+
+
 def figures(measured: Benchmark) -> dict[str, list[Figure]]:
     """Dimension → the figures of all curves over it, without those that have none."""
     parts: dict[str, list[Figure]] = {}
     known = _known(measured)
     for axis in AXES:
         found = []
-        for kind in (name for name in KINDS if name != "load"):
+        for kind in TESTS:
             cells = [cell for cell in measured.cells if cell.dimensions["kind"] == kind]
             if axis == "tokens" and kind not in PROMPTS:
                 continue
@@ -198,6 +227,8 @@ def figures(measured: Benchmark) -> dict[str, list[Figure]]:
             if lines:
                 unit = next(cell.measured.unit for cell in cells if cell.measured)
                 found += _figures(kind, axis, unit, lines, known)
+        if axis == "latency_ms":
+            found += _fitted(measured, known)
         if found:
             parts[axis] = found
     return parts
@@ -243,7 +274,8 @@ def load_figures(measured: Benchmark, rows: list[Load]) -> list[Figure]:
         for (model, backend), points in alike.items()
         if len(points) > 1
     ]
-    return _figures("load", "hosts", "s", lines, _known(measured)) if lines else []
+    drawn = _figures("load", "hosts", "s", lines, _known(measured)) if lines else []
+    return [figure._replace(shown="mean ± the farthest load") for figure in drawn]
 
 
 class Difference(NamedTuple):

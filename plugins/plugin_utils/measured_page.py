@@ -101,7 +101,7 @@ def _rows(figure: Figure) -> list[list[str]]:
         row = [f"{x:,g}"]
         for curve in points:
             point = curve.get(x)
-            text = f"{shown(point.y)} ± {shown(point.spread)}" if point else ""
+            text = plots.point_of(point, figure) if point else ""
             row.append(text + (f" ({shown(point.predicted)})" if point and point.predicted is not None else ""))
         rows.append(row)
     return rows
@@ -118,7 +118,7 @@ def _said(figure: Figure) -> str:
     return f"{what}{', ' if figure.common else ''}{figure.common}. {'; '.join(map(course, figure.curves))}. The table below has all points."
 
 
-def _drawn(figures: list[Figure], spread: str = "standard deviation") -> list[dict[str, Any]]:
+def _drawn(figures: list[Figure]) -> list[dict[str, Any]]:
     possible = not plots.missing()
     return [
         {
@@ -126,7 +126,6 @@ def _drawn(figures: list[Figure], spread: str = "standard deviation") -> list[di
             "svg": Markup(plots.svg(figure, _said(figure))) if possible else "",
             "predicted": any(point.predicted is not None for curve in figure.curves for point in curve.points),
             "rows": _rows(figure),
-            "spread": spread,
         }
         for figure in figures
     ]
@@ -367,7 +366,7 @@ def view(measured: Benchmark, earlier: Benchmark | None) -> dict[str, Any]:
         "figures": figures,
         "fits": about["fits"],
         "loads": loads,
-        "load_figures": _drawn(curves.load_figures(measured, loads), "the farthest load"),
+        "load_figures": _drawn(curves.load_figures(measured, loads)),
         "ratios": _ratios(cells),
         "matrices": _matrices(measured, name),
         "memory": _memory(measured),

@@ -74,6 +74,7 @@ WHOLE = {
     "models": Each({"path": WORDS, "architecture": Text(), "layers": Number(), "bytes": Number()}),
     "fits": [
         {
+            "cells": [WORDS],
             "hosts": [Text()],
             "backend": Text(),
             "model": Text(),
@@ -89,12 +90,13 @@ WHOLE = {
 
 
 class Measured(NamedTuple):
-    """Mean and standard deviation of the samples, in ``unit``: t/s or s."""
+    """Mean, standard deviation and number of the samples, in ``unit``: t/s or s; ``largest`` is the largest one."""
 
     mean: float
     deviation: float
     samples: int
     unit: str
+    largest: float
 
     @property
     def error(self) -> float | None:
@@ -144,6 +146,11 @@ class Benchmark(NamedTuple):
     cells: tuple[Cell, ...]
 
 
+def _measured(entry: dict) -> Measured:
+    samples = entry["samples"]
+    return Measured(entry["mean"], entry["deviation"], len(samples), entry["unit"], max(samples, default=entry["mean"]))
+
+
 def _cell(entry: dict) -> Cell:
     kind, tokens = TEST.fullmatch(entry["test"]).groups()  # type: ignore[union-attr]
     predicted, measured = entry["predicted"] or {}, entry["measured"]
@@ -166,7 +173,7 @@ def _cell(entry: dict) -> Cell:
         predicted.get("mean"),
         predicted.get("limited_by"),
         predicted.get("load_s"),
-        measured and Measured(measured["mean"], measured["deviation"], len(measured["samples"]), measured["unit"]),
+        measured and _measured(measured),
         entry["load_s"],
         tuple(
             Memory(row["device"], row["host"], row["planned_mib"], row["measured_mib"]) for row in entry["memory_mib"]

@@ -10,7 +10,7 @@ import string
 from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.curves import Curve, Figure
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.curves import Curve, Figure, Point
 
 WIDTH, HEIGHT = 440, 270
 """Of a figure, in the pixels of its own text; the page scales it."""
@@ -39,6 +39,11 @@ def letter(number: int) -> str:
 def figure_of(value: float) -> str:
     """A number with three digits that count, or all that stand before the point."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def point_of(point: Point, figure: Figure) -> str:
+    """The value of a point, with its spread where the figure has one."""
+    return figure_of(point.y) + (f" ± {figure_of(point.spread)}" if "±" in figure.shown else "")
 
 
 def _labels(values: set[float]) -> list[float]:
@@ -74,9 +79,9 @@ def _values(curve: Curve, figure: Figure, named: int) -> list[dict[str, Any]]:
     """:param named: index of the point that has the letter."""
     entries = []
     for point in curve.points:
-        text = f"{curve.name}: {figure_of(point.y)} ± {figure_of(point.spread)} {figure.unit} at {point.x:g}"
+        text = f"{curve.name}: {point_of(point, figure)} {figure.unit} at {point.x:g}"
         if point.predicted is not None:
-            text += f", predicted {figure_of(point.predicted)}"
+            text += f", {figure.dashed} {figure_of(point.predicted)}"
         shown = untrusted.printable(text)
         entry = {"value": (point.x, point.y), "formatter": lambda _value, shown=shown: shown}
         if point.spread:
@@ -91,7 +96,7 @@ def _predicted(curve: Curve, figure: Figure) -> list[dict[str, Any]]:
         {
             "value": (point.x, point.predicted),
             "formatter": lambda _value, point=point: untrusted.printable(
-                f"{curve.name}: predicted {figure_of(point.predicted)} {figure.unit} at {point.x:g}"
+                f"{curve.name}: {figure.dashed} {figure_of(point.predicted)} {figure.unit} at {point.x:g}"
             ),
         }
         for point in curve.points

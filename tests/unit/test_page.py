@@ -181,6 +181,7 @@ def test_every_measurement_that_differs_in_one_dimension_alone_is_a_point(name, 
         points = sorted(
             (curve.points[0].x, point.x, point.y)
             for figure in found
+            if figure.dashed != "fitted"
             for curve in figure.curves
             for point in curve.points
         )
@@ -197,6 +198,19 @@ def test_every_measurement_that_differs_in_one_dimension_alone_is_a_point(name, 
                 expected.append((min(alike), cell.dimensions[axis], cell.measured.mean))
         assert points == sorted(expected)
         assert expected
+
+
+def test_a_fit_is_a_line_through_the_times_of_its_cells(example):
+    drawn = [curve for figure in every_figure(example) if figure.dashed == "fitted" for curve in figure.curves]
+    cells = {cell.key: cell for cell in example.cells}
+    fits = example.about["fits"]
+    assert sum(len(curve.points) for curve in drawn) == sum(len(fit["cells"]) for fit in fits)
+    points = {(point.x, point.y): point.predicted for curve in drawn for point in curve.points}
+    for fit in fits:
+        for cell in map(cells.get, fit["cells"]):
+            latency = cell.dimensions["latency_ms"]
+            fitted = fit["fixed_ms"] + fit["crossings"] * latency
+            assert points[latency, 1000 / cell.measured.largest] == pytest.approx(fitted)
 
 
 @pytest.mark.parametrize("name", ["example", "large"])
@@ -378,10 +392,19 @@ def pages(tmp_path_factory, plan, example, large):
     return {name: (f"file://{folder}/{name}.html", measured) for name, (_text, measured) in found.items()}
 
 
+SCREENS = [(1400, False), (1400, True), (400, False), (400, True)]
+
+
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [1400, 400])
-@pytest.mark.parametrize("name", ["plan", "example", "large"])
+@pytest.mark.parametrize(
+    "name, width, dark",
+    [
+        *(("plan", *screen) for screen in SCREENS),
+        *(("example", *screen) for screen in SCREENS),
+        ("large", 1400, False),
+        ("large", 400, True),
+    ],
+)
 def test_a_browser_shows_the_page(browser, pages, name, width, dark):
     address, measured = pages[name]
     page = browser.page()
@@ -407,7 +430,7 @@ def test_a_page_is_printed_whole(browser, pages, name):
     page.open(pages[name][0], dark=True)
     page.call("Emulation.setEmulatedMedia", media="print")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    hidden = "[...document.querySelectorAll('details *')].filter(node => !node.checkVisibility({contentVisibilityAuto: true})).length"
+    hidden = "[...document.querySelectorAll('details:not(.rest) *')].filter(node => !node.checkVisibility({contentVisibilityAuto: true})).length"
     assert page.evaluate(hidden) == 0
     page.pdf(OUTPUT / f"{name}.pdf")
     assert (OUTPUT / f"{name}.pdf").read_bytes().startswith(b"%PDF")
