@@ -80,7 +80,9 @@ def sentence(port: int) -> str:
     return json.load(connection.getresponse())["content"].strip()
 
 
-def seconds_to_health(programs: tuple[Path, Path], model: Path, options: argparse.Namespace, cache: Path | bool | None) -> float:
+def seconds_to_health(
+    programs: tuple[Path, Path], model: Path, options: argparse.Namespace, cache: Path | bool | None
+) -> float:
     """One start of llama-server; the answer has to be right.
 
     :param programs: folders of llama-server and of the worker.
@@ -157,10 +159,18 @@ def main() -> None:
                 measured(name, model, options, found)
         size = model.stat().st_size
     figures = {
-        name: {"median": round(statistics.median(seconds), 2), "least": round(min(seconds), 2), "most": round(max(seconds), 2)}
+        name: {
+            "median": round(statistics.median(seconds), 2),
+            "least": round(min(seconds), 2),
+            "most": round(max(seconds), 2),
+        }
         for name, seconds in found.items()
     }
-    print(json.dumps({"gb": round(size / 1e9, 2), "workers": options.workers, "device": options.device, "seconds": figures}))
+    print(
+        json.dumps(
+            {"gb": round(size / 1e9, 2), "workers": options.workers, "device": options.device, "seconds": figures}
+        )
+    )
 
 
 if __name__ == "__main__":

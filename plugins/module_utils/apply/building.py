@@ -39,7 +39,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
 )
 
 LOG_LINES_SHOWN = 15
-OWN_PATCH_REMEDY = "of llama_build_fast_load does not apply to this tree: remove llama_build_fast_load, or use another release"
+OWN_PATCH_REMEDY = (
+    "of llama_build_fast_load does not apply to this tree: remove llama_build_fast_load, or use another release"
+)
 OPERATORS_PATCH_REMEDY = "of llama_release does not apply: correct it for this tree, or remove it"
 PATCH_LINES_SHOWN = 6
 COMMIT_DIGITS = 8

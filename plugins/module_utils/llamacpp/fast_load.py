@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 FOLDER = Path(__file__).resolve().parents[3] / "roles" / "llama_build" / "files"
 """On the controller, which copies them to the hosts."""
@@ -30,7 +30,7 @@ PATCHES = {"7.0.0": Known(f"{PREFIX}7.patch", "0f8c4dd9c4cedb4ddf425b2c42a17f383
 EXAMPLE = "llama-cpp-python 0.3.36"
 
 
-def known(protocol: Optional[str], mainline: bool) -> Known | None:
+def known(protocol: str | None, mainline: bool) -> Known | None:
     """The patch of a release."""
     return PATCHES.get(protocol or "") if mainline else None
 

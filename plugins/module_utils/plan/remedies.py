@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
     Cluster,
     Endpoint,
@@ -204,6 +205,16 @@ def releasing(variables: Iterable[str], request: Any) -> Change:
         return cluster._replace(releases={**cluster.releases, **requests}, hosts=hosts)
 
     return change
+
+
+def loading_fast(cluster: Cluster) -> Cluster:
+    """``llama_build_fast_load``, for the whole group."""
+
+    def asked(requests: Mapping[str, Any]) -> dict[str, Any]:
+        return {variable: releases.with_fast_load(request) for variable, request in requests.items()}
+
+    hosts = {name: host._replace(releases=asked(host.releases)) for name, host in cluster.hosts.items()}
+    return cluster._replace(releases=asked(cluster.releases), hosts=hosts)
 
 
 def patched(request: Any, path: str) -> dict[str, Any]:

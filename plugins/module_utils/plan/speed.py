@@ -338,7 +338,7 @@ in 29.0 and 7.9 s without a cache, alone in 1.2 s (docs/performance.md)."""
 
 
 def load_costs(release: Release, work: Work) -> dict[str, float]:
-    """Seconds until the weights of one device are there, by what takes them. The file is read, copied and sent at the same time."""
+    """Seconds until the weights of one device are there, by what takes them. The file is read, copied and sent at the same time; it is hashed before."""
     gb = work.weights / 1e9
     disk = {"disk of": gb / DISK_GB_PER_S}
     if not work.link:
