@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, fast_load
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry, releases, speed
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry, releases, remedies, speed
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import release_variables
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.workers import SHARING
 from conftest import CATALOGUE
@@ -85,6 +85,17 @@ def test_an_operator_cannot_ask_for_it_in_the_release(local, value):
     release = {**local.hosts["here"]["variables"]["llama_release"], "fast_load": value}
     local.hosts["here"]["variables"]["llama_release"] = release
     assert "llama_release has fast_load" in local.reason()
+
+
+def test_a_value_without_a_valid_form_is_refused_as_without_the_patch(local):
+    assert "llama_release is 'newest', which is not a valid form" in asked(local, llama_release="newest").reason()
+
+
+def test_a_remedy_with_another_release_keeps_the_patch(local):
+    cluster = entry.read("llama_cluster", asked(local).hosts)
+    changed = remedies.releasing(["llama_release"], "b8600")(cluster)
+    for requests in (changed.releases, changed.hosts["here"].releases):
+        assert requests["llama_release"] == releases.with_fast_load("b8600")
 
 
 def test_programs_with_and_without_it_are_not_of_the_same_source():

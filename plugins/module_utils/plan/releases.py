@@ -123,7 +123,7 @@ def request_of(value: Any) -> dict[str, Any]:
 
 def with_fast_load(value: Any) -> Any:
     """What ``llama_release`` asks for, with the collection's patch for loads."""
-    if isinstance(value, str):
+    if isinstance(value, str) and re.fullmatch(f"{BUILD_TAG}|{VERSION_TAG}", value):
         value = {"source": "git", "ref": value}
     return {**value, FAST_LOAD: FastLoad()} if isinstance(value, dict) and value else value
 

@@ -198,9 +198,10 @@ def building(hosts: Collection[str], wanted: Sequence[str]) -> Change:
 
 def releasing(variables: Iterable[str], request: Any) -> Change:
     """Another release, for the whole group."""
-    requests = dict.fromkeys(variables, request)
 
     def change(cluster: Cluster) -> Cluster:
+        fast = releases.wants_fast_load(cluster.releases["llama_release"])
+        requests = dict.fromkeys(variables, releases.with_fast_load(request) if fast else request)
         hosts = {name: host._replace(releases={**host.releases, **requests}) for name, host in cluster.hosts.items()}
         return cluster._replace(releases={**cluster.releases, **requests}, hosts=hosts)
 
