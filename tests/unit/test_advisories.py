@@ -609,6 +609,12 @@ CASES = [
         ["0-1 of worker1", "1 of 2 lanes, with 20 of 20 Gbit/s"],
     ),
     (
+        "slow-load",
+        lambda: with_model(by_thunderbolt({"thunderbolt": [wire()]}, mtu=65520), **model(50)),
+        {"set llama_build_fast_load to true for all hosts": given({"llama_build_fast_load": True})},
+        ["A load of the model is predicted to take", "most of which pypi-0.3.36 hashes and copies"],
+    ),
+    (
         "graphics-memory-limit",
         lambda: with_model(cluster_of(1, strix_halo(63488)), **model(100)),
         {"set llama_host_tuning and llama_host_reboot of {hosts} to true": tuned},

@@ -592,6 +592,14 @@ def test_a_patch_that_does_not_apply_is_named_and_the_next_run_starts_from_the_t
     assert said(one.release) == "usage: two\n"
 
 
+def test_where_the_collections_own_patch_does_not_apply_its_variable_is_named(tmp_path, greeting):
+    own = words(tmp_path, "fast_load-9", "nine", "ten")
+    with pytest.raises(
+        building.BuildError, match=r"(?s)fast_load-9\.patch of llama_build_fast_load does not apply.*remove"
+    ):
+        builder(tmp_path, pack(greeting, tmp_path), [own]).install()
+
+
 def test_a_patch_that_is_none_and_one_that_was_changed_meanwhile(tmp_path, greeting):
     archive = pack(greeting, tmp_path)
     nothing = tmp_path / "nothing.patch"

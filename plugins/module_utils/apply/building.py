@@ -31,9 +31,18 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import preb
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import SEARCH, output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
+    backends,
+    capabilities,
+    fast_load,
+    options,
+)
 
 LOG_LINES_SHOWN = 15
+OWN_PATCH_REMEDY = (
+    "of llama_build_fast_load does not apply to this tree: remove llama_build_fast_load, or use another release"
+)
+OPERATORS_PATCH_REMEDY = "of llama_release does not apply: correct it for this tree, or remove it"
 PATCH_LINES_SHOWN = 6
 COMMIT_DIGITS = 8
 NEVER_USED = (0, 0)
@@ -468,8 +477,9 @@ class Builder(Installer):
             f"patch {patch['name']}", ["patch", "-p1", "-N", "-t", "-d", "source", "-i", patch["path"]]
         )
         if status:
+            ours = patch["name"].startswith(fast_load.PREFIX)
             raise BuildError(
-                f"the patch {patch['name']} of llama_release does not apply: correct it for this tree, or remove it. No running service was "
+                f"the patch {patch['name']} {OWN_PATCH_REMEDY if ours else OPERATORS_PATCH_REMEDY}. No running service was "
                 f"touched. Log: {self.log}; patch says:\n" + "\n".join(said[:PATCH_LINES_SHOWN])
             )
 

@@ -423,6 +423,18 @@ ADVISORIES = (
         (("steps", "leave llama_workers empty"),),
     ),
     Advisory(
+        "slow-load",
+        "warning",
+        conditions.slow_load,
+        "A load of the model is predicted to take {seconds} s, most of which {release} hashes and copies what it sends to workers.",
+        (
+            offers.always(
+                "set llama_build_fast_load to true for all hosts", lambda _seen, _hosts: remedies.loading_fast
+            ),
+        ),
+        "docs/operating.md",
+    ),
+    Advisory(
         "compute-over-capacity",
         "warning",
         memory.over_capacity,

@@ -504,6 +504,11 @@ def _check_same_release(cluster: Cluster) -> None:
     """All hosts must give the same releases as the head."""
     for name, host in cluster.hosts.items():
         for variable, value in host.releases.items():
+            if releases.wants_fast_load(value) != releases.wants_fast_load(cluster.releases[variable]):
+                raise Refusal(
+                    f"llama_build_fast_load of {name} differs from that of the head {cluster.head}, and head and workers need the same patch: set "
+                    "it for the whole group"
+                )
             if value != cluster.releases[variable]:
                 raise Refusal(
                     f"{variable} of {name} differs from that of the head {cluster.head}, and head and workers need the same release: set it "

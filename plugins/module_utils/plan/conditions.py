@@ -12,8 +12,19 @@ from typing import Any
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.versions import numbers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, neighbours, physical, remedies
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
+    backends,
+    capabilities,
+    fast_load,
+    options,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import (
+    devices,
+    neighbours,
+    physical,
+    releases,
+    remedies,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.seen import Cases, Seen
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Facts
 
@@ -24,6 +35,10 @@ RDNA35_GARBAGE = (10040, 10864)
 READING = "ggml/src/ggml-cuda/ggml-cuda.cu"
 """The file of llama.cpp that says whether they do: an operator's own patch of it is taken as the remedy, as those of #25863 and #28211 are."""
 RDNA35 = ("gfx1150", "gfx1151")
+SLOW_LOAD_S = 60
+"""Predicted seconds of a load from which on it is said what would shorten it; assumed."""
+RPC_LIMITS = "RPC on "
+"""What limits such a load, as the estimate names it."""
 FASTER_ALONE = 1.05
 """So many times as fast has one host to be predicted before it is said: predictions are not surer than that."""
 CHUNKED_SENDS = 6141
@@ -178,6 +193,20 @@ def slower_than_one_host(seen: Seen) -> Cases:
         given.append("llama_server_gpu_layers")
     steps += [f"remove {name}" for name in given]
     return [(host, {"together": f"{together:g}", "alone": f"{alone:g}", "steps": ", ".join(steps)})]
+
+
+def slow_load(seen: Seen) -> Cases:
+    """What llama.cpp itself does to what it sends takes longest, and the collection has a patch for that."""
+    estimate, release = seen.plan["estimate"], seen.release
+    patch = fast_load.known(release.protocol, release.mainline)
+    slow = estimate["load_s"] and estimate["load_s"] >= SLOW_LOAD_S
+    if not slow or not estimate["load_limited_by"].startswith(RPC_LIMITS) or not patch or release.loads_fast:
+        return []
+    return (
+        [(None, {"seconds": f"{estimate['load_s']:g}", "release": release.ref})]
+        if release.source in releases.COMPILED
+        else []
+    )
 
 
 def unknown_variables(seen: Seen) -> Cases:

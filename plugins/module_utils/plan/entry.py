@@ -15,7 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Each, Maybe, Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import model_entry
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import model_entry, releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
     Accelerator,
     Catalogue,
@@ -315,9 +315,10 @@ def is_numeric(address: str) -> bool:
 
 
 def _releases(variables: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: variables[name] for name in ("llama_release", *(f"llama_release_{part}" for part in backends.BACKENDS))
-    }
+    names = ("llama_release", *(f"llama_release_{part}" for part in backends.BACKENDS))
+    asked = {name: variables[name] for name in names}
+    fast = variables["llama_build_fast_load"]
+    return {name: releases.with_fast_load(value) for name, value in asked.items()} if fast else asked
 
 
 def _backends(name: str, value: Any) -> tuple[str, ...]:

@@ -196,10 +196,11 @@ def _limit_of_prompts(case: Case, works: Sequence[speed.Work]) -> str:
 
 
 def _limit_of_load(case: Case, works: Sequence[speed.Work]) -> str:
-    slow = [work for work in works if work.link and work.link.gbit / 8 < case.disk]
-    costs = [("link to {}", work.host, speed.load_s([work], case.disk)) for work in slow]
-    rest = [work for work in works if work not in slow]
-    return _most([*costs, *(("disk of {}", case.head, speed.load_s([work], case.disk)) for work in rest)])
+    costs = []
+    for work in works:
+        for kind, seconds in speed.load_costs(case.release, work, case.disk).items():
+            costs.append((f"{kind} {{}}", work.host if kind == "link to" else case.head, seconds))
+    return _most(costs)
 
 
 class Speeds(NamedTuple):
@@ -241,7 +242,7 @@ def of_plan(case: Case, moved: bool) -> dict[str, Any]:
         estimate = {
             "generation_tokens_per_s": _rounded(speeds.generation),
             "prompt_tokens_per_s": _rounded(speeds.prompt),
-            "load_s": _rounded(speed.load_s(works, case.disk)),
+            "load_s": _rounded(speed.load_s(case.release, works, case.disk)),
             "limited_by": _limit_of_generation(case.release, works),
             "prompt_limited_by": _limit_of_prompts(case, works),
             "load_limited_by": _limit_of_load(case, works),

@@ -12,7 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
+    backends,
+    capabilities,
+    fast_load,
+    options,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import toolchains
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
     Build,
@@ -50,6 +55,14 @@ LEMONADE = r"lemonade-sdk/llamacpp-rocm\b|\bllama-b\d+-ubuntu-rocm-gfx\w+-x64"
 """In an address or a name: builds of Lemonade, whose tags are numbers of its own, like b1274 with llama.cpp b9247."""
 
 
+FAST_LOAD = "fast_load"
+"""What entry adds to these where ``llama_build_fast_load`` is true, a FastLoad."""
+
+
+class FastLoad(NamedTuple):
+    """The collection's patch for loads is asked for."""
+
+
 class SourceTree(NamedTuple):
     """What a tree says of itself; None where it does not.
 
@@ -73,7 +86,8 @@ def request_of(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict) or str(value.get("source")) not in SOURCES:
         raise Refusal(f"llama_release is {value!r}, which is not a valid form: {form}")
     allowed = SOURCES[value["source"]]
-    unknown = set(value) - allowed - ({TREE} if isinstance(value.get(TREE), SourceTree) else set())
+    own = {key for key, kind in ((TREE, SourceTree), (FAST_LOAD, FastLoad)) if isinstance(value.get(key), kind)}
+    unknown = set(value) - allowed - own
     if unknown:
         raise Refusal(
             f"llama_release has {', '.join(sorted(map(str, unknown)))}, which source: {value['source']} does not accept: use {', '.join(sorted(allowed))}"
@@ -110,6 +124,37 @@ def request_of(value: Any) -> dict[str, Any]:
             f"llama_release with source: {value['source']} needs either path, a file on the controller, or url"
         )
     return dict(value)
+
+
+def with_fast_load(value: Any) -> Any:
+    """What ``llama_release`` asks for, with the collection's patch for loads."""
+    if isinstance(value, str) and re.fullmatch(f"{BUILD_TAG}|{VERSION_TAG}", value):
+        value = {"source": "git", "ref": value}
+    return {**value, FAST_LOAD: FastLoad()} if isinstance(value, dict) and value else value
+
+
+def wants_fast_load(value: Any) -> bool:
+    """Whether a request has what with_fast_load adds."""
+    return isinstance(value, dict) and isinstance(value.get(FAST_LOAD), FastLoad)
+
+
+def _fast_load_patch(release: Release) -> Patch:
+    """The collection's patch for a release.
+
+    :raises Refusal: it has none, or is compiled already.
+    """
+    known = fast_load.known(release.protocol, release.mainline)
+    if known and release.source in COMPILED:
+        return Patch(known.path, known.sha256, (fast_load.CHANGED,))
+    cause = (
+        f"has source: {release.source}, programs that are compiled already"
+        if release.source not in COMPILED
+        else f"is {release.ref} of {release.fork} with RPC protocol {release.protocol or 'unknown'}, which the patch does not know"
+    )
+    raise Refusal(
+        f"llama_release {cause}, but llama_build_fast_load is true: remove llama_build_fast_load, or use a release with RPC protocol "
+        f"{', '.join(fast_load.PATCHES)} that the hosts compile, like {fast_load.EXAMPLE} (source: pypi)"
+    )
 
 
 def _check_place(value: Mapping[str, Any]) -> None:
@@ -172,11 +217,13 @@ def release_of(value: Any, packaged: Mapping[str, str | None]) -> Release:
     )
     tree: dict[str, Any] = {key: request[key] for key in ("build", "commit") if key in request}
     tree["fork"] = request.get("fork", capabilities.MAINLINE)
+    tree[FAST_LOAD] = wants_fast_load(request)
     if TREE in request:
         tree = {**{key: known for key, known in request[TREE]._asdict().items() if known}, **tree}
     source = request["source"]
     if source == "package":
-        return _with_id(source, *_packaged_tree(request, packaged))
+        ref, origin, packaged_tree = _packaged_tree(request, packaged)
+        return _with_id(source, ref, origin, {**packaged_tree, FAST_LOAD: tree[FAST_LOAD]})
     if source == "git":
         return _with_id(source, *_git_origin(request), tree, patches)
     checksum = {"checksum": request["checksum"]}
@@ -316,7 +363,7 @@ def _with_id(
 ) -> Release:
     """The whole release, with its id and what it understands. For the id the content counts, not where it or a patch lies.
 
-    :param tree: ``build``, ``commit``, ``generation``, ``protocol`` and ``fork``, as far as they are known.
+    :param tree: ``build``, ``commit``, ``generation``, ``protocol`` and ``fork``, as far as they are known, and whether ``fast_load`` is asked for.
     """
     generation = tree.get("generation") or tree.get("build")
     if not isinstance(generation, int) or isinstance(generation, bool) or generation < 1:
@@ -331,6 +378,9 @@ def _with_id(
     release = Release(
         "", source, ref, tree.get("build"), commit, generation, fork, able["protocol"], origin, patches, able
     )
+    if tree.get(FAST_LOAD):
+        patches = (*patches, _fast_load_patch(release))
+        release = release._replace(patches=patches)
     places = {"path", "url", "protocol", "id"} | ({"repository"} if commit != "unknown" else set())
     identity = {key: value for key, value in release.as_json().items() if key not in places}
     if patches:

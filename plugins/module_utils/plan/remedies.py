@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Optional
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, model_files
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
     Cluster,
     Endpoint,
@@ -232,13 +233,24 @@ def building(hosts: Collection[str], wanted: Sequence[str]) -> Change:
 
 def releasing(variables: Iterable[str], request: Any) -> Change:
     """Another release, for the whole group."""
-    requests = dict.fromkeys(variables, request)
 
     def change(cluster: Cluster) -> Cluster:
+        fast = releases.wants_fast_load(cluster.releases["llama_release"])
+        requests = dict.fromkeys(variables, releases.with_fast_load(request) if fast else request)
         hosts = {name: host._replace(releases={**host.releases, **requests}) for name, host in cluster.hosts.items()}
         return cluster._replace(releases={**cluster.releases, **requests}, hosts=hosts)
 
     return change
+
+
+def loading_fast(cluster: Cluster) -> Cluster:
+    """``llama_build_fast_load``, for the whole group."""
+
+    def asked(requests: Mapping[str, Any]) -> dict[str, Any]:
+        return {variable: releases.with_fast_load(request) for variable, request in requests.items()}
+
+    hosts = {name: host._replace(releases=asked(host.releases)) for name, host in cluster.hosts.items()}
+    return cluster._replace(releases=asked(cluster.releases), hosts=hosts)
 
 
 def patched(request: Any, path: str) -> dict[str, Any]:

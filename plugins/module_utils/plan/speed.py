@@ -328,9 +328,34 @@ DISK_GB_PER_S = 0.8
 """A model's files are read so fast where nothing was measured: 138 and 205 GiB took 190 and 285 s in the field notes."""
 
 
-def load_s(works: Sequence[Work], disk: float = DISK_GB_PER_S) -> float:
-    """Seconds until the weights are on their devices, where no worker has them in its cache. They are read and sent one after the other.
+DISPATCHED_PROTOCOL = 6
+"""From this RPC protocol on the head hands its messages to a thread; older builds are those of the field notes, whose loads are in DISK_GB_PER_S."""
+HASH_S_PER_GB = 0.7
+"""llama.cpp's own hash of what a worker gets, before it is sent: 0.3.36, 9.0 GB in 27 to 30 s, and 23 s with a hash at the speed of memory."""
+COPY_S_PER_GB = {False: 2.4, True: 0.75}
+"""Whether the collection's patch is in → copies on head and worker while it is sent: 0.3.36, 8.9 GB to a worker on the 16 cores of the same machine
+in 29.0 and 7.9 s without a cache, alone in 1.2 s (docs/performance.md)."""
+
+
+def load_costs(release: Release, work: Work, disk: float = DISK_GB_PER_S) -> dict[str, float]:
+    """Seconds until the weights of one device are there, by what takes them. The file is read, copied and sent at the same time; it is hashed before.
 
     :param disk: GB per second that the head reads.
     """
-    return sum(work.weights / 1e9 / min(disk, work.link.gbit / 8 if work.link else disk) for work in works)
+    gb = work.weights / 1e9
+    read = {"disk of": gb / disk}
+    if not work.link:
+        return read
+    together = {**read, "link to": gb * 8 / work.link.gbit}
+    before = 0.0
+    if release.mainline and release.protocol and int(release.protocol.split(".")[0]) >= DISPATCHED_PROTOCOL:
+        together["RPC on"] = gb * COPY_S_PER_GB[release.loads_fast]
+        before = 0.0 if release.loads_fast else gb * HASH_S_PER_GB
+    slowest = max(together, key=together.__getitem__)
+    costs = {slowest: together[slowest]}
+    return {**costs, "RPC on": costs.get("RPC on", 0.0) + before} if before else costs
+
+
+def load_s(release: Release, works: Sequence[Work], disk: float = DISK_GB_PER_S) -> float:
+    """Seconds until the weights are on their devices, where no worker has them in its cache: one device after the other; see load_costs."""
+    return sum(sum(load_costs(release, work, disk).values()) for work in works)

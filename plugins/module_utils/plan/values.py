@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import fast_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.capabilities import MAINLINE
 
 
@@ -438,6 +439,11 @@ class Release(NamedTuple):
     """Where it comes from: what else the plan says of it, by source."""
     patches: tuple[Patch, ...]
     capabilities: Mapping[str, Any]
+
+    @property
+    def loads_fast(self) -> bool:
+        """Whether the collection's patch for loads is one of its patches."""
+        return any(fast_load.is_ours(patch.sha256) for patch in self.patches)
 
     @property
     def mainline(self) -> bool:

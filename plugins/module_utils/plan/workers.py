@@ -13,8 +13,8 @@ from typing import NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import physical
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, fast_load, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import physical, releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.entry import (
     MOST_MIB,
     MOST_THREADS,
@@ -307,7 +307,8 @@ def _environment_of(host: Host, entry: Declared) -> dict[str, str]:
     if bus_order and len({accelerator.name for accelerator in host.facts.of_backend(entry.device.backend)}) > 1:
         environment.setdefault(*bus_order)
     if entry.endpoint.cache:
-        environment.setdefault("LLAMA_CACHE", f"{host.facts.prefix}/state/cache/{entry.name}")
+        ending = fast_load.CACHE_ENDING if releases.wants_fast_load(host.releases["llama_release"]) else ""
+        environment.setdefault("LLAMA_CACHE", f"{host.facts.prefix}/state/cache/{entry.name}{ending}")
         if not environment["LLAMA_CACHE"].startswith("/"):
             raise Refusal(
                 f"LLAMA_CACHE of the worker {entry.name} of {host.name} is {environment['LLAMA_CACHE']!r}: use the whole path of a folder, "

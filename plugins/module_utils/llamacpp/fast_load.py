@@ -1,0 +1,39 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The collection's own patches of ggml-rpc for loads (``llama_build_fast_load``): which release has one, and what it does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+FOLDER = Path(__file__).resolve().parents[3] / "roles" / "llama_build" / "files"
+"""On the controller, which copies them to the hosts."""
+CHANGED = "ggml/src/ggml-rpc/ggml-rpc.cpp"
+PREFIX = "fast_load-"
+CACHE_ENDING = "-fast"
+"""Of the folder of a worker's cache, whose files have another hash in their names than llama.cpp's own."""
+
+
+class Known(NamedTuple):
+    name: str
+    sha256: str
+
+    @property
+    def path(self) -> str:
+        return str(FOLDER / self.name)
+
+
+PATCHES = {"7.0.0": Known(f"{PREFIX}7.patch", "0f8c4dd9c4cedb4ddf425b2c42a17f38371c720cc7c7307e8502103f942c6531")}
+"""RPC protocol of a build of llama.cpp → its patch. That of protocol 7 applies to llama-cpp-python 0.3.36 (0c1e570)."""
+EXAMPLE = "llama-cpp-python 0.3.36"
+
+
+def known(protocol: str | None, mainline: bool) -> Known | None:
+    """The patch of a release."""
+    return PATCHES.get(protocol or "") if mainline else None
+
+
+def is_ours(sha256: str) -> bool:
+    return any(sha256 == patch.sha256 for patch in PATCHES.values())
