@@ -365,6 +365,12 @@ def test_a_host_reports_it_with_its_condition(here, monkeypatch):
     assert {entry["kind"] for entry in found} == set(unused.KINDS)
     assert condition.read("llama_cluster", "user", here.host, None)["condition"]["unused"] is None
 
+    def refuse(*_arguments):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(unused, "_measure", refuse)
+    assert condition.read("llama_cluster", "user", here.host, None, here.model)["condition"]["unused"] is None
+
 
 def entry(kind, size, age):
     return {
