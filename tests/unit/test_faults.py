@@ -20,8 +20,8 @@ import test_tuning
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, firewall, services, stored
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, failures, files
-from ansible_collections.llamacpp.cluster.plugins.modules import firewall as firewall_module
 from ansible_collections.llamacpp.cluster.plugins.modules import (
+    clean,
     gguf_info,
     host_info,
     host_status,
@@ -33,6 +33,7 @@ from ansible_collections.llamacpp.cluster.plugins.modules import (
     service,
     verify,
 )
+from ansible_collections.llamacpp.cluster.plugins.modules import firewall as firewall_module
 from ansible_collections.llamacpp.cluster.plugins.modules import kept as kept_module
 from ansible_collections.llamacpp.cluster.plugins.modules import tuning as tuning_module
 from test_services import HEAD, OTHER, WORKER
@@ -338,6 +339,7 @@ def test_a_file_system_that_does_not_answer(tmp_path, monkeypatch):
 
 EMPTY = {"service_manager": "launchd", "scope": "system", "prefix": "/p", "units": "/u"}
 MODULES = {
+    clean: ((clean.unused, "remove"), {"plan": {"prefix": "/p"}, "model": {}, "kinds": ["parts"]}),
     firewall_module: ((firewall, "apply"), {"rules": []}),
     gguf_info: ((gguf_info.gguf, "read_path"), {"path": "/m.gguf"}),
     host_info: ((host_info.host, "facts"), {}),

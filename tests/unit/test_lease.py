@@ -384,6 +384,7 @@ def test_a_head_that_cannot_be_reached_keeps_nobody_from_stopping_the_others(ope
 # ------------------------------------------------------------------------------------------------------------ playbooks
 
 CHANGES = {
+    "llamacpp.cluster.clean",
     "llamacpp.cluster.service",
     "llamacpp.cluster.release",
     "ansible.builtin.include_role",

@@ -330,7 +330,10 @@ def remove(planned: Mapping[str, Any], model: Mapping[str, Any], kinds: Collecti
     with _no_download(planned["prefix"]) if of_models else nullcontext():
         items = find(planned, model, kinds, alone=True)
         for item in [] if check else items:
-            _remove(planned, item)
+            try:
+                _remove(planned, item)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, item.path) from error
     return items
 
 
