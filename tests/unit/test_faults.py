@@ -27,8 +27,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import (
     stored,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, failures, files
-from ansible_collections.llamacpp.cluster.plugins.modules import firewall as firewall_module
 from ansible_collections.llamacpp.cluster.plugins.modules import (
+    clean,
     gguf_info,
     host_info,
     host_status,
@@ -41,6 +41,7 @@ from ansible_collections.llamacpp.cluster.plugins.modules import (
     service,
     verify,
 )
+from ansible_collections.llamacpp.cluster.plugins.modules import firewall as firewall_module
 from ansible_collections.llamacpp.cluster.plugins.modules import kept as kept_module
 from ansible_collections.llamacpp.cluster.plugins.modules import tuning as tuning_module
 from test_fetching import DATA, planned, server  # noqa: F401
@@ -347,6 +348,7 @@ def test_a_file_system_that_does_not_answer(tmp_path, monkeypatch):
 
 EMPTY = {"service_manager": "launchd", "scope": "system", "prefix": "/p", "units": "/u"}
 MODULES = {
+    clean: ((clean.unused, "remove"), {"plan": {"prefix": "/p"}, "model": {}, "kinds": ["parts"]}),
     firewall_module: ((firewall, "apply"), {"rules": []}),
     gguf_info: ((gguf_info.gguf, "read_path"), {"path": "/m.gguf"}),
     host_info: ((host_info.host, "facts"), {}),

@@ -404,6 +404,7 @@ def test_all_but_a_host_that_cannot_be_reached_are_stopped(operator, lost, answe
 # ------------------------------------------------------------------------------------------------------------ playbooks
 
 CHANGES = {
+    "llamacpp.cluster.clean",
     "llamacpp.cluster.service",
     "llamacpp.cluster.release",
     "ansible.builtin.include_role",

@@ -357,6 +357,20 @@ def test_the_module(here, call):
     assert "it is not known what a kept plan uses" in call(**arguments, kinds=["caches"])["msg"]
 
 
+def test_a_removal_that_fails_names_the_path_and_the_next_run_goes_on(here, call, monkeypatch):
+    old_things(here)
+
+    def refuse(*_arguments, **_named):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), "0123")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(unused.os, "unlink", refuse)
+        said = call(plan=here.host, model=here.model, kinds=["caches"])
+    assert said["failed"]
+    assert f"{here.prefix}/state/cache/two: Read-only file system" in said["msg"]
+    assert len(here.remove("caches")) == 2
+
+
 def test_a_host_reports_it_with_its_condition(here, monkeypatch):
     old_things(here)
     monkeypatch.setattr(condition, "_check_place", lambda *_arguments: None)
@@ -364,6 +378,12 @@ def test_a_host_reports_it_with_its_condition(here, monkeypatch):
     found = condition.read("llama_cluster", "user", here.host, None, here.model)["condition"]["unused"]
     assert {entry["kind"] for entry in found} == set(unused.KINDS)
     assert condition.read("llama_cluster", "user", here.host, None)["condition"]["unused"] is None
+
+    def refuse(*_arguments):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(unused, "_measure", refuse)
+    assert condition.read("llama_cluster", "user", here.host, None, here.model)["condition"]["unused"] is None
 
 
 def entry(kind, size, age):

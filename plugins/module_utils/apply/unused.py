@@ -273,12 +273,13 @@ def _stale(planned: Mapping[str, Any], cache: Path) -> Iterator[Item]:
         return
     files, size, last = [], 0, 0.0
     for place, _folders, inside in os.walk(cache):
-        for name in inside:
-            status = os.lstat(os.path.join(place, name))
-            touched = max(status.st_atime, status.st_mtime, status.st_ctime)
-            if stat.S_ISREG(status.st_mode) and touched < started - ATIME_SECONDS:
-                files.append(os.path.relpath(os.path.join(place, name), cache))
-                size, last = size + status.st_size, max(last, touched)
+        for path in (os.path.join(place, name) for name in inside):
+            with suppress(FileNotFoundError):  # the worker's launcher removes files, too
+                status = os.lstat(path)
+                touched = max(status.st_atime, status.st_mtime, status.st_ctime)
+                if stat.S_ISREG(status.st_mode) and touched < started - ATIME_SECONDS:
+                    files.append(os.path.relpath(path, cache))
+                    size, last = size + status.st_size, max(last, touched)
     if files:
         why = f"{len(files)} tensors that nobody has read since the worker was started"
         yield Item(CACHES, str(cache), size, last, why, tuple(sorted(files)))
@@ -329,7 +330,10 @@ def remove(planned: Mapping[str, Any], model: Mapping[str, Any], kinds: Collecti
     with _no_download(planned["prefix"]) if of_models else nullcontext():
         items = find(planned, model, kinds, alone=True)
         for item in [] if check else items:
-            _remove(planned, item)
+            try:
+                _remove(planned, item)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, item.path) from error
     return items
 
 

@@ -169,6 +169,13 @@ def _check_place(planned: Mapping[str, Any], here: Mapping[str, Any]) -> None:
         )
 
 
+def _unused(planned: dict[str, Any], model: dict[str, Any]) -> list[dict] | None:
+    """Of the form unused.FORM; None where a folder cannot be read, or changes meanwhile."""
+    with suppress(OSError):
+        return unused.as_dicts(unused.find(planned, model))
+    return None
+
+
 def read(
     cluster: str,
     scope: str,
@@ -201,6 +208,6 @@ def read(
             "restarts": manager.restarts(defined),
             "sensors": sensors.read([place["prefix"], place["cache"]]),
             "head": _head(place, head),
-            "unused": unused.as_dicts(unused.find(planned, model)) if planned and model else None,
+            "unused": _unused(planned, model) if planned and model else None,
         },
     }
