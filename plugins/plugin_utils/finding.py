@@ -65,7 +65,7 @@ def run(action: ActionBase, task_vars: dict) -> dict:
     try:
         return _result(_all(action, task_vars, request, arguments))
     except Refusal as refusal:
-        raise AnsibleActionFail(f"{refusal}.") from None
+        return {"changed": False, "refused": str(refusal)}  # in the plan as well, where a program reads it
 
 
 def _result(found: Mapping[str, Found]) -> dict:
