@@ -169,7 +169,8 @@ def _known(source: ModelSource, there: Mapping[str, Any], prefix: str | None) ->
     record, summary = kept.get("record"), kept.get("summary")
     wanted = source.role == model_files.MODEL
     if isinstance(record, Mapping) and bool(summary) >= wanted and not model_files.problem_of_record(record):
-        said = Found(record["source"], record["revision"], record["resolved"], summary if wanted else None)
+        files, revision = record["resolved"], record["revision"]
+        said = Found(record["source"], revision, files, summary if wanted else None, kept.get("closed"))
         return said if record["asked"] == model_source.asked(source) else None
     own = _entry(there.get("ollama"), source.ollama)
     return _in_its_folder(source, own) if own else None

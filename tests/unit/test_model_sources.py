@@ -605,7 +605,8 @@ def fetched(tmp_path, request, found):
     return folder
 
 
-def test_what_is_fetched_already_is_found_without_a_server(server, repo, tmp_path, call):
+def test_what_is_fetched_already_is_found_without_a_server(server, repo, tmp_path, call, monkeypatch):
+    monkeypatch.setattr(models.host, "closed_to", lambda account, path: None)
     given = {"llama_model_huggingface": {"repo": REPO, "quantisation": "UD-Q2_K_XL"}}
     prefix = str(tmp_path / "prefix")
     first, _action = run(call, given, prefix=prefix)
@@ -747,7 +748,16 @@ def test_a_module_that_fails_is_the_error(call):
         )
 
 
+def test_what_is_fetched_and_cannot_be_read_by_its_service_is_said(server, repo, tmp_path, call, monkeypatch):
+    monkeypatch.setattr(models.host, "closed_to", lambda account, path: "/closed")
+    request = on_huggingface(quantisation="Q4_K_M")
+    fetched(tmp_path, request, looked_up(request))
+    given = {"llama_model_huggingface": {"repo": REPO, "quantisation": "Q4_K_M"}}
+    assert run(call, given, prefix=str(tmp_path / "prefix"))[0]["closed"] == "/closed"
+
+
 def test_a_copy_whose_file_is_gone_is_that_of_the_head(tmp_path, call, monkeypatch):
+    monkeypatch.setattr(models.host, "closed_to", lambda account, path: None)
     prefix = str(tmp_path / "prefix")
     (tmp_path / "hub" / REPO).mkdir(parents=True)
     (tmp_path / "hub" / REPO / "m.gguf").write_bytes(gguf_files.model())
