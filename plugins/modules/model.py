@@ -125,6 +125,10 @@ summary:
   returned: when O(state=found)
   type: dict
   sample: {"architecture": "llama", "layers": 32}
+refused:
+  description: Why the model cannot be planned with. P(llamacpp.cluster.plan#module) refuses it with this sentence.
+  returned: when O(state=found) and there is a reason
+  type: str
 closed:
   description: The folder or file that keeps O(account) from reading the model, if any.
   returned: when O(state=found)

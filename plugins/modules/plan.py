@@ -27,7 +27,7 @@ options:
     type: dict
     default: {}
   model:
-    description: What P(llamacpp.cluster.gguf_info#module) returned for C(llama_model_path). Without it, C(llama_model_gguf_summary) is used.
+    description: What P(llamacpp.cluster.model#module) returned. Without it, C(llama_model_gguf_summary) is used.
     type: dict
   path:
     description: File on the controller for the plan as JSON.

@@ -147,7 +147,8 @@ class _Sender:
 
     def __init__(self, action: ActionBase, task_vars: dict, arguments: dict, token: str | None) -> None:
         self.action, self.task_vars, self.arguments, self.token = action, task_vars, arguments, token
-        self.first = next((file["url"] for file in arguments["files"] if file["url"]), "")
+        records = arguments.get("records", ())
+        self.token_server = fetched.token_server(fetched.of_plan(arguments["files"], records), records)
         self.host = task_vars["inventory_hostname"]
         self.line = Line(self.host)
 
@@ -181,7 +182,7 @@ class _Sender:
             if local:
                 _read(local, offset, take)
             else:
-                same = remote.same_server(file.url, self.first)
+                same = self.token_server and remote.same_server(file.url, self.token_server)
                 fetching.receive(file, self.token if same else None, offset, take, time.sleep)
         return file.sha256 or digest.hexdigest()
 

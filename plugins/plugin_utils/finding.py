@@ -65,7 +65,7 @@ def run(action: ActionBase, task_vars: dict) -> dict:
     try:
         return _result(_all(action, task_vars, request, arguments))
     except Refusal as refusal:
-        raise AnsibleActionFail(f"{refusal}.") from None
+        return {"changed": False, "refused": str(refusal)}  # in the plan as well, where a program reads it
 
 
 def _result(found: Mapping[str, Found]) -> dict:
@@ -169,7 +169,8 @@ def _known(source: ModelSource, there: Mapping[str, Any], prefix: str | None) ->
     record, summary = kept.get("record"), kept.get("summary")
     wanted = source.role == model_files.MODEL
     if isinstance(record, Mapping) and bool(summary) >= wanted and not model_files.problem_of_record(record):
-        said = Found(record["source"], record["revision"], record["resolved"], summary if wanted else None)
+        files, revision = record["resolved"], record["revision"]
+        said = Found(record["source"], revision, files, summary if wanted else None, kept.get("closed"))
         return said if record["asked"] == model_source.asked(source) else None
     own = _entry(there.get("ollama"), source.ollama)
     return _in_its_folder(source, own) if own else None

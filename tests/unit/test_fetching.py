@@ -118,7 +118,7 @@ def planned(server, models, name="m.gguf", data=DATA, **more):
 
 
 def records(models, **content):
-    return [{"path": str(models / "source" / model_files.RECORD), "asked": "it", **content}]
+    return [{"path": str(models / "source" / model_files.RECORD), "asked": {"url": ["it"]}, **content}]
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_a_file_is_whole_and_recorded_last(server, models, fetch):
     assert below(models) == WHOLE
     record = json.loads((models / "source" / ".source.json").read_text())
     entry = {"bytes": SIZE, "sha256": SHA, "modified": int(file.stat().st_mtime)}
-    assert record == {"asked": "it", "commit": "c0ffee", "checked": {str(file): entry}}
+    assert record == {"asked": {"url": ["it"]}, "commit": "c0ffee", "checked": {str(file): entry}}
 
 
 def test_what_is_recorded_is_neither_read_nor_asked_for_again(server, models, fetch, monkeypatch):
@@ -288,6 +288,22 @@ def test_a_token_goes_to_the_first_server_alone(server, models, fetch):
         fetch(planned(server, models), planned(other, models, "n.gguf"), token="secret")
         assert [headers.get("Authorization") for _path, headers in server.asked] == ["Bearer secret"]
         assert [headers.get("Authorization") for _path, headers in other.asked] == [None, None]
+    finally:
+        other.stop()
+
+
+def test_a_registry_of_ollama_gets_no_token(server, models, fetch):
+    other = Server()
+    try:
+        other.files["/n.gguf"] = DATA
+        second = planned(other, models, "n.gguf", path=str(models / "second" / "n.gguf"))
+        listed = [
+            *records(models, asked={"ollama": "registry/library/m:latest"}),
+            {"path": str(models / "second" / model_files.RECORD), "asked": {"huggingface": {}, "role": "mmproj"}},
+        ]
+        fetching.fetch(fetched.of_plan([planned(server, models), second], listed), models, listed, "secret")
+        assert [headers.get("Authorization") for _path, headers in server.asked] == [None]
+        assert [headers.get("Authorization") for _path, headers in other.asked] == ["Bearer secret"]
     finally:
         other.stop()
 

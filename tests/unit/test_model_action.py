@@ -32,7 +32,7 @@ class Playbook:
     def __init__(self, folder, models):
         self.folder, self.models = folder, models
         self.arguments = {"state": "fetched", "folder": str(models)}
-        self.arguments["records"] = [{"path": str(models / "source" / ".source.json"), "asked": "it"}]
+        self.arguments["records"] = [{"path": str(models / "source" / ".source.json"), "asked": {"url": ["it"]}}]
 
     def start(self, files, *options, **more):
         task = {"llamacpp.cluster.model": {**self.arguments, "files": files, **more}}

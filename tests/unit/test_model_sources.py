@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -604,7 +605,8 @@ def fetched(tmp_path, request, found):
     return folder
 
 
-def test_what_is_fetched_already_is_found_without_a_server(server, repo, tmp_path, call):
+def test_what_is_fetched_already_is_found_without_a_server(server, repo, tmp_path, call, monkeypatch):
+    monkeypatch.setattr(models.host, "closed_to", lambda account, path: None)
     given = {"llama_model_huggingface": {"repo": REPO, "quantisation": "UD-Q2_K_XL"}}
     prefix = str(tmp_path / "prefix")
     first, _action = run(call, given, prefix=prefix)
@@ -616,8 +618,8 @@ def test_what_is_fetched_already_is_found_without_a_server(server, repo, tmp_pat
     assert len(server.asked) == asked
     assert {**second, "offered": first["offered"]} == first
     (folder / "some-model-UD-Q2_K_XL-00003-of-00003.gguf").write_bytes(b"short")
-    with pytest.raises(AnsibleActionFail, match=r"check the .*network"):
-        run(call, given, prefix=prefix)
+    third, _action = run(call, given, prefix=prefix)
+    assert re.search("check the .*network", third["refused"])
 
 
 @pytest.mark.parametrize(
@@ -719,23 +721,19 @@ def test_a_model_of_the_operator_and_its_projector(tmp_path, call, monkeypatch):
         ("mmproj", str(projector), projector.stat().st_size),
     ]
     projector.unlink()
-    with pytest.raises(
-        AnsibleActionFail, match=r"llama_model_mmproj.path is .*p.gguf, which cannot be read on the head: No such"
-    ):
-        run(both, given, prefix=PREFIX)
+    refused = run(both, given, prefix=PREFIX)[0]["refused"]
+    assert refused.startswith(f"llama_model_mmproj.path is {projector}, which cannot be read on the head: No such")
 
 
 def test_a_projector_that_its_service_cannot_read(tmp_path, call, monkeypatch):
     monkeypatch.setattr(models.host, "closed_to", lambda account, path: "/home/me")
     (tmp_path / "p.gguf").write_bytes(gguf_files.model())
-    with pytest.raises(AnsibleActionFail, match="its service cannot read /home/me"):
-        run(
-            lambda **arguments: (
-                call(**arguments) if "paths" in arguments else {"summary": {"files": []}, "closed": None}
-            ),
-            {"llama_model_path": "/m.gguf", "llama_model_mmproj": {"path": str(tmp_path / "p.gguf")}},
-            prefix=PREFIX,
-        )
+    found, _action = run(
+        lambda **arguments: call(**arguments) if "paths" in arguments else {"summary": {"files": []}, "closed": None},
+        {"llama_model_path": "/m.gguf", "llama_model_mmproj": {"path": str(tmp_path / "p.gguf")}},
+        prefix=PREFIX,
+    )
+    assert "but its service cannot read /home/me" in found["refused"]
 
 
 def test_what_planning_refuses_is_left_to_planning(call):
@@ -750,7 +748,16 @@ def test_a_module_that_fails_is_the_error(call):
         )
 
 
+def test_what_is_fetched_and_cannot_be_read_by_its_service_is_said(server, repo, tmp_path, call, monkeypatch):
+    monkeypatch.setattr(models.host, "closed_to", lambda account, path: "/closed")
+    request = on_huggingface(quantisation="Q4_K_M")
+    fetched(tmp_path, request, looked_up(request))
+    given = {"llama_model_huggingface": {"repo": REPO, "quantisation": "Q4_K_M"}}
+    assert run(call, given, prefix=str(tmp_path / "prefix"))[0]["closed"] == "/closed"
+
+
 def test_a_copy_whose_file_is_gone_is_that_of_the_head(tmp_path, call, monkeypatch):
+    monkeypatch.setattr(models.host, "closed_to", lambda account, path: None)
     prefix = str(tmp_path / "prefix")
     (tmp_path / "hub" / REPO).mkdir(parents=True)
     (tmp_path / "hub" / REPO / "m.gguf").write_bytes(gguf_files.model())
@@ -982,3 +989,9 @@ def test_a_person_reads_where_a_model_comes_from(pair, big_model):
     pair.hosts["head"]["variables"].update(llama_model_huggingface=None, llama_model_path="/srv/m.gguf")
     pair.model = {"summary": big_model, "closed": None}
     assert "source" not in report.plan_table(pair.plan())
+
+
+def test_what_was_refused_while_it_was_looked_for_is_the_reason_of_the_plan(pair):
+    pair.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_huggingface={"repo": REPO})
+    pair.model = {"refused": f"llama_model_huggingface has the repo {REPO}, which does not exist"}
+    assert pair.plan()["reasons"] == [pair.model["refused"]]

@@ -74,6 +74,13 @@ def of_plan(
     return found
 
 
+def token_server(files: Iterable[File], records: Iterable[Mapping[str, Any]]) -> str | None:
+    """A URL of the only server that a token is for: that of the first file. Ollama's registry takes none."""
+    without = {str(record["path"]) for record in records if "ollama" in (record.get("asked") or {})}
+    urls = (file.url for file in files if not file.url.startswith(OF_CONTROLLER) and str(file.record) not in without)
+    return next(urls, None)
+
+
 def part_of(path: Path) -> Path:
     return path.with_name(path.name + PART)
 

@@ -342,7 +342,7 @@ def _why(error: remote.RemoteError, token: str | None) -> str:
 
 
 def fetch(
-    files: Sequence[fetched.File], folder: Path, records: Iterable[Mapping[str, Any]], token: str | None
+    files: Sequence[fetched.File], folder: Path, records: Sequence[Mapping[str, Any]], token: str | None
 ) -> dict[str, str]:
     """Brings all files to their places, several at once, and writes the records; returns path → sha256 of all.
 
@@ -356,8 +356,8 @@ def fetch(
         check_room(needs, folder)
         for need in needs:
             need.file.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        first = next((file.url for file in files), None)
-        digests = _fetch_all(needs, _Fetcher(token, first, Progress(lock, needs)))
+        fetcher = _Fetcher(token, fetched.token_server(files, records), Progress(lock, needs))
+        digests = _fetch_all(needs, fetcher)
         known = {record: fetched.recorded(record) for record in {file.record for file in files}}
         entries = {file.path: digests.get(file.path) or known[file.record][str(file.path)]["sha256"] for file in files}
         _record(files, {str(record["path"]): fetched.content(record) for record in records}, entries)

@@ -20,23 +20,18 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import plans, state, stored
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetched, plans, state, stored
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import model_files
 
 MODELS, PARTS, CACHES, RELEASES = KINDS = ("models", "parts", "caches", "releases")
 FORM = [{"kind": KINDS, "path": Text(longest=4096), "bytes": Number(), "age_s": Number(), "why": Text(longest=2000)}]
 """Of what as_dicts returns."""
 MOST = 200
 """Entries that are reported, the largest ones."""
-PART = ".part"
-"""Ends the name of a model's file that is not whole."""
-RECORD = ".source.json"
-"""Beside the files of a source, written when all are whole."""
-FETCHING = ".fetching"
-"""File in the folder of models whose lock belongs to a process that fetches."""
 SOURCE = re.compile(r"[A-Za-z0-9._-]+-[0-9a-f]{8}", re.ASCII)
 """Name of a folder with the files of one source. Other folders below models are the operator's."""
 GENERATED = re.compile(r"known-answer-.+\.gguf(\..+\.sha256)?", re.ASCII | re.DOTALL)
@@ -207,7 +202,7 @@ def _item(kind: str, path: Path, why: str) -> Item:
 def _is_fetching(prefix: str) -> bool:
     """Whether a process fetches a model now."""
     try:
-        lock = os.open(Path(prefix, "models", FETCHING), os.O_RDONLY | os.O_NOFOLLOW)
+        lock = os.open(Path(prefix, "models", fetched.LOCK), os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
         return False
     try:
@@ -239,7 +234,9 @@ def _models(planned: Mapping[str, Any], used: Used) -> Iterator[Item]:
 
 def _is_whole(files: Sequence[Path]) -> bool:
     """Whether the files of a source were all there once, also where a later download of it did not end."""
-    return any(file.name == RECORD for file in files) or not any(file.name.endswith(PART) for file in files)
+    return any(file.name == model_files.RECORD for file in files) or not any(
+        file.name.endswith(fetched.PART) for file in files
+    )
 
 
 def _parts(planned: Mapping[str, Any], used: Used) -> Iterator[Item]:
@@ -251,7 +248,7 @@ def _parts(planned: Mapping[str, Any], used: Used) -> Iterator[Item]:
             yield _item(PARTS, path, "a download that did not end, of a model that no plan names")
             continue
         for file in files:
-            if file.name.endswith(PART) and _is_file(file):
+            if file.name.endswith(fetched.PART) and _is_file(file):
                 yield _item(PARTS, file, "a download that did not end, of a model that no plan names")
 
 
@@ -343,7 +340,7 @@ def _no_download(prefix: str) -> Iterator[None]:
 
     :raises Refusal: one fetches now.
     """
-    path = Path(prefix, "models", FETCHING)
+    path = Path(prefix, "models", fetched.LOCK)
     try:
         lock = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:

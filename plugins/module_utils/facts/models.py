@@ -28,20 +28,20 @@ def had(folders: Sequence[str], paths: Sequence[str], wanted: Sequence[str], acc
         Ollama → ``manifest`` and ``folder``.
     """
     return {
-        "folders": {folder: found for folder in folders if (found := fetched(folder))},
+        "folders": {folder: found for folder in folders if (found := fetched(folder, account))},
         "paths": {path: file(path, account) for path in paths},
         "ollama": {name: found for name in wanted if (found := of_ollama(name, account))},
     }
 
 
-def fetched(folder: str) -> dict[str, Any] | None:
+def fetched(folder: str, account: str) -> dict[str, Any] | None:
     """The record of a folder whose files are whole, and the summary of the model; None where there is no such record."""
     kept = model_files.read_record(folder)
     if kept is None or kept.missing:
         return None
     first = Path(folder) / model_files.base_name(kept.record["resolved"][0]["name"])
     record = {key: kept.record[key] for key in model_files.SHAPE}
-    return {"record": record, **_summary(str(first))}
+    return {"record": record, **_summary(str(first)), "closed": file(str(first), account).get("closed")}
 
 
 def file(path: str, account: str) -> dict[str, Any]:
@@ -81,5 +81,5 @@ def _blob(folder: Path, manifest: Mapping[str, Any], account: str) -> dict[str, 
     """Summary of the model that a manifest names, and what keeps the account from reading it."""
     for blob in ollama.blobs(manifest, model_files.MODEL):
         path = str(folder / ollama.blob_path(blob.sha256))
-        return {**_summary(path), **{key: value for key, value in file(path, account).items() if key == "closed"}}
+        return {**_summary(path), "closed": file(path, account).get("closed")}
     return {}

@@ -589,6 +589,8 @@ def model_of(request: ModelRequest, report: Mapping[str, Any], facts: Facts, acc
     source = request.source
     assert source is not None
     _check_report(source, report)
+    if report.get("refused"):
+        raise Refusal(report["refused"])
     summary = report.get("summary") or _given_summary(source, request.summary)
     if request.instead_bytes:
         summary = model_source.scaled(summary, request.instead_bytes)

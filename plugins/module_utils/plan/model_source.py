@@ -32,6 +32,7 @@ VARIABLES = {role: f"llama_model_{role}" for role in (model_files.MMPROJ, model_
 FOUND = {
     "files": Maybe([{**model_files.NAMED, "role": model_files.ROLES, "path": Maybe(Text(r"/.*", 4096))}]),
     "sources": Maybe([{"role": model_files.ROLES, "source": Text(longest=4096), "revision": Maybe(Text())}]),
+    "refused": Maybe(Text(longest=8192)),
     "offered": Maybe([{"quantisation": Text(), "bytes": Number()}]),
 }
 """What the module model reports beside ``summary`` and ``closed``."""
