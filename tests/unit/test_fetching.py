@@ -482,3 +482,24 @@ def test_a_model_of_eight_parts_and_two_gigabytes_over_a_connection_that_is_cut_
     assert len(server.asked) == 8 * 3
     assert below(models) == [".fetching", "source/.source.json", *(f"source/{name}" for name in parts)]
     assert all((models / "source" / name).stat().st_size == size for name in parts)
+
+
+def test_a_piece_that_finds_a_full_disk_leaves_the_part_as_it_was(server, small_disk, tmp_path, call):
+    models, piece = small_disk / "models", tmp_path / "piece"
+    file = planned(server, models, url="file:///m.gguf", sha256=None)
+    piece.write_bytes(DATA[:100_000])
+
+    def send(offset):
+        digest = hashlib.sha256(piece.read_bytes()).hexdigest()
+        given = {"path": str(piece), "offset": offset, "sha256": digest}
+        return call(state="received", files=[file], folder=str(models), piece=given)
+
+    assert send(0)["held"]["bytes"] == 100_000
+    piece.write_bytes(DATA[100_000:400_000])
+    assert re.search(r"m\.gguf\.part: No space left on device\. Free some space .* is kept", send(100_000)["msg"])
+    part = models / "source" / "m.gguf.part"
+    assert part.read_bytes() == DATA[:100_000]
+    piece.write_bytes(DATA[100_000:150_000])
+    assert re.search(r"has less than 200000 bytes: another run fetches it", send(200_000)["msg"])
+    assert send(100_000)["held"]["bytes"] == 150_000
+    assert part.read_bytes() == DATA[:150_000]
