@@ -13,10 +13,25 @@ from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import seeding
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import transfer
 
 display = Display()
 
 STEP_SECONDS = 10.0
+LONGEST_NAME = 256
+TENSOR = {
+    "name": untrusted.Text(longest=LONGEST_NAME),
+    "bytes": untrusted.Number(1, transfer.MOST_BYTES),
+    "fingerprint": untrusted.Text("[0-9a-f]{32}", 32),
+}
+ANSWER = {
+    "changed": untrusted.Maybe(bool),
+    "why": untrusted.Maybe([untrusted.Text(longest=4096)]),
+    **dict.fromkeys(
+        ("linked_mib", "copied_mib", "left_mib"), untrusted.Maybe(untrusted.Number(0, transfer.MOST_BYTES))
+    ),
+}
+"""What the module says beside tensors and their names; a host that was taken over may say anything."""
 
 
 class ActionModule(ActionBase):
@@ -49,9 +64,14 @@ class ActionModule(ActionBase):
         account = plan["hosts"][host]["account"]
         given = {"path": plan["model"]["path"], "account": account, "seconds": STEP_SECONDS, **more}
         answer = self._execute_module(module_name="llamacpp.cluster.seed", module_args=given, task_vars=self.variables)
-        if answer.get("failed"):
-            why = untrusted.printable(str(answer.get("msg", "the module failed")))
-            return {"changed": False, "tensors": [], "missing": {}, "given": {}, "left_mib": 0, "why": [why]}
+        strange = _strange(answer)
+        if strange or answer.get("failed"):
+            why = (
+                "it answers what cannot be: look at that host"
+                if strange
+                else str(answer.get("msg", "the module failed"))
+            )
+            return {"changed": False, "tensors": [], "missing": {}, "given": {}, "why": [untrusted.printable(why)]}
         return answer
 
     def _fill(self, plan: dict, tensors: list[dict], local: bool) -> dict:
@@ -67,14 +87,15 @@ class ActionModule(ActionBase):
             changed |= bool(answer.get("changed"))
             copied += int(answer.get("copied_mib") or 0)
             left = int(answer.get("left_mib") or 0)
-            if not left or answer["why"] or not answer.get("changed"):
+            if not left or answer.get("why") or not answer.get("changed"):
                 break
             self._show(copied, left, time.monotonic() - started, "from its own copy of the model")
         if copied or answer.get("linked_mib"):
             self._say(f"its workers' caches got {copied + int(answer.get('linked_mib') or 0)} MiB from the host itself")
-        for sentence in answer["why"]:
+        why = answer.get("why") or []
+        for sentence in why:
             self._say(sentence)
-        return {"changed": changed, "missing": answer["missing"], "why": answer["why"]}
+        return {"changed": changed, "missing": answer.get("missing") or {}, "why": why}
 
     def _send(self, plan: dict, arguments: dict) -> dict:
         """Sends what is missing to all workers at once."""
@@ -84,8 +105,8 @@ class ActionModule(ActionBase):
         while targets:
             answer = self._ask(plan, plan["head"]["host"], state="sent", targets=targets, tensors=arguments["tensors"])
             changed |= bool(answer.get("changed"))
-            why += answer["why"]
-            given = {endpoint: set(names) for endpoint, names in answer["given"].items()}
+            why += answer.get("why") or []
+            given = {endpoint: set(names) for endpoint, names in (answer.get("given") or {}).items()}
             targets = [
                 {**target, "names": [name for name in target["names"] if name not in given[target["endpoint"]]]}
                 for target in targets
@@ -108,6 +129,22 @@ class ActionModule(ActionBase):
         display.display(f"  [{self.host}] {untrusted.printable(sentence)}")
 
 
+def _strange(answer: dict) -> bool:
+    """Whether a host says what the module does not say."""
+    tensors, lists = answer.get("tensors") or [], [answer.get(key) or {} for key in ("missing", "given")]
+    if not isinstance(tensors, list) or not all(isinstance(entry, dict) for entry in lists):
+        return True
+    return (
+        untrusted.mismatch("it", answer, ANSWER) is not None
+        or any(untrusted.mismatch("it", tensor, TENSOR) for tensor in tensors)
+        or not all(isinstance(names, list) and all(map(_is_name, names)) for entry in lists for names in entry.values())
+    )
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= LONGEST_NAME
+
+
 def _names(plan: dict) -> dict[str, int]:
     """Tensors that some worker of the plan keeps, and their bytes."""
     return {
@@ -121,16 +158,15 @@ def _names(plan: dict) -> dict[str, int]:
 
 def _targets(plan: dict, staging: dict, answers: dict) -> list[dict]:
     """The workers whose caches lack something, where they are on their staging ports."""
+    staged = {
+        (name, worker["name"]): worker["endpoint"]
+        for name, host in staging["hosts"].items()
+        for worker in host["workers"]
+    }
     return [
-        {
-            "endpoint": next(
-                own["endpoint"] for own in staging["hosts"][host]["workers"] if own["name"] == worker["name"]
-            ),
-            "fork": worker["seed"]["fork"],
-            "names": missing[worker["name"]],
-        }
+        {"endpoint": staged[host, worker["name"]], "fork": worker["seed"]["fork"], "names": missing[worker["name"]]}
         for host, answer in answers.items()
-        if isinstance(missing := (answer or {}).get("missing"), dict)
+        if (missing := answer.get("missing"))
         for worker in plan["hosts"][host]["workers"]
-        if worker["seed"] and missing.get(worker["name"])
+        if worker["seed"] and missing.get(worker["name"]) and (host, worker["name"]) in staged
     ]

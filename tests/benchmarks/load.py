@@ -7,7 +7,7 @@ ports, all at once. The filling is timed by itself: while it goes on, an old hea
 
 The known-answer model is written once. Its gate and up matrices are the same in all layers, so that a cache has them once.
 
-Needs root for namespaces, and three times the model on the disk and in memory. Prints what it does, and in the last line RESULT and a JSON object.
+All that is measured runs before other programs, with a priority of real time. Needs root for that and for namespaces, and three times the model on the disk and in memory. Prints what it does, and in the last line RESULT and a JSON object.
 
 PYTHONPATH=.venv/collections .venv/bin/python tests/benchmarks/load.py --programs FOLDER [--mib 4000] [--width 4096] [--rate 1gbit]
 """
@@ -34,7 +34,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import k
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import known_answer_file
 from first_run import machine
 from gpu_speed import asked
-from worker_speed import BRIDGE, WORKERS, network, play, process, with_program
+from worker_speed import BRIDGE, WORKERS, first, network, play, process, with_program
 
 NO_LIMIT = 3600.0
 HEAD_PORT, WORKER_PORT = 18202, 51211
@@ -232,7 +232,8 @@ def main() -> None:
         with network():
             plans = {"alone": planned(work, model, ()), "workers": planned(work, model, WORKERS)}
             bench = Bench(work, arguments.programs, model, plans)
-            rounds = [measured(bench) for _round in range(arguments.rounds)]
+            with first():
+                rounds = [measured(bench) for _round in range(arguments.rounds)]
         print("RESULT", json.dumps(result(rounds, plans["workers"], arguments, model)))
     except subprocess.CalledProcessError as error:
         sys.exit(f"{error}: {error.stderr}")

@@ -11,10 +11,12 @@ from unittest import mock
 
 import gguf_files
 import pytest
+from ansible.module_utils.testing import patch_module_args
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import seeding
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, transfer
+from ansible_collections.llamacpp.cluster.plugins.modules import seed
 from cache_worker import CacheWorker
 from conftest import known_answer_of
 from test_rpc import Server
@@ -207,10 +209,10 @@ def until(seconds=60):
 
 def test_places_are_where_the_bytes_are(tmp_path):
     path = model(tmp_path, [1, 2])
-    for seed, place in zip((1, 2), gguf.places(str(path)).values()):
+    for value, place in zip((1, 2), gguf.places(str(path)).values()):
         with path.open("rb") as stream:
             stream.seek(place.offset)
-            assert stream.read(place.bytes) == bytes([seed]) * BYTES
+            assert stream.read(place.bytes) == bytes([value]) * BYTES
 
 
 def test_a_cache_is_filled_from_a_copy_and_a_second_time_nothing_is_done(tmp_path):
@@ -385,3 +387,80 @@ def test_root_does_it_as_the_account():
     with pytest.raises(KeyError):
         commands.work_as("no-such-account", dict)
     assert commands.work_as(None, lambda: json.loads('{"a": 1}')) == {"a": 1}
+
+
+@pytest.fixture
+def call(monkeypatch):
+    """Runs the module."""
+
+    def run(check=False, **params):
+        results = []
+
+        def end(_module, **result):
+            results.append(result)
+            raise SystemExit
+
+        monkeypatch.setattr(seed.AnsibleModule, "exit_json", end)
+        monkeypatch.setattr(
+            seed.AnsibleModule, "fail_json", lambda module, **result: end(module, failed=True, **result)
+        )
+        with patch_module_args({**params, "_ansible_check_mode": check}), pytest.raises(SystemExit):
+            seed.main()
+        return results[0]
+
+    return run
+
+
+def given_worker(worker, names, name=None):
+    seeded = {"fork": "llama.cpp", "argv": worker.argv, "endpoint": worker.endpoint, "tensors": []}
+    return {"name": name or worker.name, "environment": dict(worker.environment), "seed": seeded, "names": names}
+
+
+def test_the_module_describes_fills_and_sends(tmp_path, call):
+    path, filled = model(tmp_path, [1, 2]), worker(tmp_path)
+    names = {f"blk.{layer}.ffn_up.weight": BYTES for layer in range(2)}
+    tensors = call(state="described", path=str(path), names=names)["tensors"]
+    assert [tensor["name"] for tensor in tensors] == list(names)
+    params = {"state": "filled", "path": str(path), "tensors": tensors, "seconds": 60}
+    params["workers"] = [given_worker(filled, list(names))]
+    answer = call(check=True, **params)
+    assert (answer["changed"], answer["missing"]) == (False, {"cpu": list(names)})
+    answer = call(**params)
+    assert (answer["changed"], answer["missing"], answer["left_mib"], answer["why"]) == (True, {"cpu": []}, 0, [])
+    assert answer["copied_mib"] == 2 * BYTES // (1 << 20)
+    assert call(**params)["changed"] is False
+    other = worker(tmp_path, "beside")
+    params["workers"].append(given_worker(other, list(names)))
+    answer = call(**params)
+    assert (answer["linked_mib"], answer["missing"]["beside"]) == (2 * BYTES // (1 << 20), [])
+
+
+def test_the_module_sends_and_says_what_failed(tmp_path, call, monkeypatch):
+    monkeypatch.setattr(seeding, "SECONDS_TO_START", 0.5)
+    path = model(tmp_path, [1])
+    tensors = [tensor._asdict() for tensor in wanted(path, 1)]
+    server = Server(CacheWorker((7, 0, 0), folder=tmp_path).script)
+    ends = [f"127.0.0.1:{port}" for port in (server.port, free_port())]
+    targets = [{"endpoint": end, "fork": "llama.cpp", "names": [tensors[0]["name"]]} for end in ends]
+    answer = call(state="sent", path=str(path), tensors=tensors, targets=targets, seconds=60)
+    assert answer["given"] == {ends[0]: [tensors[0]["name"]], ends[1]: []}
+    assert answer["why"] == [
+        f"The head does not fill a cache: the worker at {ends[1]} did not start: nothing listens there."
+    ]
+
+
+def test_the_module_says_why_a_cache_is_not_filled(tmp_path, call, monkeypatch):
+    path = model(tmp_path, [1])
+    missing = str(tmp_path / "missing.gguf")
+    why = call(state="described", path=missing, names={"x": BYTES})["why"]
+    assert why == [f"No cache is filled before: {missing} cannot be read: No such file or directory."]
+    tensors = [tensor._asdict() for tensor in wanted(path, 1)]
+    params = {"state": "filled", "path": str(path), "tensors": tensors}
+    failing = given_worker(worker(tmp_path, FAILS="1"), [tensors[0]["name"]])
+    answer = call(workers=[failing], **params)
+    assert answer["missing"] == {"cpu": [tensors[0]["name"]]}
+    assert "The cache of the worker cpu is not filled from this host: " in answer["why"][0]
+    monkeypatch.setattr(seeding, "link", mock.Mock(side_effect=OSError(28, "No space left on device")))
+    assert "No space left on device" in call(workers=[failing], **params)["why"][0]
+    monkeypatch.setattr(commands, "work_as", mock.Mock(side_effect=RuntimeError("KeyError: 'x'")))
+    assert call(workers=[failing], **params)["msg"] == "the caches of workers are not filled: KeyError: 'x'"
