@@ -377,13 +377,41 @@ def browser(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory, plan, example, large):
+def served(plan):
+    """The example, with a cell of the plan's model on its devices."""
+    text = benchmarks.PATH.read_text()
+    data = json.loads(text.replace(next(iter(json.loads(text)["models"])), plan["model"]["name"]))
+    cell = next(cell for cell in data["cells"] if cell["measured"])
+    cell["memory_mib"] = [
+        {
+            "device": entry["device"],
+            "host": entry["host"],
+            "planned_mib": entry["total_mib"],
+            "measured_mib": entry["total_mib"] - 1500 if index else None,
+        }
+        for index, entry in enumerate(plan["placement"])
+    ]
+    return benchmarks.read(data)
+
+
+def test_measured_memory_is_drawn_below_the_planned(plan, served):
+    text = html_page.page(plan, measured=served)
+    own = text[text.index('<h2 id="memory">') : text.index('<h2 id="predicted-speed">')]
+    assert own.count('class="thin"') == len(plan["placement"]) - 1
+    for entry in plan["placement"][1:]:
+        assert f'aria-label="measured {entry["total_mib"] - 1500:.0f} MiB"' in own
+    assert "by the log of pp512" in own
+    assert 'class="thin"' not in html_page.page(plan)
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory, plan, served, large):
     """Name → a file with a page, and what was measured for it."""
     folder = tmp_path_factory.mktemp("pages")
     earlier = benchmarks.read(benchmarks.large(speed=0.97))
     found = {
         "plan": (html_page.page(plan, ["  strix1  is as planned"]), None),
-        "example": (html_page.page(plan, [], CHECKS, example), example),
+        "example": (html_page.page(plan, [], CHECKS, served), served),
         "large": (html_page.page(None, measured=large, earlier=earlier), large),
     }
     for name, (text, _measured) in found.items():
