@@ -330,9 +330,10 @@ def test_the_page_says_what_was_not_measured_and_why(example):
 
 def test_what_was_measured_of_the_planned_memory_stands_beside_it(example):
     cell = next(cell for cell in example.cells if len(cell.memory) == 3 and cell.measured)
-    plan = {"placement": [{"device": row.device} for row in cell.memory], "model": {"name": cell.dimensions["model"]}}
+    path = example.about["models"][cell.dimensions["model"]]["path"]
+    plan = {"placement": [{"device": row.device} for row in cell.memory], "model": {"path": path}}
     assert measured_page.placed(example, plan).mib == tuple(row.measured for row in cell.memory)
-    assert measured_page.placed(example, {**plan, "model": {"name": "another"}}) is None
+    assert measured_page.placed(example, {**plan, "model": {"path": "/another.gguf"}}) is None
     assert measured_page.placed(example, {**plan, "placement": []}) is None
 
 
@@ -379,9 +380,9 @@ def browser(tmp_path_factory):
 @pytest.fixture(scope="module")
 def served(plan):
     """The example, with a cell of the plan's model on its devices."""
-    text = benchmarks.PATH.read_text()
-    data = json.loads(text.replace(next(iter(json.loads(text)["models"])), plan["model"]["name"]))
+    data = benchmarks.example()
     cell = next(cell for cell in data["cells"] if cell["measured"])
+    data["models"][cell["model"]]["path"] = plan["model"]["path"]
     cell["memory_mib"] = [
         {
             "device": entry["device"],
