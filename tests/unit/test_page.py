@@ -14,6 +14,7 @@ import jsonschema_rs
 import pytest
 from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import report as report_action
+from ansible_collections.llamacpp.cluster.plugins.action import verify as verify_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import (
     curves,
@@ -328,6 +329,37 @@ def test_the_page_says_what_was_not_measured_and_why(example):
     assert "it was not its turn yet" in text
 
 
+@pytest.mark.parametrize("cells", [0, 5])
+def test_a_benchmark_without_a_measurement_has_a_page(cells):
+    data = benchmarks.example()
+    data.update(cells=data["cells"][:cells], fits=[], ended=None)
+    for cell in data["cells"]:
+        cell.update(measured=None, predicted=None, load_s=None, memory_mib=[], skipped=None)
+    text = html_page.page(None, measured=benchmarks.read(data))
+    assert f"0 of {cells} cells were measured; the benchmark is not complete." in text
+    assert "<svg" not in text
+    assert ("it was not its turn yet" in text) == bool(cells)
+
+
+@pytest.mark.parametrize(
+    "size, said",
+    [
+        ({"proxied": False, "latency_ms": 0, "bandwidth_mbit": None}, "direct, full bandwidth"),
+        ({"proxied": True, "latency_ms": 0, "bandwidth_mbit": None}, "through the proxy, full bandwidth"),
+        ({"proxied": True, "latency_ms": 0.2, "bandwidth_mbit": None}, "0.2 ms added, full bandwidth"),
+        ({"proxied": True, "latency_ms": 0, "bandwidth_mbit": 1000}, "no latency added, 1000 Mbit/s"),
+        ({"latency_ms": 0}, "no latency added"),
+        ({"hosts": 1, "parallel": 1, "depth": 0, "split": None}, "1 host, empty cache, one request, planned split"),
+        (
+            {"hosts": 2, "parallel": 4, "depth": 512, "split": "1,2"},
+            "2 hosts, 512 tokens in the cache, 4 requests at once, split 1,2",
+        ),
+    ],
+)
+def test_how_cells_are_named(size, said):
+    assert curves.words(size, curves.NAMES) == said
+
+
 def test_what_was_measured_of_the_planned_memory_stands_beside_it(example):
     cell = next(cell for cell in example.cells if len(cell.memory) == 3 and cell.measured)
     path = example.about["models"][cell.dimensions["model"]]["path"]
@@ -553,6 +585,17 @@ def test_a_benchmark_that_cannot_be_compared_keeps_its_page(files, monkeypatch):
     assert said[1:] == [plots.MISSING]
     with pytest.raises(AnsibleActionFail, match="What was measured is no benchmark"):
         output.write_report(str(page), None, CHECKS, {"schema": 2})
+
+
+def test_a_verification_writes_what_is_asked_for(files, plan, example):
+    kept, page = files / "kept.json", files / "report.html"
+    verify_action._write(plan, CHECKS, str(kept), str(page), benchmarks.example(), str(files / "before"))
+    assert json.loads(kept.read_text()) == CHECKS
+    assert page.read_text() == html_page.page(plan, None, CHECKS, example, example)
+    kept.unlink()
+    verify_action._write(plan, CHECKS, None, str(page), None, str(files / "no such file"))
+    assert page.read_text() == html_page.page(plan, None, CHECKS)
+    assert not kept.exists()
 
 
 def test_the_report_of_a_plan_is_its_page(files, plan):
