@@ -18,6 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.action import benchmark as act
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import measuring as stage
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import asking, measured, records
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import measuring
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import benchmark, entry
@@ -687,6 +688,14 @@ def test_what_a_killed_run_left_is_ended_by_the_next_one(head, call):
     assert call(**asked("recovered", head))["changed"]
     assert head.state(SERVER, PROGRAM) == [services.RUNNING, services.STOPPED]
     assert not call(**asked("recovered", head))["changed"]
+
+
+def test_a_command_that_fails_is_said(head, call, monkeypatch):
+    failed = commands.CommandError(["systemctl", "restart"], "Job failed", 1)
+    monkeypatch.setattr(stage.Stage, "wind_up", mock.Mock(side_effect=failed))
+    answer = call(**asked("looked", head, log="/none"))
+    assert answer["failed"]
+    assert "«systemctl restart» failed: Job failed" in answer["msg"]
 
 
 def test_check_mode_stops_nothing(head, call):
