@@ -290,7 +290,8 @@ class ActionModule(planning.ActionModule):
                 shown = time.monotonic()
                 doing = "measures" if seen.load_s is not None else "loads"
                 display.display(f"  [{self._head.name}] {load.keys[0]}: {doing}, {shown - began:.0f} s")
-            time.sleep(POLL_SECONDS)
+            # A small model has ended before long.
+            time.sleep(min(POLL_SECONDS, 0.5 + (time.monotonic() - began) / 4))
         self._head.call("stopped", plan=self._head.plan)
         tests = {result.test for result in seen.results}
         if not seen.results or seen.status:
