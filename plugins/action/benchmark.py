@@ -293,13 +293,9 @@ class ActionModule(planning.ActionModule):
             # A small model has ended before long.
             time.sleep(min(POLL_SECONDS, 0.5 + (time.monotonic() - began) / 4))
         self._head.call("stopped", plan=self._head.plan)
-        tests = {result.test for result in seen.results}
-        if not seen.results or seen.status:
-            why = measured.failure_of(seen, Path(argv[0]).name)
-            failed = [cell for cell in self._cells(load.keys) if _is_of(argv, cell)]
-            self._put(
-                [{**cell, "skipped": why, "argv": argv, "log": log} for cell in failed if cell["test"] not in tests]
-            )
+        why = measured.failure_of(seen, Path(argv[0]).name)
+        failed = [cell for cell in self._cells(load.keys) if _is_of(argv, cell)]
+        self._put([{**cell, "skipped": why, "argv": argv, "log": log} for cell in failed])
 
 
 def _is_of(argv: list[str], cell: dict) -> bool:

@@ -935,6 +935,19 @@ def test_a_program_that_fails_is_in_the_table_and_the_others_are_measured(matrix
     SCHEMA.validate(record)
 
 
+def test_a_program_that_fails_at_one_depth_leaves_the_others(matrix):
+    plan, whole = matrix
+    run = Run(whole)
+    run.logs = [written_by('"-p" "512" "-n" "128" "-d" "0"').replace("with 0", "with -6")]
+    record = run._measured({"plan": plan}, {})["record"]
+    failed = [cell for cell in record["cells"] if cell["skipped"]]
+    assert {(cell["depth"], cell["skipped"]) for cell in failed} == {
+        (64, "llama-bench was ended by signal 6: it said nothing")
+    }
+    assert len(failed) == 2
+    assert record["ended"]
+
+
 def test_a_run_without_anything_to_measure_stops_nothing(matrix):
     plan, whole = matrix
     cells = [{**cell, "skipped": "it does not fit"} for cell in whole.record["cells"]]
