@@ -163,7 +163,7 @@ class ActionModule(planning.ActionModule):
         asked = {"path": model.source.path, **({"account": own["account"]} if own["account"] else {})}
         result = self._execute_module("llamacpp.cluster.gguf_info", module_args=asked, task_vars=task_vars)
         if result.get("failed"):
-            raise Refusal(f"llama_benchmark_models: {untrusted.printable(result.get('msg'))}")
+            raise Refusal(f"llama_benchmark_models: {copying.why(result)}")
         return result
 
     def _planned(self, cluster: Any, model: dict, catalogue: Any) -> dict:
@@ -236,8 +236,7 @@ class ActionModule(planning.ActionModule):
         for _number in range(request.repetitions):
             answer = self._head.call("asked", may_fail=True, plan=self._head.plan, question=question)
             if answer.get("failed"):
-                why = untrusted.printable(answer.get("msg"))
-                return [{**cell, "skipped": why} for cell in cells]
+                return [{**cell, "skipped": copying.why(answer)} for cell in cells]
             firsts += [float(second) for second in answer["speeds"]["first_s"]]
             speeds.append(float(answer["speeds"]["tokens_per_s"]))
         argv, now = self._head.plan["head"]["argv"], int(time.time())
@@ -291,15 +290,12 @@ class ActionModule(planning.ActionModule):
                 shown = time.monotonic()
                 doing = "measures" if seen.load_s is not None else "loads"
                 display.display(f"  [{self._head.name}] {load.keys[0]}: {doing}, {shown - began:.0f} s")
-            time.sleep(POLL_SECONDS)
+            # A small model has ended before long.
+            time.sleep(min(POLL_SECONDS, 0.5 + (time.monotonic() - began) / 4))
         self._head.call("stopped", plan=self._head.plan)
-        tests = {result.test for result in seen.results}
-        if not seen.results or seen.status:
-            why = measured.failure_of(seen, Path(argv[0]).name)
-            failed = [cell for cell in self._cells(load.keys) if _is_of(argv, cell)]
-            self._put(
-                [{**cell, "skipped": why, "argv": argv, "log": log} for cell in failed if cell["test"] not in tests]
-            )
+        why = measured.failure_of(seen, Path(argv[0]).name)
+        failed = [cell for cell in self._cells(load.keys) if _is_of(argv, cell)]
+        self._put([{**cell, "skipped": why, "argv": argv, "log": log} for cell in failed])
 
 
 def _is_of(argv: list[str], cell: dict) -> bool:
@@ -326,7 +322,7 @@ class Head:
         """:raises AnsibleActionFail: with what the module says."""
         answer = self._action._execute_module(module_args={"state": state, **arguments}, task_vars=self._task_vars)
         if answer.get("failed") and not may_fail:
-            raise AnsibleActionFail(f"{state}: {untrusted.printable(answer.get('msg'))}")
+            raise AnsibleActionFail(f"{state}: {copying.why(answer)}")
         return answer
 
     def look(self, log: str) -> dict:
@@ -336,7 +332,7 @@ class Head:
             if not answer.get("failed"):
                 return answer
             time.sleep(POLL_SECONDS)
-        raise AnsibleActionFail(f"looked: {untrusted.printable(answer.get('msg'))}")
+        raise AnsibleActionFail(f"looked: {copying.why(answer)}")
 
 
 def _fork(plan: dict) -> str:

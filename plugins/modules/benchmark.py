@@ -102,7 +102,7 @@ speeds:
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import alone, measuring, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import asking, records
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, failures
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 
 ON_THE_HEAD = {
@@ -182,7 +182,7 @@ def main():
         module.fail_json(msg="state: measured runs on the controller, in the action plugin llamacpp.cluster.benchmark.")
     if module.check_mode and module.params["state"] != "found":
         module.exit_json(changed=False)
-    with failures.reported(module, services.ServiceError, Refusal):
+    with failures.reported(module, services.ServiceError, commands.CommandError, Refusal):
         answer = answer_of(module.params)
     module.exit_json(**answer)
 

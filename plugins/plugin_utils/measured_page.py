@@ -80,11 +80,12 @@ class Names:
 def placed(measured: Benchmark, plan: dict) -> Placed | None:
     """What was measured of the memory that a plan places: of the cell with the same model and devices that needs most; None where there is none."""
     devices = [entry["device"] for entry in plan.get("placement", [])]
-    model = plan.get("model", {}).get("name")
+    path = plan.get("model", {}).get("path")
+    models = [name for name, model in measured.about["models"].items() if model["path"] == path]
     cells = [
         cell
         for cell in measured.cells
-        if [row.device for row in cell.memory] == devices and cell.dimensions["model"] == model
+        if [row.device for row in cell.memory] == devices and cell.dimensions["model"] in models
         if any(row.measured is not None for row in cell.memory)
     ]
     if not cells or not devices:

@@ -144,7 +144,7 @@ def test_no_compiler_and_no_root(bare):
     refuses(bare, "localhost lacks ninja, c++", "no root access", "ninja-build, g++", "run the playbook again")
 
 
-@pytest.mark.parametrize("variable", ["llama_plan_path", "llama_plan_html_path"])
+@pytest.mark.parametrize("variable", ["llama_plan_path", "llama_plan_html_path", "llama_report_path"])
 def test_a_file_that_cannot_be_written(bare, variable):
     result = bare.run("playbooks/plan.yml", **{variable: "/no/such/folder/plan"})
     assert result.rc == 2

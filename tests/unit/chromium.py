@@ -99,7 +99,7 @@ class Browser:
         os.close(self._read)
 
     def _receive(self, deadline):
-        ready, _, _ = select.select([self._read], [], [], max(0, deadline - time.monotonic()))
+        ready, _write, _error = select.select([self._read], [], [], max(0, deadline - time.monotonic()))
         data = os.read(self._read, 1 << 20) if ready else b""
         if not data:
             raise TimeoutError("Chromium does not answer")

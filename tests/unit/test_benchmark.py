@@ -18,6 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.action import benchmark as act
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import measuring as stage
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import asking, measured, records
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import measuring
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import benchmark, entry
@@ -653,7 +654,10 @@ def test_the_server_stops_only_once_somebody_is_there_to_start_it_again(head, ca
     service = (stage.VOLATILE / f"{GUARD}.service").read_text()
     assert f"stop {PROGRAM}.service\n" in service
     assert service.rstrip().endswith(f"start {SERVER}.service")
-    assert f"OnActiveSec={stage.SILENCE_SECONDS}" in (stage.VOLATILE / f"{GUARD}.timer").read_text()
+    timer = (stage.VOLATILE / f"{GUARD}.timer").read_text()
+    assert f"OnActiveSec={stage.SILENCE_SECONDS}" in timer
+    # It is wound up more often than systemd starts a unit without this.
+    assert "StartLimitIntervalSec=0" in timer.split("[Timer]")[0]
     assert head.state(SERVER) == [services.STOPPED]
 
 
@@ -684,6 +688,14 @@ def test_what_a_killed_run_left_is_ended_by_the_next_one(head, call):
     assert call(**asked("recovered", head))["changed"]
     assert head.state(SERVER, PROGRAM) == [services.RUNNING, services.STOPPED]
     assert not call(**asked("recovered", head))["changed"]
+
+
+def test_a_command_that_fails_is_said(head, call, monkeypatch):
+    failed = commands.CommandError(["systemctl", "restart"], "Job failed", 1)
+    monkeypatch.setattr(stage.Stage, "wind_up", mock.Mock(side_effect=failed))
+    answer = call(**asked("looked", head, log="/none"))
+    assert answer["failed"]
+    assert "«systemctl restart» failed: Job failed" in answer["msg"]
 
 
 def test_check_mode_stops_nothing(head, call):
@@ -921,6 +933,19 @@ def test_a_program_that_fails_is_in_the_table_and_the_others_are_measured(matrix
     assert all(cell["argv"][0].endswith("llama-bench") for cell in failed)
     assert record["ended"]
     SCHEMA.validate(record)
+
+
+def test_a_program_that_fails_at_one_depth_leaves_the_others(matrix):
+    plan, whole = matrix
+    run = Run(whole)
+    run.logs = [written_by('"-p" "512" "-n" "128" "-d" "0"').replace("with 0", "with -6")]
+    record = run._measured({"plan": plan}, {})["record"]
+    failed = [cell for cell in record["cells"] if cell["skipped"]]
+    assert {(cell["depth"], cell["skipped"]) for cell in failed} == {
+        (64, "llama-bench was ended by signal 6: it said nothing")
+    }
+    assert len(failed) == 2
+    assert record["ended"]
 
 
 def test_a_run_without_anything_to_measure_stops_nothing(matrix):

@@ -30,6 +30,15 @@ def test_nothing_is_changed_while_all_is_as_planned(pair):
     assert (decided["behind"], decided["unreached"], decided["lacking"]) == ([], [], {})
 
 
+def test_the_page_is_written_where_it_is_asked_for(pair, tmp_path):
+    plan = pair.plan()
+    paths = {name: str(tmp_path / f"{name}.html") for name in ("html", "report")}
+    run(plan=plan, answers=answers(plan), page=True, **paths)
+    pages = {(tmp_path / f"{name}.html").read_text() for name in paths}
+    assert len(pages) == 1
+    assert "worker1  is as planned" in pages.pop()
+
+
 def test_kinds_of_differences_are_told_for_each_host(pair):
     plan = pair.plan()
     found = answers(plan)

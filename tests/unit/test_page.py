@@ -14,6 +14,7 @@ import jsonschema_rs
 import pytest
 from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import report as report_action
+from ansible_collections.llamacpp.cluster.plugins.action import verify as verify_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import (
     curves,
@@ -328,11 +329,43 @@ def test_the_page_says_what_was_not_measured_and_why(example):
     assert "it was not its turn yet" in text
 
 
+@pytest.mark.parametrize("cells", [0, 5])
+def test_a_benchmark_without_a_measurement_has_a_page(cells):
+    data = benchmarks.example()
+    data.update(cells=data["cells"][:cells], fits=[], ended=None)
+    for cell in data["cells"]:
+        cell.update(measured=None, predicted=None, load_s=None, memory_mib=[], skipped=None)
+    text = html_page.page(None, measured=benchmarks.read(data))
+    assert f"0 of {cells} cells were measured; the benchmark is not complete." in text
+    assert "<svg" not in text
+    assert ("it was not its turn yet" in text) == bool(cells)
+
+
+@pytest.mark.parametrize(
+    "size, said",
+    [
+        ({"proxied": False, "latency_ms": 0, "bandwidth_mbit": None}, "direct, full bandwidth"),
+        ({"proxied": True, "latency_ms": 0, "bandwidth_mbit": None}, "through the proxy, full bandwidth"),
+        ({"proxied": True, "latency_ms": 0.2, "bandwidth_mbit": None}, "0.2 ms added, full bandwidth"),
+        ({"proxied": True, "latency_ms": 0, "bandwidth_mbit": 1000}, "no latency added, 1000 Mbit/s"),
+        ({"latency_ms": 0}, "no latency added"),
+        ({"hosts": 1, "parallel": 1, "depth": 0, "split": None}, "1 host, empty cache, one request, planned split"),
+        (
+            {"hosts": 2, "parallel": 4, "depth": 512, "split": "1,2"},
+            "2 hosts, 512 tokens in the cache, 4 requests at once, split 1,2",
+        ),
+    ],
+)
+def test_how_cells_are_named(size, said):
+    assert curves.words(size, curves.NAMES) == said
+
+
 def test_what_was_measured_of_the_planned_memory_stands_beside_it(example):
     cell = next(cell for cell in example.cells if len(cell.memory) == 3 and cell.measured)
-    plan = {"placement": [{"device": row.device} for row in cell.memory], "model": {"name": cell.dimensions["model"]}}
+    path = example.about["models"][cell.dimensions["model"]]["path"]
+    plan = {"placement": [{"device": row.device} for row in cell.memory], "model": {"path": path}}
     assert measured_page.placed(example, plan).mib == tuple(row.measured for row in cell.memory)
-    assert measured_page.placed(example, {**plan, "model": {"name": "another"}}) is None
+    assert measured_page.placed(example, {**plan, "model": {"path": "/another.gguf"}}) is None
     assert measured_page.placed(example, {**plan, "placement": []}) is None
 
 
@@ -377,13 +410,41 @@ def browser(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory, plan, example, large):
+def served(plan):
+    """The example, with a cell of the plan's model on its devices."""
+    data = benchmarks.example()
+    cell = next(cell for cell in data["cells"] if cell["measured"])
+    data["models"][cell["model"]]["path"] = plan["model"]["path"]
+    cell["memory_mib"] = [
+        {
+            "device": entry["device"],
+            "host": entry["host"],
+            "planned_mib": entry["total_mib"],
+            "measured_mib": entry["total_mib"] - 1500 if index else None,
+        }
+        for index, entry in enumerate(plan["placement"])
+    ]
+    return benchmarks.read(data)
+
+
+def test_measured_memory_is_drawn_below_the_planned(plan, served):
+    text = html_page.page(plan, measured=served)
+    own = text[text.index('<h2 id="memory">') : text.index('<h2 id="predicted-speed">')]
+    assert own.count('class="thin"') == len(plan["placement"]) - 1
+    for entry in plan["placement"][1:]:
+        assert f'aria-label="measured {entry["total_mib"] - 1500:.0f} MiB"' in own
+    assert "by the log of pp512" in own
+    assert 'class="thin"' not in html_page.page(plan)
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory, plan, served, large):
     """Name → a file with a page, and what was measured for it."""
     folder = tmp_path_factory.mktemp("pages")
     earlier = benchmarks.read(benchmarks.large(speed=0.97))
     found = {
         "plan": (html_page.page(plan, ["  strix1  is as planned"]), None),
-        "example": (html_page.page(plan, [], CHECKS, example), example),
+        "example": (html_page.page(plan, [], CHECKS, served), served),
         "large": (html_page.page(None, measured=large, earlier=earlier), large),
     }
     for name, (text, _measured) in found.items():
@@ -524,6 +585,17 @@ def test_a_benchmark_that_cannot_be_compared_keeps_its_page(files, monkeypatch):
     assert said[1:] == [plots.MISSING]
     with pytest.raises(AnsibleActionFail, match="What was measured is no benchmark"):
         output.write_report(str(page), None, CHECKS, {"schema": 2})
+
+
+def test_a_verification_writes_what_is_asked_for(files, plan, example):
+    kept, page = files / "kept.json", files / "report.html"
+    verify_action._write(plan, CHECKS, str(kept), str(page), benchmarks.example(), str(files / "before"))
+    assert json.loads(kept.read_text()) == CHECKS
+    assert page.read_text() == html_page.page(plan, None, CHECKS, example, example)
+    kept.unlink()
+    verify_action._write(plan, CHECKS, None, str(page), None, str(files / "no such file"))
+    assert page.read_text() == html_page.page(plan, None, CHECKS)
+    assert not kept.exists()
 
 
 def test_the_report_of_a_plan_is_its_page(files, plan):

@@ -71,7 +71,7 @@ def test_a_killed_run_leaves_a_cluster_that_serves(before):
         deadline = time.time() + 400
         while time.time() < deadline and running.poll() is None:
             text = (WORK / "killed.log").read_text()
-            if len(re.findall(r"cpu/2 hosts\S+/(?:tg|pp)\S+: \d", text)) >= 2:
+            if len(re.findall(r"cpu/1 host/\S+/(?:tg|pp)\S+: \d", text)) >= 2:
                 break
             time.sleep(0.5)
         assert running.poll() is None, (WORK / "killed.log").read_text()[-5000:]

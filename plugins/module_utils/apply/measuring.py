@@ -26,6 +26,7 @@ MANAGERS = ("systemd", "systemd_user")
 GUARD_SERVICE = """# {mark}; it is gone after a reboot.
 [Unit]
 Description=Ends a benchmark that nobody looks at, and starts {server}
+StartLimitIntervalSec=0
 
 [Service]
 Type=oneshot
@@ -35,6 +36,7 @@ ExecStart={systemctl} start {server}.service
 GUARD_TIMER = """# {mark}; it is gone after a reboot.
 [Unit]
 Description=Waits until nobody looks at a benchmark any more
+StartLimitIntervalSec=0
 
 [Timer]
 OnActiveSec={seconds}
