@@ -674,7 +674,7 @@ def test_the_gate_is_one_right_answer(pair):
     assert "known answer: word 1 is 'wrong'" in said["msg"]
     right = {**EVIDENCE["completion"], "text": verification.known_answer.SENTENCE}
     assert gate(plan, {**EVIDENCE, "completion": right}) == {"changed": False}
-    plan["model"]["known_answer"] = None
+    plan["model"].update(known_answer=None, name="some model")
     assert gate(plan, EVIDENCE) == {"changed": False}
     none = {**EVIDENCE, "completion": {"error": "status 500: compute error"}}
     assert "completion: status 500" in gate(plan, none)["msg"]
@@ -692,7 +692,7 @@ def test_the_gate_takes_a_plan_that_a_head_has_kept(way):
     target, answers = way
     del answers["head"]["record"]["head"]["fallback_after"]
     plan = rollback.accept(target, "llama_cluster", answers)["plan"]
-    plan["model"]["known_answer"] = None
+    plan["model"].update(known_answer=None, name="some model")
     assert gate(plan, EVIDENCE) == {"changed": False}
     impatient = {**plan, "head": {**plan["head"], "start_timeout": 0}}
     silent = {**EVIDENCE, "health": {"healthy": False, "said": "no"}}
