@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from pathlib import Path
@@ -234,6 +235,7 @@ class ActionModule(planning.ActionModule):
             "seconds": request.timeout,
         }
         for _number in range(request.repetitions):
+            self._head.check_run()
             answer = self._head.call("asked", may_fail=True, plan=self._head.plan, question=question)
             if answer.get("failed"):
                 return [{**cell, "skipped": copying.why(answer)} for cell in cells]
@@ -311,12 +313,20 @@ class Head:
     """The module on the head."""
 
     def __init__(self, action: ActionModule, plan: dict, task_vars: dict) -> None:
-        self._action, self._task_vars = action, task_vars
+        self._action, self._task_vars, self._run = action, task_vars, os.getppid()
         self.name = plan["head"]["host"]
         part = plan["hosts"][self.name]
         self.own = part
         kept = {"head": plan["head"], "cluster": plan["cluster"]}
         self.plan = {**kept, "hosts": {self.name: {key: value for key, value in part.items() if key != "files"}}}
+
+    def check_run(self) -> None:
+        """This process is another one than the run's, and outlives it where that is killed.
+
+        :raises AnsibleActionFail: the run has ended.
+        """
+        if os.getppid() != self._run:
+            raise AnsibleActionFail("the run of the playbook was ended; what is missing is measured by the next one")
 
     def call(self, state: str, may_fail: bool = False, **arguments: Any) -> dict:
         """:raises AnsibleActionFail: with what the module says."""
@@ -328,6 +338,7 @@ class Head:
     def look(self, log: str) -> dict:
         """What the program has written, and whether it runs; a head that does not answer is asked again."""
         for _missed in range(MOST_MISSED):
+            self.check_run()
             answer = self.call("looked", may_fail=True, plan=self.plan, log=log)
             if not answer.get("failed"):
                 return answer

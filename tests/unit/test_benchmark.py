@@ -893,6 +893,15 @@ def test_a_run_that_is_cut_off_ends_the_program_and_the_next_one_goes_on(matrix)
     assert "asked" not in run.calls, "the API's cells were measured already"
 
 
+def test_a_task_whose_run_was_killed_has_the_server_start_at_once(matrix, monkeypatch):
+    plan, whole = matrix
+    run, parents = Run(whole), iter([1, 1, 1, 1, 1, 1, 1])
+    monkeypatch.setattr(action.os, "getppid", lambda: next(parents, 2))
+    with pytest.raises(AnsibleActionFail, match="the run of the playbook was ended"):
+        run._measured({"plan": plan}, {})
+    assert run.calls[-2:] == ["ended", "written"]
+
+
 def test_a_complete_benchmark_is_followed_by_a_new_one(matrix):
     plan, whole = matrix
     run = Run(whole)
