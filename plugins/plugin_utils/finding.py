@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import os
+import re
 import urllib.error
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -91,7 +92,7 @@ def _all(action: ActionBase, task_vars: dict, request: ModelRequest, arguments: 
         if source.path:
             found[source.role] = _at_path(action, task_vars, source, there, arguments)
             continue
-        known = _known(source, there, arguments["prefix"])
+        known = _known(source, there, arguments["prefix"], base)
         if known is None or (source.copy and os.path.exists(_beside(base, source.copy))):
             token = hub.read_token(request.token_file and _beside(base, request.token_file))
             known = _looked_up(Asked(source, token, base), arguments["timeout"])
@@ -161,7 +162,7 @@ def _entry(value: Any, name: Any) -> Mapping[str, Any]:
     return entry if isinstance(entry, Mapping) else {}
 
 
-def _known(source: ModelSource, there: Mapping[str, Any], prefix: str | None) -> Found | None:
+def _known(source: ModelSource, there: Mapping[str, Any], prefix: str | None, base: str) -> Found | None:
     """What the host has of a source, so that no server is asked; None where it has nothing whole."""
     if prefix is None:
         return None
@@ -169,11 +170,41 @@ def _known(source: ModelSource, there: Mapping[str, Any], prefix: str | None) ->
     record, summary = kept.get("record"), kept.get("summary")
     wanted = source.role == model_files.MODEL
     if isinstance(record, Mapping) and bool(summary) >= wanted and not model_files.problem_of_record(record):
-        files, revision = record["resolved"], record["revision"]
-        said = Found(record["source"], revision, files, summary if wanted else None, kept.get("closed"))
-        return said if record["asked"] == model_source.asked(source) else None
+        if record["asked"] != model_source.asked(source) or not _can_be(source, record):
+            return None
+        revision = record["revision"]
+        files = [{**file, "url": _url_of(source, file, revision, base)} for file in record["resolved"]]
+        return Found(record["source"], revision, files, summary if wanted else None, kept.get("closed"))
     own = _entry(there.get("ollama"), source.ollama)
     return _in_its_folder(source, own) if own else None
+
+
+def _can_be(source: ModelSource, record: Mapping[str, Any]) -> bool:
+    """Whether a record says enough to know where its files come from."""
+    if source.huggingface:
+        return re.fullmatch(hub.COMMIT, record["revision"] or "") is not None
+    return not source.ollama or all(file["sha256"] for file in record["resolved"])
+
+
+def _url_of(source: ModelSource, file: Mapping[str, Any], revision: str, base: str) -> str:
+    """Where a file of a record comes from: the host that keeps the record has no say in whom a token is sent to, or what leaves the controller."""
+    name = model_files.base_name(file["name"])
+    if source.huggingface:
+        return hub.url_of(source.huggingface, revision, file["name"])
+    if source.ollama:
+        return ollama.name_of(source.ollama).blob_url(file["sha256"])
+    if source.copy:
+        return _local(base, source.copy).with_name(name).as_uri()
+    return _by_name(source.url).get(name) or _beside_url(source.url[0], name)
+
+
+def _local(base: str, path: str) -> Path:
+    return Path(_beside(base, path)).absolute()
+
+
+def _by_name(urls: Sequence[str]) -> dict[str, str]:
+    """Name of each file → its URL."""
+    return {unquote(urlsplit(url).path).rpartition("/")[2]: url for url in urls}
 
 
 def _in_its_folder(source: ModelSource, own: Mapping[str, Any]) -> Found | None:
@@ -262,7 +293,7 @@ def _huggingface(asked: Asked) -> Found:
 
 def _url(asked: Asked) -> Found:
     source = asked.source
-    urls = {unquote(urlsplit(url).path).rpartition("/")[2]: url for url in source.url}
+    urls = _by_name(source.url)
     one = len(urls) == 1
     read = partial(remote.read, source.url[0], asked.token) if one else partial(_from_urls, urls, asked.token)
     model, summary = _headers(source, read, remote.shown(source.url[0]))
@@ -350,7 +381,7 @@ def _manifest(source: ModelSource, name: ollama.Name) -> tuple[Mapping[str, Any]
 
 def _copy(asked: Asked) -> Found:
     source = asked.source
-    path = Path(_beside(asked.base, str(source.copy))).absolute()
+    path = _local(asked.base, str(source.copy))
     try:
         model, summary = _headers(source, lambda: gguf.read_path(str(path)), f"{path} of the controller")
     except OSError as error:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
@@ -301,7 +302,5 @@ def _with_sizes(source: ModelSource, files: Sequence[Listed]) -> tuple[Listed, .
 
 
 def url_of(wanted: HuggingFace, commit: str, name: str) -> str:
-    """Where a file is at a commit."""
-    from huggingface_hub import hf_hub_url
-
-    return str(hf_hub_url(wanted.repo, name, revision=commit, endpoint=endpoint()))
+    """Where a file is at a commit, as huggingface_hub writes it."""
+    return f"{endpoint()}/{wanted.repo}/resolve/{quote(commit, safe='')}/{quote(name)}"

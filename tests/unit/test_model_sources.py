@@ -16,9 +16,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.check import repo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import models
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, model_files
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import model_entry, model_source
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import model_entry, model_source, rollback
 from ansible_collections.llamacpp.cluster.plugins.modules import model as model_module
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import finding, hub, inventory
+
+from test_rollback import completed
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 import hub as play
@@ -629,7 +631,8 @@ def test_what_is_fetched_already_is_found_without_a_server(server, repo, tmp_pat
         lambda record: {**record, "schema": 2},
         lambda record: {**record, "resolved": []},
         lambda record: {**record, "resolved": [{**record["resolved"][0], "name": "a\nb.gguf"}]},
-        lambda record: {**record, "resolved": [{**record["resolved"][0], "url": "gopher://h"}]},
+        lambda record: {**record, "revision": "../../other/repo/resolve/main"},
+        lambda record: {**record, "revision": None},
         lambda record: {**record, "source": 5},
         lambda record: [],
     ],
@@ -644,6 +647,36 @@ def test_a_record_of_something_else_counts_for_nothing(server, repo, tmp_path, c
     found, _action = run(call, given, prefix=str(tmp_path / "prefix"))
     assert len(server.asked) > before
     assert found["source"] == f"huggingface:{REPO}@{play.commit_of(REPO)}"
+
+
+LIES = ("file:///etc/shadow", "https://evil.example/m.gguf", "http://169.254.169.254/m.gguf")
+
+
+@pytest.mark.parametrize("url", LIES)
+@pytest.mark.parametrize("kind", ["huggingface", "url", "ollama", "copy"])
+def test_a_record_has_no_say_in_where_files_come_from(server, repo, tmp_path, kind, url):
+    """Else a head would get files of the controller, and a server of its choice the token."""
+    given = {
+        "huggingface": {"llama_model_huggingface": {"repo": REPO, "quantisation": "Q4_K_M"}},
+        "url": {"llama_model_url": ["https://models.example/some-model-Q4_K_M.gguf?download=true"]},
+        "ollama": {"llama_model_ollama": "https://models.example/library/gemma3:4b"},
+        "copy": {"llama_model_copy": str(tmp_path / "gone" / "some-model-Q4_K_M.gguf")},
+    }[kind]
+    source = request_of(**given).source
+    name, commit = "some-model-Q4_K_M.gguf", "c" * 40
+    file = {"name": name, "url": url, "bytes": 9, "sha256": "a" * 64}
+    record = {**model_source.record(source, {"source": "it", "revision": commit}, [file]), "resolved": [file]}
+    said = {"folders": {model_source.folder(PREFIX, source): {"record": record, "summary": {"layers": 1}}}}
+    found, _action = run(lambda **arguments: said, given, prefix=PREFIX)
+    assert [entry["url"] for entry in found["files"]] == [
+        {
+            "huggingface": f"{server.url}/{REPO}/resolve/{commit}/{name}",
+            "url": "https://models.example/some-model-Q4_K_M.gguf?download=true",
+            "ollama": f"https://models.example/v2/library/gemma3/blobs/sha256:{'a' * 64}",
+            "copy": (tmp_path / "gone" / name).as_uri(),
+        }[kind]
+    ]
+    assert "url" not in model_source.record(source, {"source": "it", "revision": commit}, [file])["resolved"][0]
 
 
 def test_a_host_that_says_what_cannot_be_is_not_believed(server, repo, tmp_path):
@@ -848,6 +881,19 @@ def test_a_plan_says_which_files_are_fetched_and_what_is_recorded(pair, big_mode
     assert model_files.problem_of_record(record) is None
     assert record["asked"] == model_source.asked(source)
     assert [entry["name"] for entry in record["resolved"]] == ["m.gguf"]
+
+
+def test_a_plan_keeps_its_id_where_its_files_come_from_elsewhere(pair, big_model):
+    """Another mirror in HF_ENDPOINT, or another controller with a copy in another folder."""
+    pair.model = {"summary": big_model, "closed": None}
+    planned(pair, {"repo": REPO, "quantisation": "Q4_K_M"})
+    here = completed(pair)
+    there = json.loads(json.dumps(here).replace("https://huggingface.co/", "https://mirror.example/"))
+    assert here["model"]["files"] != there["model"]["files"]
+    assert here["hosts"]["head"]["model"] != there["hosts"]["head"]["model"]
+    assert rollback.identity(here) == rollback.identity(there)
+    other = json.loads(json.dumps(here).replace("b" * 64, "c" * 64))
+    assert rollback.identity(here) != rollback.identity(other)
 
 
 def test_folders_of_sources_differ_where_their_variables_do(tmp_path):

@@ -28,13 +28,15 @@ SHA256 = r"[0-9a-f]{64}"
 BASE_NAME = r"[A-Za-z0-9][A-Za-z0-9._+@=,() -]{0,254}"
 """Of a file on the head: it stands in command lines and definitions."""
 URL = Text(r"(https?|file)://\S+", 4096)
-NAMED = {"name": Text(longest=1024), "bytes": Maybe(Number()), "sha256": Maybe(Text(SHA256)), "url": Maybe(URL)}
+RESOLVED = {"name": Text(longest=1024), "bytes": Maybe(Number()), "sha256": Maybe(Text(SHA256))}
+"""Of a file in a record: where it comes from follows from the variables, since the host that keeps the record may write anything there."""
+NAMED = {**RESOLVED, "url": Maybe(URL)}
 SHAPE: dict[str, Any] = {
     "schema": Number(SCHEMA, SCHEMA),
     "asked": {},
     "source": Text(longest=4096),
     "revision": Maybe(Text()),
-    "resolved": [NAMED],
+    "resolved": [RESOLVED],
 }
 """Of a record, which may say more. What was asked for was resolved to these files: parts in their order, in its folder under the last part of
 ``name``."""

@@ -135,7 +135,7 @@ def record(source: ModelSource, said: Mapping[str, Any], files: Sequence[Mapping
         "asked": asked(source),
         "source": said["source"],
         "revision": said["revision"],
-        "resolved": [{key: file.get(key) for key in model_files.NAMED} for file in files],
+        "resolved": [{key: file.get(key) for key in model_files.RESOLVED} for file in files],
     }
 
 
