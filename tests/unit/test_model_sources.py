@@ -19,7 +19,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import g
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import model_entry, model_source, rollback
 from ansible_collections.llamacpp.cluster.plugins.modules import model as model_module
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import finding, hub, inventory
-
 from test_rollback import completed
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
