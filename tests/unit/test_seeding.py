@@ -56,6 +56,15 @@ def test_the_launcher_knows_how_large_a_whole_file_is(large):
 
 
 @pytest.mark.parametrize(
+    "further", [{"llama_model_draft": {"path": "/srv/d.gguf"}}, {"llama_server_extra_args": ["--lora", "/srv/a.gguf"]}]
+)
+def test_the_launcher_removes_no_tensors_of_further_models(large, further):
+    large.hosts["head"]["variables"].update(further)
+    for given in large.plan()["hosts"].values():
+        assert not [service for service in given["services"] if "--size" in service["argv"]]
+
+
+@pytest.mark.parametrize(
     "disk, size, why",
     [
         (None, 4, "the size of the host's disk is not known"),

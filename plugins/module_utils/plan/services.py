@@ -38,8 +38,15 @@ def _launcher(plan: dict[str, Any], host: str, worker: dict[str, Any]) -> list[s
         )
         limit = max(worker["cache_mib"], math.ceil(needed))
         launcher += ["--cache", f"{worker['environment']['LLAMA_CACHE']}/rpc", "--limit-mib", str(limit)]
-        launcher += [word for size in plan["model"]["large_tensor_bytes"] for word in ("--size", str(size))]
+        launcher += [word for size in _sizes_of_files(plan) for word in ("--size", str(size))]
     return [*launcher, "--"]
+
+
+def _sizes_of_files(plan: dict[str, Any]) -> list[int]:
+    """Bytes of the files that a worker's cache may hold; none where a worker may also get tensors of a draft model, a projector or an adapter, whose
+    sizes nobody has read."""
+    uncounted = any(entry["without"] for entry in plan["placement"])
+    return [] if uncounted else list(plan["model"]["large_tensor_bytes"])
 
 
 def _reachable_for_head(plan: dict[str, Any]) -> list[str]:
