@@ -95,7 +95,8 @@ def _all(action: ActionBase, task_vars: dict, request: ModelRequest, arguments: 
         known = _known(source, there, arguments["prefix"], base)
         if known is None or (source.copy and os.path.exists(_beside(base, source.copy))):
             token = hub.read_token(request.token_file and _beside(base, request.token_file))
-            known = _looked_up(Asked(source, token, base), arguments["timeout"])
+            pinned = _pinned(source, there, arguments["prefix"])
+            known = _looked_up(Asked(pinned, token, base), arguments["timeout"])
         found[source.role] = known
     return found
 
@@ -169,9 +170,7 @@ def _known(source: ModelSource, there: Mapping[str, Any], prefix: str | None, ba
     kept = _entry(there.get("folders"), model_source.folder(prefix, source))
     record, summary = kept.get("record"), kept.get("summary")
     wanted = source.role == model_files.MODEL
-    if isinstance(record, Mapping) and bool(summary) >= wanted and not model_files.problem_of_record(record):
-        if record["asked"] != model_source.asked(source) or not _can_be(source, record):
-            return None
+    if kept.get("whole") is True and bool(summary) >= wanted and _is_record_of(source, record):
         revision = record["revision"]
         files = [{**file, "url": _url_of(source, file, revision, base)} for file in record["resolved"]]
         return Found(record["source"], revision, files, summary if wanted else None, kept.get("closed"))
@@ -179,8 +178,20 @@ def _known(source: ModelSource, there: Mapping[str, Any], prefix: str | None, ba
     return _in_its_folder(source, own) if own else None
 
 
-def _can_be(source: ModelSource, record: Mapping[str, Any]) -> bool:
-    """Whether a record says enough to know where its files come from."""
+def _pinned(source: ModelSource, there: Mapping[str, Any], prefix: str | None) -> ModelSource:
+    """The source, at the commit of its record where that has lost a file: a branch may have moved since."""
+    record = _entry(there.get("folders"), model_source.folder(prefix, source)).get("record") if prefix else None
+    if not source.huggingface or not _is_record_of(source, record):
+        return source
+    return source._replace(huggingface=source.huggingface._replace(revision=record["revision"]))
+
+
+def _is_record_of(source: ModelSource, record: Any) -> bool:
+    """Whether this is the record of a source, and says enough to know where its files come from."""
+    if not isinstance(record, Mapping) or model_files.problem_of_record(record):
+        return False
+    if record["asked"] != model_source.asked(source):
+        return False
     if source.huggingface:
         return re.fullmatch(hub.COMMIT, record["revision"] or "") is not None
     return not source.ollama or all(file["sha256"] for file in record["resolved"])

@@ -619,8 +619,25 @@ def test_what_is_fetched_already_is_found_without_a_server(server, repo, tmp_pat
     assert len(server.asked) == asked
     assert {**second, "offered": first["offered"]} == first
     (folder / "some-model-UD-Q2_K_XL-00003-of-00003.gguf").write_bytes(b"short")
+    assert list(model_files.read_record(str(folder)).missing) == [second["files"][2]["name"]]
     third, _action = run(call, given, prefix=prefix)
     assert re.search("check the .*network", third["refused"])
+
+
+def test_a_file_that_is_lost_is_that_of_the_recorded_commit(server, repo, tmp_path, call):
+    """A branch may have moved since."""
+    given = {"llama_model_huggingface": {"repo": REPO, "quantisation": "Q4_K_M"}}
+    request = on_huggingface(quantisation="Q4_K_M")
+    folder = fetched(tmp_path, request, looked_up(request))
+    path = folder / model_files.RECORD
+    path.write_text(path.read_text().replace(play.commit_of(REPO), "d" * 40))
+    (folder / "some-model-Q4_K_M.gguf").unlink()
+    found, _action = run(call, given, prefix=str(tmp_path / "prefix"))
+    assert f"has no revision '{'d' * 40}'" in found["refused"]
+    path.write_text(path.read_text().replace("d" * 40, play.commit_of(REPO)))
+    found, _action = run(call, given, prefix=str(tmp_path / "prefix"))
+    assert (found["revision"], found["files"][0]["bytes"]) == (play.commit_of(REPO), len(gguf_files.model()))
+    assert any(f"/revision/{play.commit_of(REPO)}" in str(asked) for asked in server.asked)
 
 
 @pytest.mark.parametrize(
@@ -665,7 +682,9 @@ def test_a_record_has_no_say_in_where_files_come_from(server, repo, tmp_path, ki
     name, commit = "some-model-Q4_K_M.gguf", "c" * 40
     file = {"name": name, "url": url, "bytes": 9, "sha256": "a" * 64}
     record = {**model_source.record(source, {"source": "it", "revision": commit}, [file]), "resolved": [file]}
-    said = {"folders": {model_source.folder(PREFIX, source): {"record": record, "summary": {"layers": 1}}}}
+    said = {
+        "folders": {model_source.folder(PREFIX, source): {"record": record, "whole": True, "summary": {"layers": 1}}}
+    }
     found, _action = run(lambda **arguments: said, given, prefix=PREFIX)
     assert [entry["url"] for entry in found["files"]] == [
         {

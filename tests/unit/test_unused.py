@@ -244,7 +244,12 @@ def test_what_is_not_ours_is_left_alone(here, tmp_path):
     assert not [path for path in here.found() if "mine" in path or "linked" in path or "1x1" in path]
     here.remove(*unused.KINDS)
     assert (elsewhere / "x.gguf").read_text() == "x"
-    assert {"models/mine.gguf", "models/mine/x.gguf", "models/mine.gguf.part", "models/mine-20250101/x.gguf"} <= here.left()
+    assert {
+        "models/mine.gguf",
+        "models/mine/x.gguf",
+        "models/mine.gguf.part",
+        "models/mine-20250101/x.gguf",
+    } <= here.left()
     assert not (here.prefix / "models" / "owner-repo-0123abcd").exists()
 
 
