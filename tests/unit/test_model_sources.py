@@ -135,6 +135,8 @@ def refusal(call, *arguments, **keywords):
             "llama_model_checksum is set, and only files of llama_model_url have one",
         ),
         ({"llama_model_ollama": "a b"}, "llama_model_ollama is 'a b': use [HOST/NAMESPACE/]NAME:TAG"),
+        ({"llama_model_ollama": "../..:x"}, "llama_model_ollama is '../..:x': use [HOST/NAMESPACE/]NAME:TAG"),
+        ({"llama_model_ollama": "a/b:.."}, "llama_model_ollama is 'a/b:..': use [HOST/NAMESPACE/]NAME:TAG"),
         ({"llama_model_ollama": "hf.co/a/b:Q4"}, "a repository on Hugging Face: set llama_model_huggingface"),
         ({"llama_model_path": "/m.gguf", "llama_model_mmproj": {}}, "llama_model_mmproj has no source"),
         (
@@ -973,6 +975,15 @@ def test_without_a_summary_of_names_a_quantisation_cannot_be_planned_offline(pai
     own.update(llama_model_known_answer=None, llama_model_gguf_summary=big_model)
     own["llama_model_huggingface"] = {"repo": REPO, "quantisation": "Q4_K_M"}
     assert "the names of its files are not known" in pair.reason()
+    assert pair.reason().endswith("or give files in llama_model_huggingface")
+    own["llama_model_huggingface"] = {"repo": REPO, "files": ["m.gguf"]}
+    for further, remedy in (
+        ({"huggingface": {"repo": REPO}}, "or give files in llama_model_mmproj.huggingface"),
+        ({"ollama": "m:1"}, "or set url or path in llama_model_mmproj"),
+    ):
+        own["llama_model_mmproj"] = further
+        assert pair.reason().endswith(remedy)
+    own["llama_model_mmproj"] = None
     own["llama_model_huggingface"] = {"repo": REPO, "files": ["x/m-00002-of-00002.gguf"]}
     model = pair.plan()["model"]
     assert [file["name"] for file in model["files"]] == ["x/m-00001-of-00002.gguf", "x/m-00002-of-00002.gguf"]
@@ -981,6 +992,7 @@ def test_without_a_summary_of_names_a_quantisation_cannot_be_planned_offline(pai
     assert model["source"] == f"huggingface:{REPO}@main"
     for given, name in (
         ({"llama_model_url": ["http://h/m.gguf"]}, "m.gguf"),
+        ({"llama_model_url": ["http://h/a%20b.gguf?download=true"]}, "a b.gguf"),
         ({"llama_model_copy": "/srv/c.gguf"}, "c.gguf"),
         (
             {

@@ -28,7 +28,8 @@ REPOSITORY = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 REVISION = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,254}"
 QUANTISATION = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
 OLLAMA = re.compile(
-    r"(?P<scheme>https?://)?(?:(?:(?P<host>[A-Za-z0-9.-]+(?::\d{1,5})?)/)?(?P<namespace>[\w.-]+)/)?(?P<name>[\w.-]+)(?::(?P<tag>[\w.-]+))?",
+    r"(?P<scheme>https?://)?(?:(?:(?P<host>[A-Za-z0-9][A-Za-z0-9.-]*(?::\d{1,5})?)/)?(?P<namespace>\w[\w.-]*)/)?(?P<name>\w[\w.-]*)"
+    r"(?::(?P<tag>\w[\w.-]*))?",
     re.ASCII,
 )
 OLLAMA_REGISTRY = "registry.ollama.ai"
