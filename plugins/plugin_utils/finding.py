@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.urls import Request
 from ansible.plugins.action import ActionBase
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, reading, untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, model_files, ollama, remote
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import model_entry, model_source
@@ -397,7 +397,7 @@ def _copy(asked: Asked) -> Found:
         model, summary = _headers(source, lambda: gguf.read_path(str(path)), f"{path} of the controller")
     except OSError as error:
         raise Refusal(
-            f"{source.variable} is {path} of the controller, which cannot be read: {failures.sentence(error)}"
+            f"{source.variable} is {path} of the controller, which cannot be read ({error.strerror}): correct the path, or put the file there"
         ) from None
     files = [
         {"name": file["name"], "url": (path.parent / file["name"]).as_uri(), "bytes": file["bytes"], "sha256": None}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Maybe, Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import model_files, parts
@@ -74,7 +74,7 @@ def read_token(path: str | None) -> str | None:
         with Path(path).open("rb") as stream:
             token = stream.read(TOKEN_BYTES).decode("utf-8", "replace").strip()
     except OSError as error:
-        raise Refusal(f"{named} cannot be read on the controller: {failures.sentence(error)}") from None
+        raise Refusal(f"{named} cannot be read on the controller ({error.strerror}): correct the path") from None
     if not re.fullmatch(r"[!-~]+", token):
         raise Refusal(f"{named} has no token: write it there as its only line, as its server shows it")
     return token
