@@ -1016,6 +1016,8 @@ def test_a_projector_and_a_draft_model_are_given_to_llama_server_and_not_counted
     argv = plan["head"]["argv"]
     assert argv[argv.index("--mmproj") + 1] == "/srv/p.gguf"
     assert argv[argv.index("--model-draft") + 1] == "/srv/d.gguf"
+    (head,) = (service for service in plan["hosts"]["head"]["services"] if service["kind"] == "head")
+    assert head["reads"][:3] == [plan["model"]["path"], "/srv/d.gguf", "/srv/p.gguf"]
     assert all("llama_model_mmproj" in " ".join(entry["without"]) for entry in plan["placement"])
     assert all("llama_model_draft" in " ".join(entry["without"]) for entry in plan["placement"])
 
