@@ -667,6 +667,12 @@ def test_a_record_of_something_else_counts_for_nothing(server, repo, tmp_path, c
     assert found["source"] == f"huggingface:{REPO}@{play.commit_of(REPO)}"
 
 
+@pytest.mark.parametrize("name", ["../../other/m.gguf", "a/../m.gguf", "/m.gguf", "a/.m.gguf", ""])
+def test_names_that_lead_elsewhere_are_no_names(name):
+    record = {"schema": 1, "asked": {}, "source": "it", "resolved": [{"name": name}]}
+    assert "is no name for a file of a model" in str(model_files.problem_of_record(record))
+
+
 LIES = ("file:///etc/shadow", "https://evil.example/m.gguf", "http://169.254.169.254/m.gguf")
 
 

@@ -57,7 +57,8 @@ def base_name(name: str) -> str:
 
 def problem_of_name(name: str) -> str | None:
     """Why a file of a source cannot have this name on the head; None where it can."""
-    if re.fullmatch(BASE_NAME, base_name(name)) and untrusted.is_plain(name):
+    leads_out = name.startswith("/") or ".." in name.split("/")
+    if re.fullmatch(BASE_NAME, base_name(name)) and untrusted.is_plain(name) and not leads_out:
         return None
     return "is no name for a file of a model on the head"
 
@@ -67,8 +68,8 @@ def problem_of_record(record: Mapping[str, Any]) -> str | None:
     found = untrusted.problem("it", record) or untrusted.mismatch("it", record, SHAPE)
     if found:
         return f"{found.where} {found.why}"
-    named = [base_name(file["name"]) for file in record["resolved"]]
-    if not named or len(set(named)) < len(named):
+    named = [file["name"] for file in record["resolved"]]
+    if not named or len(set(map(base_name, named))) < len(named):
         return "its files have no names, or the same ones"
     return next((f"{name!r} {why}" for name in named if (why := problem_of_name(name))), None)
 

@@ -112,7 +112,7 @@ def _huggingface(variable: str, given: Mapping[str, Any]) -> HuggingFace:
         if value is not None and not re.fullmatch(form, str(value)):
             raise Refusal(f"{variable} has the {key} {untrusted.show(value)}: use its name as the repository has it")
     for name in files:
-        if name.startswith("/") or ".." in name.split("/") or model_files.problem_of_name(name):
+        if model_files.problem_of_name(name):
             raise Refusal(f"{variable} has {untrusted.show(name)} in files: use names as the repository has them")
     return HuggingFace(repo, given.get("quantisation") or None, _of_one_model(variable, files), revision)
 
