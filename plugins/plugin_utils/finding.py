@@ -94,11 +94,24 @@ def _all(action: ActionBase, task_vars: dict, request: ModelRequest, arguments: 
             continue
         known = _known(source, there, arguments["prefix"], base)
         if known is None or (source.copy and os.path.exists(_beside(base, source.copy))):
-            token = hub.read_token(request.token_file and _beside(base, request.token_file))
+            token = _token(request, source, base)
             pinned = _pinned(source, there, arguments["prefix"])
             known = _looked_up(Asked(pinned, token, base), arguments["timeout"])
         found[source.role] = known
     return found
+
+
+def _token(request: ModelRequest, source: ModelSource, base: str) -> str | None:
+    """The token, for the one server that gets it: that of the first source which takes one, as for the download."""
+    own, first = _server(source), next(filter(None, map(_server, request.sources())), None)
+    if not request.token_file or not own or not first or not remote.same_server(own, first):
+        return None
+    return hub.read_token(_beside(base, request.token_file))
+
+
+def _server(source: ModelSource) -> str | None:
+    """A URL of the server that may ask for a token."""
+    return hub.endpoint() if source.huggingface else next(iter(source.url), None)
 
 
 def _beside(base: str, path: str) -> str:
@@ -266,14 +279,15 @@ def _headers(source: ModelSource, read: Any, named: str) -> tuple[gguf.Model, Ma
 
 
 def _from_urls(urls: Mapping[str, str], token: str | None) -> gguf.Model:
-    """:param urls: name of each part → where it is; the first one is that of the model."""
+    """:param urls: name of each part → where it is; the first one is that of the model, whose server gets the token."""
+    first = next(iter(urls))
 
     def open_part(name: str) -> remote.RemoteFile:
         if name not in urls:
             raise FileNotFoundError(name)
-        return remote.RemoteFile(urls[name], token)
+        return remote.RemoteFile(urls[name], token if remote.same_server(urls[name], urls[first]) else None)
 
-    return gguf.read(next(iter(urls)), open_part)
+    return gguf.read(first, open_part)
 
 
 def _huggingface(asked: Asked) -> Found:

@@ -333,6 +333,31 @@ def _headers_of(server):
     ]
 
 
+def test_a_token_goes_to_one_server(server, repo, tmp_path, call):
+    """Neither that of a projector gets it, nor that of another part."""
+    other = play.Hub(tmp_path / "other").start()
+    (other.folder / "plain").mkdir(parents=True)
+    (other.folder / "plain" / "p.gguf").write_bytes(gguf_files.model())
+    parts = gguf_files.write_parts(tmp_path, 2)
+    urls = []
+    for place, part in zip((server, other), parts):
+        (place.folder / "plain").mkdir(exist_ok=True)
+        part.rename(place.folder / "plain" / part.name)
+        urls.append(f"{place.url}/{part.name}")
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "token").chmod(0o600)
+    given = {"llama_model_token_file": str(tmp_path / "token"), "llama_model_mmproj": {"url": [f"{other.url}/p.gguf"]}}
+    for model in (
+        {"llama_model_huggingface": {"repo": REPO, "quantisation": "Q4_K_M"}},
+        {"llama_model_url": urls},
+    ):
+        assert "refused" not in run(call, {**given, **model})[0]
+    assert all(f"Bearer {TOKEN}" in headers.values() for path, headers, _code in server.asked if "gguf" in path.lower())
+    assert other.asked
+    assert not any("Authorization" in headers for _path, headers, _code in other.asked)
+    other.stop()
+
+
 def test_no_token_of_the_environment_is_sent(server, repo, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_of_the_environment")
     looked_up(on_huggingface(quantisation="Q4_K_M"))
