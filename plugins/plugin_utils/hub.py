@@ -87,6 +87,8 @@ def listing(source: ModelSource, token: str | None) -> Listing:
     """
     wanted = source.huggingface
     assert wanted is not None
+    if untrusted.has_secret(endpoint()):
+        raise Refusal("HF_ENDPOINT has a password or a token, which plans and logs would show: use an address without")
     try:
         # It takes a quarter of a second to import: only when a server is asked.
         from huggingface_hub import HfApi
@@ -108,7 +110,7 @@ def listing(source: ModelSource, token: str | None) -> Listing:
         raise Refusal(f"{_named(source)} {_refused(api, wanted, error, token)}") from None
     except (HTTPError, OSError) as error:
         raise Refusal(f"{_named(source)} cannot be asked for at {endpoint()} ({_short(error)}): {_offline()}") from None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise Refusal(
             f"{_named(source)} is answered for by {endpoint()} with something else than a repository ({_short(error)}): {_offline()}"
         ) from None

@@ -383,6 +383,7 @@ def test_a_server_that_wants_another_token(server, repo, token, said):
     [
         b"<html>",
         b"[]",
+        b"[" * 100_000,
         b"{}",
         json.dumps({"id": REPO, "sha": "x", "siblings": []}).encode(),
         json.dumps({"id": REPO, "sha": "a" * 40, "siblings": [{"rfilename": "m.gguf", "size": "x"}]}).encode(),
@@ -404,6 +405,12 @@ def test_names_of_a_server_that_cannot_be_on_a_host(server, repo, name):
     message = refusal(looked_up, on_huggingface())
     assert "no name for a file of a model" in message or "with what cannot be (files.name is" in message
     assert "\n" not in message
+
+
+def test_a_password_in_the_address_of_a_mirror(monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "https://me:secret@mirror.example")
+    message = refusal(looked_up, on_huggingface())
+    assert message.startswith("HF_ENDPOINT has a password or a token") and "secret" not in message
 
 
 def test_offline(monkeypatch):
