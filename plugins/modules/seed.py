@@ -119,6 +119,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import seeding
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, failures
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import worker as launcher
 
 
 def tensors_of(values):
@@ -145,6 +146,9 @@ def filled(params, check_mode):
         wanted = [known[name] for name in given["names"] if name in known]
         beside = [other.folder for other in workers if other.folder != worker.folder]
         try:
+            if not check_mode:
+                # The launcher that watches the cache may serve another model, and removes files of sizes that it does not know.
+                launcher.known_sizes(worker.folder, {tensor.bytes for tensor in wanted})
             step(answer, worker, wanted, beside, params, check_mode, until)
         except seeding.SeedError as error:
             answer["why"].append(f"The cache of the worker {worker.name} is not filled from this host: {error}.")

@@ -76,7 +76,7 @@ def run(action: ActionBase, task_vars: dict) -> dict:
     result = background.run(
         action,
         task_vars,
-        {**arguments, "files": files, **({"token": token} if token else {})},
+        {**arguments, "files": files, **({"token": token} if token and not all(file.sent for file in planned) else {})},
         "download",
         LIMIT_SECONDS,
         itertools.chain(PAUSES, itertools.repeat(LINE_SECONDS)),

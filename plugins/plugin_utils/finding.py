@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import os
+import re
 import urllib.error
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -18,7 +19,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.urls import Request
 from ansible.plugins.action import ActionBase
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, reading, untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, model_files, ollama, remote
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import model_entry, model_source
@@ -91,12 +92,26 @@ def _all(action: ActionBase, task_vars: dict, request: ModelRequest, arguments: 
         if source.path:
             found[source.role] = _at_path(action, task_vars, source, there, arguments)
             continue
-        known = _known(source, there, arguments["prefix"])
+        known = _known(source, there, arguments["prefix"], base)
         if known is None or (source.copy and os.path.exists(_beside(base, source.copy))):
-            token = hub.read_token(request.token_file and _beside(base, request.token_file))
-            known = _looked_up(Asked(source, token, base), arguments["timeout"])
+            token = _token(request, source, base)
+            pinned = _pinned(source, there, arguments["prefix"])
+            known = _looked_up(Asked(pinned, token, base), arguments["timeout"])
         found[source.role] = known
     return found
+
+
+def _token(request: ModelRequest, source: ModelSource, base: str) -> str | None:
+    """The token, for the one server that gets it: that of the first source which takes one, as for the download."""
+    own, first = _server(source), next(filter(None, map(_server, request.sources())), None)
+    if not request.token_file or not own or not first or not remote.same_server(own, first):
+        return None
+    return hub.read_token(_beside(base, request.token_file))
+
+
+def _server(source: ModelSource) -> str | None:
+    """A URL of the server that may ask for a token."""
+    return hub.endpoint() if source.huggingface else next(iter(source.url), None)
 
 
 def _beside(base: str, path: str) -> str:
@@ -161,19 +176,59 @@ def _entry(value: Any, name: Any) -> Mapping[str, Any]:
     return entry if isinstance(entry, Mapping) else {}
 
 
-def _known(source: ModelSource, there: Mapping[str, Any], prefix: str | None) -> Found | None:
+def _known(source: ModelSource, there: Mapping[str, Any], prefix: str | None, base: str) -> Found | None:
     """What the host has of a source, so that no server is asked; None where it has nothing whole."""
     if prefix is None:
         return None
     kept = _entry(there.get("folders"), model_source.folder(prefix, source))
     record, summary = kept.get("record"), kept.get("summary")
     wanted = source.role == model_files.MODEL
-    if isinstance(record, Mapping) and bool(summary) >= wanted and not model_files.problem_of_record(record):
-        files, revision = record["resolved"], record["revision"]
-        said = Found(record["source"], revision, files, summary if wanted else None, kept.get("closed"))
-        return said if record["asked"] == model_source.asked(source) else None
+    if kept.get("whole") is True and bool(summary) >= wanted and _is_record_of(source, record):
+        revision = record["revision"]
+        files = [{**file, "url": _url_of(source, file, revision, base)} for file in record["resolved"]]
+        return Found(record["source"], revision, files, summary if wanted else None, kept.get("closed"))
     own = _entry(there.get("ollama"), source.ollama)
     return _in_its_folder(source, own) if own else None
+
+
+def _pinned(source: ModelSource, there: Mapping[str, Any], prefix: str | None) -> ModelSource:
+    """The source, at the commit of its record where that has lost a file: a branch may have moved since."""
+    record = _entry(there.get("folders"), model_source.folder(prefix, source)).get("record") if prefix else None
+    if not source.huggingface or not _is_record_of(source, record):
+        return source
+    return source._replace(huggingface=source.huggingface._replace(revision=record["revision"]))
+
+
+def _is_record_of(source: ModelSource, record: Any) -> bool:
+    """Whether this is the record of a source, and says enough to know where its files come from."""
+    if not isinstance(record, Mapping) or model_files.problem_of_record(record):
+        return False
+    if record["asked"] != model_source.asked(source):
+        return False
+    if source.huggingface:
+        return re.fullmatch(hub.COMMIT, record["revision"] or "") is not None
+    return not source.ollama or all(file["sha256"] for file in record["resolved"])
+
+
+def _url_of(source: ModelSource, file: Mapping[str, Any], revision: str, base: str) -> str:
+    """Where a file of a record comes from: the host that keeps the record has no say in whom a token is sent to, or what leaves the controller."""
+    name = model_files.base_name(file["name"])
+    if source.huggingface:
+        return hub.url_of(source.huggingface, revision, file["name"])
+    if source.ollama:
+        return ollama.name_of(source.ollama).blob_url(file["sha256"])
+    if source.copy:
+        return _local(base, source.copy).with_name(name).as_uri()
+    return _by_name(source.url).get(name) or _beside_url(source.url[0], name)
+
+
+def _local(base: str, path: str) -> Path:
+    return Path(_beside(base, path)).absolute()
+
+
+def _by_name(urls: Sequence[str]) -> dict[str, str]:
+    """Name of each file → its URL."""
+    return {unquote(urlsplit(url).path).rpartition("/")[2]: url for url in urls}
 
 
 def _in_its_folder(source: ModelSource, own: Mapping[str, Any]) -> Found | None:
@@ -224,14 +279,15 @@ def _headers(source: ModelSource, read: Any, named: str) -> tuple[gguf.Model, Ma
 
 
 def _from_urls(urls: Mapping[str, str], token: str | None) -> gguf.Model:
-    """:param urls: name of each part → where it is; the first one is that of the model."""
+    """:param urls: name of each part → where it is; the first one is that of the model, whose server gets the token."""
+    first = next(iter(urls))
 
     def open_part(name: str) -> remote.RemoteFile:
         if name not in urls:
             raise FileNotFoundError(name)
-        return remote.RemoteFile(urls[name], token)
+        return remote.RemoteFile(urls[name], token if remote.same_server(urls[name], urls[first]) else None)
 
-    return gguf.read(next(iter(urls)), open_part)
+    return gguf.read(first, open_part)
 
 
 def _huggingface(asked: Asked) -> Found:
@@ -261,7 +317,7 @@ def _huggingface(asked: Asked) -> Found:
 
 def _url(asked: Asked) -> Found:
     source = asked.source
-    urls = {unquote(urlsplit(url).path).rpartition("/")[2]: url for url in source.url}
+    urls = _by_name(source.url)
     one = len(urls) == 1
     read = partial(remote.read, source.url[0], asked.token) if one else partial(_from_urls, urls, asked.token)
     model, summary = _headers(source, read, remote.shown(source.url[0]))
@@ -349,12 +405,12 @@ def _manifest(source: ModelSource, name: ollama.Name) -> tuple[Mapping[str, Any]
 
 def _copy(asked: Asked) -> Found:
     source = asked.source
-    path = Path(_beside(asked.base, str(source.copy))).absolute()
+    path = _local(asked.base, str(source.copy))
     try:
         model, summary = _headers(source, lambda: gguf.read_path(str(path)), f"{path} of the controller")
     except OSError as error:
         raise Refusal(
-            f"{source.variable} is {path} of the controller, which cannot be read: {failures.sentence(error)}"
+            f"{source.variable} is {path} of the controller, which cannot be read ({error.strerror}): correct the path, or put the file there"
         ) from None
     files = [
         {"name": file["name"], "url": (path.parent / file["name"]).as_uri(), "bytes": file["bytes"], "sha256": None}

@@ -12,8 +12,9 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
+from urllib.parse import quote
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Maybe, Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import model_files, parts
@@ -73,7 +74,7 @@ def read_token(path: str | None) -> str | None:
         with Path(path).open("rb") as stream:
             token = stream.read(TOKEN_BYTES).decode("utf-8", "replace").strip()
     except OSError as error:
-        raise Refusal(f"{named} cannot be read on the controller: {failures.sentence(error)}") from None
+        raise Refusal(f"{named} cannot be read on the controller ({error.strerror}): correct the path") from None
     if not re.fullmatch(r"[!-~]+", token):
         raise Refusal(f"{named} has no token: write it there as its only line, as its server shows it")
     return token
@@ -85,6 +86,8 @@ def listing(source: ModelSource, token: str | None) -> Listing:
     :raises Refusal: it cannot be asked, or has no such revision.
     """
     wanted = cast(HuggingFace, source.huggingface)
+    if untrusted.has_secret(endpoint()):
+        raise Refusal("HF_ENDPOINT has a password or a token, which plans and logs would show: use an address without")
     try:
         # It takes a quarter of a second to import: only when a server is asked.
         from huggingface_hub import HfApi
@@ -106,7 +109,7 @@ def listing(source: ModelSource, token: str | None) -> Listing:
         raise Refusal(f"{_named(source)} {_refused(api, wanted, error, token)}") from None
     except (HTTPError, OSError) as error:
         raise Refusal(f"{_named(source)} cannot be asked for at {endpoint()} ({_short(error)}): {_offline()}") from None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise Refusal(
             f"{_named(source)} is answered for by {endpoint()} with something else than a repository ({_short(error)}): {_offline()}"
         ) from None
@@ -298,7 +301,5 @@ def _with_sizes(source: ModelSource, files: Sequence[Listed]) -> tuple[Listed, .
 
 
 def url_of(wanted: HuggingFace, commit: str, name: str) -> str:
-    """Where a file is at a commit."""
-    from huggingface_hub import hf_hub_url
-
-    return str(hf_hub_url(wanted.repo, name, revision=commit, endpoint=endpoint()))
+    """Where a file is at a commit, as huggingface_hub writes it."""
+    return f"{endpoint()}/{wanted.repo}/resolve/{quote(commit, safe='')}/{quote(name)}"

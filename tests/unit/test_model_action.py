@@ -151,7 +151,7 @@ class Action:
     def __init__(self, place, **arguments):
         self._task = types.SimpleNamespace(args={"state": "fetched", **arguments}, async_val=0, check_mode=False)
         self._connection = types.SimpleNamespace(_shell=types.SimpleNamespace(tmpdir=None, join_path=os.path.join))
-        self.place, self.calls, self.broken = place, [], None
+        self.place, self.calls, self.broken, self.tokens = place, [], None, []
 
     def _make_tmp_path(self):
         self._connection._shell.tmpdir = str(self.place / "tmp")
@@ -172,6 +172,7 @@ class Action:
             return {"finished": True, **self.result}
         given = {"records": [], "fetched_by": "head", "token": None, "digest": False, **module_args}
         self.calls.append(given["state"])
+        self.tokens.append(given["token"])
         try:
             result = json.loads(json.dumps(module.run(given, self._task.check_mode)))
         except ValueError as error:
@@ -274,6 +275,18 @@ def test_the_controller_fetches_for_a_head_without_a_way_out(copied, server, tmp
     assert action.run()["digests"] == {file["path"]: SHA}
     assert server.asked[asked][1]["Range"] == f"bytes={kept}-{SIZE - 1}"
     assert Path(file["path"]).read_bytes() == DATA
+
+
+@pytest.mark.parametrize("fetched_by, given", [("head", "hf_secret"), ("controller", None)])
+def test_a_head_that_fetches_nothing_gets_no_token(copied, server, tmp_path, models, fetched_by, given):
+    (tmp_path / "token").write_text("hf_secret")
+    (tmp_path / "token").chmod(0o600)
+    file, more = planned(server, models), {"folder": str(models), "fetched_by": fetched_by}
+    records = [{"path": str(models / "source" / ".source.json"), "asked": {}}]
+    action = Action(tmp_path, files=[file], records=records, token_file=str(tmp_path / "token"), **more)
+    assert action.run()["changed"]
+    assert server.asked[0][1]["Authorization"] == "Bearer hf_secret"
+    assert action.tokens[-1] == given
 
 
 def test_a_token_file_that_cannot_be_used_is_named(copied, tmp_path, models):

@@ -16,9 +16,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.check import repo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import models
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, model_files
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import model_entry, model_source
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import model_entry, model_source, rollback
 from ansible_collections.llamacpp.cluster.plugins.modules import model as model_module
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import finding, hub, inventory
+from test_rollback import completed
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 import hub as play
@@ -134,6 +135,8 @@ def refusal(call, *arguments, **keywords):
             "llama_model_checksum is set, and only files of llama_model_url have one",
         ),
         ({"llama_model_ollama": "a b"}, "llama_model_ollama is 'a b': use [HOST/NAMESPACE/]NAME:TAG"),
+        ({"llama_model_ollama": "../..:x"}, "llama_model_ollama is '../..:x': use [HOST/NAMESPACE/]NAME:TAG"),
+        ({"llama_model_ollama": "a/b:.."}, "llama_model_ollama is 'a/b:..': use [HOST/NAMESPACE/]NAME:TAG"),
         ({"llama_model_ollama": "hf.co/a/b:Q4"}, "a repository on Hugging Face: set llama_model_huggingface"),
         ({"llama_model_path": "/m.gguf", "llama_model_mmproj": {}}, "llama_model_mmproj has no source"),
         (
@@ -330,6 +333,31 @@ def _headers_of(server):
     ]
 
 
+def test_a_token_goes_to_one_server(server, repo, tmp_path, call):
+    """Neither that of a projector gets it, nor that of another part."""
+    other = play.Hub(tmp_path / "other").start()
+    (other.folder / "plain").mkdir(parents=True)
+    (other.folder / "plain" / "p.gguf").write_bytes(gguf_files.model())
+    parts = gguf_files.write_parts(tmp_path, 2)
+    urls = []
+    for place, part in zip((server, other), parts):
+        (place.folder / "plain").mkdir(exist_ok=True)
+        part.rename(place.folder / "plain" / part.name)
+        urls.append(f"{place.url}/{part.name}")
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "token").chmod(0o600)
+    given = {"llama_model_token_file": str(tmp_path / "token"), "llama_model_mmproj": {"url": [f"{other.url}/p.gguf"]}}
+    for model in (
+        {"llama_model_huggingface": {"repo": REPO, "quantisation": "Q4_K_M"}},
+        {"llama_model_url": urls},
+    ):
+        assert "refused" not in run(call, {**given, **model})[0]
+    assert all(f"Bearer {TOKEN}" in headers.values() for path, headers, _code in server.asked if "gguf" in path.lower())
+    assert other.asked
+    assert not any("Authorization" in headers for _path, headers, _code in other.asked)
+    other.stop()
+
+
 def test_no_token_of_the_environment_is_sent(server, repo, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_of_the_environment")
     looked_up(on_huggingface(quantisation="Q4_K_M"))
@@ -355,6 +383,7 @@ def test_a_server_that_wants_another_token(server, repo, token, said):
     [
         b"<html>",
         b"[]",
+        b"[" * 100_000,
         b"{}",
         json.dumps({"id": REPO, "sha": "x", "siblings": []}).encode(),
         json.dumps({"id": REPO, "sha": "a" * 40, "siblings": [{"rfilename": "m.gguf", "size": "x"}]}).encode(),
@@ -376,6 +405,12 @@ def test_names_of_a_server_that_cannot_be_on_a_host(server, repo, name):
     message = refusal(looked_up, on_huggingface())
     assert "no name for a file of a model" in message or "with what cannot be (files.name is" in message
     assert "\n" not in message
+
+
+def test_a_password_in_the_address_of_a_mirror(monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "https://me:secret@mirror.example")
+    message = refusal(looked_up, on_huggingface())
+    assert message.startswith("HF_ENDPOINT has a password or a token") and "secret" not in message
 
 
 def test_offline(monkeypatch):
@@ -618,8 +653,25 @@ def test_what_is_fetched_already_is_found_without_a_server(server, repo, tmp_pat
     assert len(server.asked) == asked
     assert {**second, "offered": first["offered"]} == first
     (folder / "some-model-UD-Q2_K_XL-00003-of-00003.gguf").write_bytes(b"short")
+    assert list(model_files.read_record(str(folder)).missing) == [second["files"][2]["name"]]
     third, _action = run(call, given, prefix=prefix)
     assert re.search("check the .*network", third["refused"])
+
+
+def test_a_file_that_is_lost_is_that_of_the_recorded_commit(server, repo, tmp_path, call):
+    """A branch may have moved since."""
+    given = {"llama_model_huggingface": {"repo": REPO, "quantisation": "Q4_K_M"}}
+    request = on_huggingface(quantisation="Q4_K_M")
+    folder = fetched(tmp_path, request, looked_up(request))
+    path = folder / model_files.RECORD
+    path.write_text(path.read_text().replace(play.commit_of(REPO), "d" * 40))
+    (folder / "some-model-Q4_K_M.gguf").unlink()
+    found, _action = run(call, given, prefix=str(tmp_path / "prefix"))
+    assert f"has no revision '{'d' * 40}'" in found["refused"]
+    path.write_text(path.read_text().replace("d" * 40, play.commit_of(REPO)))
+    found, _action = run(call, given, prefix=str(tmp_path / "prefix"))
+    assert (found["revision"], found["files"][0]["bytes"]) == (play.commit_of(REPO), len(gguf_files.model()))
+    assert any(f"/revision/{play.commit_of(REPO)}" in str(asked) for asked in server.asked)
 
 
 @pytest.mark.parametrize(
@@ -629,7 +681,8 @@ def test_what_is_fetched_already_is_found_without_a_server(server, repo, tmp_pat
         lambda record: {**record, "schema": 2},
         lambda record: {**record, "resolved": []},
         lambda record: {**record, "resolved": [{**record["resolved"][0], "name": "a\nb.gguf"}]},
-        lambda record: {**record, "resolved": [{**record["resolved"][0], "url": "gopher://h"}]},
+        lambda record: {**record, "revision": "../../other/repo/resolve/main"},
+        lambda record: {**record, "revision": None},
         lambda record: {**record, "source": 5},
         lambda record: [],
     ],
@@ -644,6 +697,44 @@ def test_a_record_of_something_else_counts_for_nothing(server, repo, tmp_path, c
     found, _action = run(call, given, prefix=str(tmp_path / "prefix"))
     assert len(server.asked) > before
     assert found["source"] == f"huggingface:{REPO}@{play.commit_of(REPO)}"
+
+
+@pytest.mark.parametrize("name", ["../../other/m.gguf", "a/../m.gguf", "/m.gguf", "a/.m.gguf", ""])
+def test_names_that_lead_elsewhere_are_no_names(name):
+    record = {"schema": 1, "asked": {}, "source": "it", "resolved": [{"name": name}]}
+    assert "is no name for a file of a model" in str(model_files.problem_of_record(record))
+
+
+LIES = ("file:///etc/shadow", "https://evil.example/m.gguf", "http://169.254.169.254/m.gguf")
+
+
+@pytest.mark.parametrize("url", LIES)
+@pytest.mark.parametrize("kind", ["huggingface", "url", "ollama", "copy"])
+def test_a_record_has_no_say_in_where_files_come_from(server, repo, tmp_path, kind, url):
+    """Else a head would get files of the controller, and a server of its choice the token."""
+    given = {
+        "huggingface": {"llama_model_huggingface": {"repo": REPO, "quantisation": "Q4_K_M"}},
+        "url": {"llama_model_url": ["https://models.example/some-model-Q4_K_M.gguf?download=true"]},
+        "ollama": {"llama_model_ollama": "https://models.example/library/gemma3:4b"},
+        "copy": {"llama_model_copy": str(tmp_path / "gone" / "some-model-Q4_K_M.gguf")},
+    }[kind]
+    source = request_of(**given).source
+    name, commit = "some-model-Q4_K_M.gguf", "c" * 40
+    file = {"name": name, "url": url, "bytes": 9, "sha256": "a" * 64}
+    record = {**model_source.record(source, {"source": "it", "revision": commit}, [file]), "resolved": [file]}
+    said = {
+        "folders": {model_source.folder(PREFIX, source): {"record": record, "whole": True, "summary": {"layers": 1}}}
+    }
+    found, _action = run(lambda **arguments: said, given, prefix=PREFIX)
+    assert [entry["url"] for entry in found["files"]] == [
+        {
+            "huggingface": f"{server.url}/{REPO}/resolve/{commit}/{name}",
+            "url": "https://models.example/some-model-Q4_K_M.gguf?download=true",
+            "ollama": f"https://models.example/v2/library/gemma3/blobs/sha256:{'a' * 64}",
+            "copy": (tmp_path / "gone" / name).as_uri(),
+        }[kind]
+    ]
+    assert "url" not in model_source.record(source, {"source": "it", "revision": commit}, [file])["resolved"][0]
 
 
 def test_a_host_that_says_what_cannot_be_is_not_believed(server, repo, tmp_path):
@@ -850,6 +941,19 @@ def test_a_plan_says_which_files_are_fetched_and_what_is_recorded(pair, big_mode
     assert [entry["name"] for entry in record["resolved"]] == ["m.gguf"]
 
 
+def test_a_plan_keeps_its_id_where_its_files_come_from_elsewhere(pair, big_model):
+    """Another mirror in HF_ENDPOINT, or another controller with a copy in another folder."""
+    pair.model = {"summary": big_model, "closed": None}
+    planned(pair, {"repo": REPO, "quantisation": "Q4_K_M"})
+    here = completed(pair)
+    there = json.loads(json.dumps(here).replace("https://huggingface.co/", "https://mirror.example/"))
+    assert here["model"]["files"] != there["model"]["files"]
+    assert here["hosts"]["head"]["model"] != there["hosts"]["head"]["model"]
+    assert rollback.identity(here) == rollback.identity(there)
+    other = json.loads(json.dumps(here).replace("b" * 64, "c" * 64))
+    assert rollback.identity(here) != rollback.identity(other)
+
+
 def test_folders_of_sources_differ_where_their_variables_do(tmp_path):
     requests = [
         on_huggingface(quantisation="Q4_K_M"),
@@ -909,6 +1013,15 @@ def test_without_a_summary_of_names_a_quantisation_cannot_be_planned_offline(pai
     own.update(llama_model_known_answer=None, llama_model_gguf_summary=big_model)
     own["llama_model_huggingface"] = {"repo": REPO, "quantisation": "Q4_K_M"}
     assert "the names of its files are not known" in pair.reason()
+    assert pair.reason().endswith("or give files in llama_model_huggingface")
+    own["llama_model_huggingface"] = {"repo": REPO, "files": ["m.gguf"]}
+    for further, remedy in (
+        ({"huggingface": {"repo": REPO}}, "or give files in llama_model_mmproj.huggingface"),
+        ({"ollama": "m:1"}, "or set url or path in llama_model_mmproj"),
+    ):
+        own["llama_model_mmproj"] = further
+        assert pair.reason().endswith(remedy)
+    own["llama_model_mmproj"] = None
     own["llama_model_huggingface"] = {"repo": REPO, "files": ["x/m-00002-of-00002.gguf"]}
     model = pair.plan()["model"]
     assert [file["name"] for file in model["files"]] == ["x/m-00001-of-00002.gguf", "x/m-00002-of-00002.gguf"]
@@ -917,6 +1030,7 @@ def test_without_a_summary_of_names_a_quantisation_cannot_be_planned_offline(pai
     assert model["source"] == f"huggingface:{REPO}@main"
     for given, name in (
         ({"llama_model_url": ["http://h/m.gguf"]}, "m.gguf"),
+        ({"llama_model_url": ["http://h/a%20b.gguf?download=true"]}, "a b.gguf"),
         ({"llama_model_copy": "/srv/c.gguf"}, "c.gguf"),
         (
             {
@@ -940,6 +1054,8 @@ def test_a_projector_and_a_draft_model_are_given_to_llama_server_and_not_counted
     argv = plan["head"]["argv"]
     assert argv[argv.index("--mmproj") + 1] == "/srv/p.gguf"
     assert argv[argv.index("--model-draft") + 1] == "/srv/d.gguf"
+    (head,) = (service for service in plan["hosts"]["head"]["services"] if service["kind"] == "head")
+    assert head["reads"][:3] == [plan["model"]["path"], "/srv/d.gguf", "/srv/p.gguf"]
     assert all("llama_model_mmproj" in " ".join(entry["without"]) for entry in plan["placement"])
     assert all("llama_model_draft" in " ".join(entry["without"]) for entry in plan["placement"])
 

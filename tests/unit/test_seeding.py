@@ -15,6 +15,7 @@ from ansible.module_utils.testing import patch_module_args
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import seeding
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import worker as launcher
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, transfer
 from ansible_collections.llamacpp.cluster.plugins.modules import seed
 from cache_worker import CacheWorker
@@ -52,6 +53,15 @@ def test_the_launcher_knows_how_large_a_whole_file_is(large):
             if service["kind"] == "worker":
                 launcher = service["argv"][: service["argv"].index("--")]
                 assert launcher[-2:] == ["--size", str(BYTES)]
+
+
+@pytest.mark.parametrize(
+    "further", [{"llama_model_draft": {"path": "/srv/d.gguf"}}, {"llama_server_extra_args": ["--lora", "/srv/a.gguf"]}]
+)
+def test_the_launcher_removes_no_tensors_of_further_models(large, further):
+    large.hosts["head"]["variables"].update(further)
+    for given in large.plan()["hosts"].values():
+        assert not [service for service in given["services"] if "--size" in service["argv"]]
 
 
 @pytest.mark.parametrize(
@@ -433,6 +443,17 @@ def test_the_module_describes_fills_and_sends(tmp_path, call):
     params["workers"].append(given_worker(other, list(names)))
     answer = call(**params)
     assert (answer["linked_mib"], answer["missing"]["beside"]) == (2 * BYTES // (1 << 20), [])
+
+
+def test_the_launcher_of_another_model_leaves_what_was_filled(tmp_path, call):
+    path, filled = model(tmp_path, [1]), worker(tmp_path)
+    tensors = [tensor._asdict() for tensor in wanted(path, 1)]
+    params = {"state": "filled", "path": str(path), "tensors": tensors, "seconds": 60}
+    params["workers"] = [given_worker(filled, [tensors[0]["name"]])]
+    call(check=True, **params)
+    assert not filled.folder.parent.exists()
+    assert call(**params)["missing"] == {"cpu": []}
+    assert launcher.remove_cut(filled.folder, [BYTES + 1]) == []
 
 
 def test_the_module_sends_and_says_what_failed(tmp_path, call, monkeypatch):

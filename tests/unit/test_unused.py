@@ -232,6 +232,7 @@ def test_what_is_not_ours_is_left_alone(here, tmp_path):
     here.write("models/mine.gguf")
     here.write("models/mine/x.gguf")
     here.write("models/mine.gguf.part")
+    here.write("models/mine-20250101/x.gguf")
     elsewhere = tmp_path / "elsewhere-0123abcd"
     elsewhere.mkdir()
     (elsewhere / "x.gguf").write_text("x")
@@ -243,7 +244,12 @@ def test_what_is_not_ours_is_left_alone(here, tmp_path):
     assert not [path for path in here.found() if "mine" in path or "linked" in path or "1x1" in path]
     here.remove(*unused.KINDS)
     assert (elsewhere / "x.gguf").read_text() == "x"
-    assert {"models/mine.gguf", "models/mine/x.gguf", "models/mine.gguf.part"} <= here.left()
+    assert {
+        "models/mine.gguf",
+        "models/mine/x.gguf",
+        "models/mine.gguf.part",
+        "models/mine-20250101/x.gguf",
+    } <= here.left()
     assert not (here.prefix / "models" / "owner-repo-0123abcd").exists()
 
 

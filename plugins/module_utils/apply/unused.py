@@ -33,7 +33,7 @@ FORM = [{"kind": KINDS, "path": Text(longest=4096), "bytes": Number(), "age_s": 
 MOST = 200
 """Entries that are reported, the largest ones."""
 SOURCE = re.compile(r"[A-Za-z0-9._-]+-[0-9a-f]{8}", re.ASCII)
-"""Name of a folder with the files of one source. Other folders below models are the operator's."""
+"""Name of a folder with the files of one source; see _sources. Other folders below models are the operator's."""
 GENERATED = re.compile(r"known-answer-.+\.gguf(\..+\.sha256)?", re.ASCII | re.DOTALL)
 END = r"(?![\w.+@-])"
 """After a path that is named whole: what follows is not part of its last name."""
@@ -215,10 +215,13 @@ def _is_fetching(prefix: str) -> bool:
 
 
 def _sources(prefix: str) -> Iterator[tuple[Path, list[Path]]]:
-    """Folders with the files of one source, each with the files in it."""
+    """Folders with the files of one source, each with the files in it. A download leaves a record or a part in each; a folder that has neither is the
+    operator's, also where a date ends its name."""
     for path in _entries(prefix, "models"):
         if _is_folder(path) and SOURCE.fullmatch(path.name):
-            yield path, [Path(place, name) for place, _folders, inside in os.walk(path) for name in inside]
+            files = [Path(place, name) for place, _folders, inside in os.walk(path) for name in inside]
+            if any(file.name == model_files.RECORD or file.name.endswith(fetched.PART) for file in files):
+                yield path, files
 
 
 def _models(planned: Mapping[str, Any], used: Used) -> Iterator[Item]:
@@ -234,9 +237,7 @@ def _models(planned: Mapping[str, Any], used: Used) -> Iterator[Item]:
 
 def _is_whole(files: Sequence[Path]) -> bool:
     """Whether the files of a source were all there once, also where a later download of it did not end."""
-    return any(file.name == model_files.RECORD for file in files) or not any(
-        file.name.endswith(fetched.PART) for file in files
-    )
+    return any(file.name == model_files.RECORD for file in files)
 
 
 def _parts(planned: Mapping[str, Any], used: Used) -> Iterator[Item]:

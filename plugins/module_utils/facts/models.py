@@ -35,13 +35,15 @@ def had(folders: Sequence[str], paths: Sequence[str], wanted: Sequence[str], acc
 
 
 def fetched(folder: str, account: str) -> dict[str, Any] | None:
-    """The record of a folder whose files are whole, and the summary of the model; None where there is no such record."""
+    """The record of a folder, and whether its files are whole; then the summary of the model, too. None where there is no record."""
     kept = model_files.read_record(folder)
-    if kept is None or kept.missing:
+    if kept is None:
         return None
-    first = Path(folder) / model_files.base_name(kept.record["resolved"][0]["name"])
     record = {key: kept.record[key] for key in model_files.SHAPE}
-    return {"record": record, **_summary(str(first)), "closed": file(str(first), account).get("closed")}
+    if kept.missing:
+        return {"record": record, "whole": False}
+    first = Path(folder) / model_files.base_name(kept.record["resolved"][0]["name"])
+    return {"record": record, "whole": True, **_summary(str(first)), "closed": file(str(first), account).get("closed")}
 
 
 def file(path: str, account: str) -> dict[str, Any]:

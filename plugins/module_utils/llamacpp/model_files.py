@@ -28,13 +28,15 @@ SHA256 = r"[0-9a-f]{64}"
 BASE_NAME = r"[A-Za-z0-9][A-Za-z0-9._+@=,() -]{0,254}"
 """Of a file on the head: it stands in command lines and definitions."""
 URL = Text(r"(https?|file)://\S+", 4096)
-NAMED = {"name": Text(longest=1024), "bytes": Maybe(Number()), "sha256": Maybe(Text(SHA256)), "url": Maybe(URL)}
+RESOLVED = {"name": Text(longest=1024), "bytes": Maybe(Number()), "sha256": Maybe(Text(SHA256))}
+"""Of a file in a record: where it comes from follows from the variables, since the host that keeps the record may write anything there."""
+NAMED = {**RESOLVED, "url": Maybe(URL)}
 SHAPE: dict[str, Any] = {
     "schema": Number(SCHEMA, SCHEMA),
     "asked": {},
     "source": Text(longest=4096),
     "revision": Maybe(Text()),
-    "resolved": [NAMED],
+    "resolved": [RESOLVED],
 }
 """Of a record, which may say more. What was asked for was resolved to these files: parts in their order, in its folder under the last part of
 ``name``."""
@@ -55,7 +57,8 @@ def base_name(name: str) -> str:
 
 def problem_of_name(name: str) -> str | None:
     """Why a file of a source cannot have this name on the head; None where it can."""
-    if re.fullmatch(BASE_NAME, base_name(name)) and untrusted.is_plain(name):
+    leads_out = name.startswith("/") or ".." in name.split("/")
+    if re.fullmatch(BASE_NAME, base_name(name)) and untrusted.is_plain(name) and not leads_out:
         return None
     return "is no name for a file of a model on the head"
 
@@ -65,8 +68,8 @@ def problem_of_record(record: Mapping[str, Any]) -> str | None:
     found = untrusted.problem("it", record) or untrusted.mismatch("it", record, SHAPE)
     if found:
         return f"{found.where} {found.why}"
-    named = [base_name(file["name"]) for file in record["resolved"]]
-    if not named or len(set(named)) < len(named):
+    named = [file["name"] for file in record["resolved"]]
+    if not named or len(set(map(base_name, named))) < len(named):
         return "its files have no names, or the same ones"
     return next((f"{name!r} {why}" for name in named if (why := problem_of_name(name))), None)
 

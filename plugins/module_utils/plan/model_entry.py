@@ -28,7 +28,8 @@ REPOSITORY = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 REVISION = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,254}"
 QUANTISATION = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
 OLLAMA = re.compile(
-    r"(?P<scheme>https?://)?(?:(?:(?P<host>[A-Za-z0-9.-]+(?::\d{1,5})?)/)?(?P<namespace>[\w.-]+)/)?(?P<name>[\w.-]+)(?::(?P<tag>[\w.-]+))?",
+    r"(?P<scheme>https?://)?(?:(?:(?P<host>[A-Za-z0-9][A-Za-z0-9.-]*(?::\d{1,5})?)/)?(?P<namespace>\w[\w.-]*)/)?(?P<name>\w[\w.-]*)"
+    r"(?::(?P<tag>\w[\w.-]*))?",
     re.ASCII,
 )
 OLLAMA_REGISTRY = "registry.ollama.ai"
@@ -111,7 +112,7 @@ def _huggingface(variable: str, given: Mapping[str, Any]) -> HuggingFace:
         if value is not None and not re.fullmatch(form, str(value)):
             raise Refusal(f"{variable} has the {key} {untrusted.show(value)}: use its name as the repository has it")
     for name in files:
-        if name.startswith("/") or ".." in name.split("/") or model_files.problem_of_name(name):
+        if model_files.problem_of_name(name):
             raise Refusal(f"{variable} has {untrusted.show(name)} in files: use names as the repository has them")
     return HuggingFace(repo, given.get("quantisation") or None, _of_one_model(variable, files), revision)
 

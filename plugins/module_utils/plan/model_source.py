@@ -11,6 +11,7 @@ import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
@@ -72,8 +73,13 @@ def _named(source: ModelSource) -> str:
         return "--".join(filter(None, (wanted.repo.replace("/", "--"), wanted.quantisation)))
     if source.ollama:
         return source.ollama.rpartition("/")[2].replace(":", "-")
-    first = source.url[0] if source.url else str(source.copy)
-    return posixpath.basename(first).removesuffix(".gguf")
+    name = _name_in(source.url[0]) if source.url else posixpath.basename(str(source.copy))
+    return name.removesuffix(".gguf")
+
+
+def _name_in(url: str) -> str:
+    """Of the file at a URL, as the server has it."""
+    return posixpath.basename(unquote(urlsplit(url).path))
 
 
 class Resolved(NamedTuple):
@@ -135,7 +141,7 @@ def record(source: ModelSource, said: Mapping[str, Any], files: Sequence[Mapping
         "asked": asked(source),
         "source": said["source"],
         "revision": said["revision"],
-        "resolved": [{key: file.get(key) for key in model_files.NAMED} for file in files],
+        "resolved": [{key: file.get(key) for key in model_files.RESOLVED} for file in files],
     }
 
 
@@ -192,6 +198,13 @@ def _placed(source: ModelSource, file: Mapping[str, Any], where: str) -> ModelFi
     return ModelFile(file["name"], path, file.get("url"), file.get("bytes"), file.get("sha256"), source.role)
 
 
+def _with_names(source: ModelSource) -> str:
+    """What to do where nobody looks for a source, as the end of a sentence."""
+    if source.huggingface:
+        return f"or give files in {source.variable}"
+    return "or give it files" if source.role == model_files.MODEL else f"or set url or path in {VARIABLES[source.role]}"
+
+
 def _from_variables(source: ModelSource, summary: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     """The files of a source that nobody looked for, without their sizes."""
     if source.path:
@@ -203,7 +216,7 @@ def _from_variables(source: ModelSource, summary: Mapping[str, Any] | None) -> l
     if source.huggingface:
         names = source.huggingface.files
     elif source.url:
-        names = [posixpath.basename(url) for url in source.url]
+        names = [_name_in(url) for url in source.url]
     elif source.copy:
         names = parts.siblings(posixpath.basename(source.copy))
     if not names and summary and source.role == model_files.MODEL:
@@ -211,6 +224,6 @@ def _from_variables(source: ModelSource, summary: Mapping[str, Any] | None) -> l
     if not names:
         raise Refusal(
             f"{source.variable} is not looked for where llama_model_gguf_summary is set, so the names of its files are not known: remove "
-            "llama_model_gguf_summary, or give files in llama_model_huggingface"
+            f"llama_model_gguf_summary, {_with_names(source)}"
         )
     return [{"name": name, "url": None, "bytes": None, "sha256": None} for name in names]

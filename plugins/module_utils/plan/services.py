@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, model_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
 
 
@@ -38,8 +38,21 @@ def _launcher(plan: dict[str, Any], host: str, worker: dict[str, Any]) -> list[s
         )
         limit = max(worker["cache_mib"], math.ceil(needed))
         launcher += ["--cache", f"{worker['environment']['LLAMA_CACHE']}/rpc", "--limit-mib", str(limit)]
-        launcher += [word for size in plan["model"]["large_tensor_bytes"] for word in ("--size", str(size))]
+        launcher += [word for size in _sizes_of_files(plan) for word in ("--size", str(size))]
     return [*launcher, "--"]
+
+
+def _sizes_of_files(plan: dict[str, Any]) -> list[int]:
+    """Bytes of the files that a worker's cache may hold; none where a worker may also get tensors of a draft model, a projector or an adapter, whose
+    sizes nobody has read."""
+    uncounted = any(entry["without"] for entry in plan["placement"])
+    return [] if uncounted else list(plan["model"]["large_tensor_bytes"])
+
+
+def _models(model: dict[str, Any]) -> list[str]:
+    """Paths of the model that is served and of those beside it, of each the first part."""
+    first = {file["role"]: file["path"] for file in reversed(model["files"])}
+    return [model["path"], *(path for role, path in sorted(first.items()) if role != model_files.MODEL)]
 
 
 def _reachable_for_head(plan: dict[str, Any]) -> list[str]:
@@ -103,7 +116,7 @@ def of_host(plan: dict[str, Any], host: str) -> list[dict[str, Any]]:
                 ],
                 "environment": head["environment"],
                 "listens": f"{head['address']}:{head['port']}",
-                "reads": [plan["model"]["path"], *credentials.values()],
+                "reads": [*_models(plan["model"]), *credentials.values()],
                 "after": [service["name"] for service in services],
                 "devices": sorted({path for backend in head["backends"] for path in backends.device_files(backend)}),
                 "credentials": credentials,
