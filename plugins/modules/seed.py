@@ -120,9 +120,7 @@ def filled(params, check_mode):
         beside = [other.folder for other in workers if other.folder != worker.folder]
         try:
             step(answer, worker, wanted, beside, params, check_mode, until)
-        except seeding.SeedError as error:
-            answer["why"].append(f"The cache of the worker {worker.name} is not filled from this host: {error}.")
-        except OSError as error:
+        except (seeding.SeedError, OSError) as error:
             answer["why"].append(f"The cache of the worker {worker.name} is not filled from this host: {error}.")
         lacking = answer["missing"].setdefault(worker.name, [])
         if not check_mode:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote, unquote, urlsplit, urlunsplit
+from urllib.parse import quote, urlsplit, urlunsplit
 
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.urls import Request
@@ -262,7 +262,7 @@ def _huggingface(asked: Asked) -> Found:
 
 def _url(asked: Asked) -> Found:
     source = asked.source
-    urls = {unquote(urlsplit(url).path).rpartition("/")[2]: url for url in source.url}
+    urls = {model_files.name_of_url(url): url for url in source.url}
     one = len(urls) == 1
     read = partial(remote.read, source.url[0], asked.token) if one else partial(_from_urls, urls, asked.token)
     model, summary = _headers(source, read, remote.shown(source.url[0]))

@@ -87,7 +87,7 @@ def refusal(call, *arguments, **keywords):
 @pytest.mark.parametrize(
     "given, said",
     [
-        ({}, "no model is given, neither is set of llama_model_path, llama_model_huggingface"),
+        ({}, "no model is given: set one of llama_model_path, llama_model_huggingface"),
         (
             {"llama_model_path": "/m.gguf", "llama_model_url": ["http://h/m.gguf"]},
             "llama_model_path and llama_model_url are both set: keep one",
@@ -917,6 +917,7 @@ def test_without_a_summary_of_names_a_quantisation_cannot_be_planned_offline(pai
     assert model["source"] == f"huggingface:{REPO}@main"
     for given, name in (
         ({"llama_model_url": ["http://h/m.gguf"]}, "m.gguf"),
+        ({"llama_model_url": ["http://h/m%2B.gguf?download=true"]}, "m+.gguf"),
         ({"llama_model_copy": "/srv/c.gguf"}, "c.gguf"),
         (
             {
@@ -942,6 +943,13 @@ def test_a_projector_and_a_draft_model_are_given_to_llama_server_and_not_counted
     assert argv[argv.index("--model-draft") + 1] == "/srv/d.gguf"
     assert all("llama_model_mmproj" in " ".join(entry["without"]) for entry in plan["placement"])
     assert all("llama_model_draft" in " ".join(entry["without"]) for entry in plan["placement"])
+
+
+def test_a_further_model_that_services_cannot_see_is_named_by_its_own_variable(local, big_model):
+    given = {"llama_model_path": "/srv/m.gguf", "llama_model_mmproj": {"path": "/tmp/p.gguf"}}
+    local.hosts["here"]["variables"].update(llama_model_known_answer=None, **given)
+    local.model = {"summary": big_model, "closed": None}
+    assert "llama_model_mmproj names '/tmp/p.gguf': services cannot see /tmp" in local.reason()
 
 
 @pytest.mark.parametrize(
