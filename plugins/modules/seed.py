@@ -106,7 +106,7 @@ def described(params):
             "why": [],
         }
     except seeding.SeedError as error:
-        return {"tensors": [], "why": [f"No cache is filled before: {error}."]}
+        return {"tensors": [], "why": [f"No cache is filled before the head loads: {error}."]}
 
 
 def filled(params, check_mode):
