@@ -70,9 +70,9 @@ class Names:
 
     def __call__(self, cell: Cell, without: Iterable[str] = ()) -> str:
         size = cell.dimensions
-        told = [name for name in curves.NAMES if name not in ("tokens", *without)]
-        told = [name for name in told if name not in self.usual or size[name] != self.usual[name]]
-        return ", ".join(filter(None, [_test(cell), curves.words(size, told)]))
+        varied = [name for name in curves.NAMES if name not in ("tokens", *without)]
+        varied = [name for name in varied if name not in self.usual or size[name] != self.usual[name]]
+        return ", ".join(filter(None, [_test(cell), curves.words(size, varied)]))
 
     def said(self) -> str:
         return f"Where a name does not say something else: {curves.words(self.usual, (*SETTINGS, *USUAL))}."
