@@ -154,7 +154,7 @@ class ActionModule(planning.ActionModule):
         own = served["hosts"][served["head"]["host"]]
         if model.known_answer:
             if not self._task.check_mode:
-                path = f"{own['prefix']}/models/{known_answer.file_name(*model.known_answer)}"
+                path = known_answer.path_of(own["prefix"], *model.known_answer)
                 result = copying.run(
                     self, task_vars, "llamacpp.cluster.known_answer", {"path": path, **model.known_answer._asdict()}
                 )
@@ -368,7 +368,7 @@ def _summary(model: Any, found: dict) -> dict:
 def _described(model: Any, found: dict, served: dict) -> dict:
     summary = _summary(model, found)
     prefix = served["hosts"][served["head"]["host"]]["prefix"]
-    generated = f"{prefix}/models/{known_answer.file_name(*model.known_answer)}" if model.known_answer else None
+    generated = known_answer.path_of(prefix, *model.known_answer) if model.known_answer else None
     sizes = [*summary.get("layer_bytes", []), summary.get("input_bytes", 0), summary.get("output_bytes", 0)]
     return {
         "path": generated or model.source.path or served["model"]["path"],

@@ -11,7 +11,7 @@ from typing import Any
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import seeding
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import transfer
 
@@ -91,7 +91,8 @@ class ActionModule(ActionBase):
                 break
             self._show(copied, left, time.monotonic() - started, "from its own copy of the model")
         if copied or answer.get("linked_mib"):
-            self._say(f"its workers' caches got {copied + int(answer.get('linked_mib') or 0)} MiB from the host itself")
+            got = units.amount((copied + int(answer.get("linked_mib") or 0)) * MIB)
+            self._say(f"its workers' caches got {got} from the host itself")
         why = answer.get("why") or []
         for sentence in why:
             self._say(sentence)
@@ -120,10 +121,11 @@ class ActionModule(ActionBase):
         return {"changed": changed, "why": why}
 
     def _show(self, done: int, left: int, seconds: float, source: str) -> None:
-        rate = done / max(seconds, 0.1)
-        self._say(
-            f"caches of workers get their tensors {source}: {done} MiB, {left} MiB left, {rate:.0f} MiB/s, {left / max(rate, 0.1):.0f} s"
-        )
+        """:param done: MiB, as ``left``."""
+        rate = max(done / max(seconds, 0.1), 0.1)
+        counted = f"{units.amount(done * MIB)} of {units.amount((done + left) * MIB)}"
+        speed = f"{units.amount(rate * MIB)}/s, {units.duration(left / rate)} left"
+        self._say(f"caches of workers get their tensors {source}: {counted}, {speed}")
 
     def _say(self, sentence: str) -> None:
         display.display(f"  [{self.host}] {untrusted.printable(sentence)}")

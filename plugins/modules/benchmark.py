@@ -38,7 +38,7 @@ options:
     type: dict
     default: {}
   model:
-    description: What P(llamacpp.cluster.gguf_info#module) returned of the model that is served.
+    description: What P(llamacpp.cluster.model#module) returned of the model that is served.
     type: dict
     default: {}
   path:

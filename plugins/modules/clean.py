@@ -85,7 +85,10 @@ def main():
         module.fail_json(
             msg=f"llama_clean names nothing: use {', '.join(unused.KINDS)}, one or several. playbooks/status.yml lists what nothing uses."
         )
-    with failures.reported(module, *state.ERRORS, Refusal), alone.alone(planned["prefix"], changes=False):
+    with (
+        failures.reported(module, *state.ERRORS, Refusal),
+        alone.alone(planned["prefix"], changes=not module.check_mode),
+    ):
         items = unused.remove(planned, model, kinds, module.check_mode)
     found = unused.as_dicts(items)
     lines = [

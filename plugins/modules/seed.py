@@ -133,7 +133,7 @@ def described(params):
             "why": [],
         }
     except seeding.SeedError as error:
-        return {"tensors": [], "why": [f"No cache is filled before: {error}."]}
+        return {"tensors": [], "why": [f"No cache is filled before the head loads: {error}."]}
 
 
 def filled(params, check_mode):
@@ -150,9 +150,7 @@ def filled(params, check_mode):
                 # The launcher that watches the cache may serve another model, and removes files of sizes that it does not know.
                 launcher.known_sizes(worker.folder, {tensor.bytes for tensor in wanted})
             step(answer, worker, wanted, beside, params, check_mode, until)
-        except seeding.SeedError as error:
-            answer["why"].append(f"The cache of the worker {worker.name} is not filled from this host: {error}.")
-        except OSError as error:
+        except (seeding.SeedError, OSError) as error:
             answer["why"].append(f"The cache of the worker {worker.name} is not filled from this host: {error}.")
         lacking = answer["missing"].setdefault(worker.name, [])
         if not check_mode:

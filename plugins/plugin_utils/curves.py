@@ -19,7 +19,7 @@ SAME_SCALE = 5
 
 AXES = {
     "hosts": "number of hosts",
-    "depth": "tokens in the cache before",
+    "depth": "tokens already in the cache",
     "latency_ms": "added latency, one way (ms)",
     "bandwidth_mbit": "bandwidth (Mbit/s)",
     "parallel": "requests at once",

@@ -22,6 +22,7 @@ from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetched, fetching
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import amount, duration
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import remote
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import background, copying, hub
 
@@ -93,8 +94,8 @@ def announced(host: str, compared: dict, planned: list[fetched.File]) -> Iterato
         if not file:
             continue
         left = row["bytes"] - row["have"]
-        there = f", {fetching.gigabytes(row['have'])} of it are there" if left and row["have"] else ""
-        what = f"{fetching.gigabytes(left)} to fetch from {remote.shown(file.url)}{there}" if left else "to be checked"
+        there = f", {amount(row['have'])} of it are there" if left and row["have"] else ""
+        what = f"{amount(left)} to fetch from {remote.shown(file.url)}{there}" if left else "to be checked"
         yield f"  [{host}] {file.name}: {what}"
 
 
@@ -114,17 +115,10 @@ class Line:
 
 def sentence(name: str, step: str, done: int, total: int, rate: float) -> str:
     """How far it is: file, GB of GB, rate and remaining time."""
-    counted = f"{fetching.gigabytes(done)} of {fetching.gigabytes(total)}"
+    counted = f"{amount(done)} of {amount(total)}"
     doing = f"checks {name}: " if step == fetching.CHECK else f"{name}: "
-    speed = f", {rate / 1e6:.0f} MB/s, {remaining((total - done) / rate)} left" if rate else ", waiting for data"
+    speed = f", {amount(rate)}/s, {duration((total - done) / rate)} left" if rate else ", waiting for data"
     return untrusted.printable(doing + counted + speed)
-
-
-def remaining(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def _check(host: str, result: dict, form: dict) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
-from urllib.parse import quote, unquote, urlsplit, urlunsplit
+from urllib.parse import quote, urlsplit, urlunsplit
 
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.urls import Request
@@ -228,7 +228,7 @@ def _local(base: str, path: str) -> Path:
 
 def _by_name(urls: Sequence[str]) -> dict[str, str]:
     """Name of each file → its URL."""
-    return {unquote(urlsplit(url).path).rpartition("/")[2]: url for url in urls}
+    return {model_files.name_of_url(url): url for url in urls}
 
 
 def _in_its_folder(source: ModelSource, own: Mapping[str, Any]) -> Found | None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import amount
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import curves, plots
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.curves import Curve, Figure
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.measurements import Benchmark, Cell, Measured
@@ -69,9 +70,9 @@ class Names:
 
     def __call__(self, cell: Cell, without: Iterable[str] = ()) -> str:
         size = cell.dimensions
-        told = [name for name in curves.NAMES if name not in ("tokens", *without)]
-        told = [name for name in told if name not in self.usual or size[name] != self.usual[name]]
-        return ", ".join(filter(None, [_test(cell), curves.words(size, told)]))
+        varied = [name for name in curves.NAMES if name not in ("tokens", *without)]
+        varied = [name for name in varied if name not in self.usual or size[name] != self.usual[name]]
+        return ", ".join(filter(None, [_test(cell), curves.words(size, varied)]))
 
     def said(self) -> str:
         return f"Where a name does not say something else: {curves.words(self.usual, (*SETTINGS, *USUAL))}."
@@ -132,11 +133,6 @@ def _drawn(figures: list[Figure]) -> list[dict[str, Any]]:
     ]
 
 
-def _size(model: dict) -> str:
-    size = model["bytes"]
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
-
-
 def _plain(cell: Cell) -> bool:
     """Whether it was measured with an empty cache and nothing added to the network."""
     return bool(cell.measured) and all(cell.dimensions[name] == USUAL[name] for name in USUAL if name != "parallel")
@@ -158,7 +154,7 @@ def _summary(measured: Benchmark, loads: list[curves.Load]) -> dict[str, Any]:
         for kind in kinds:
             found = [cell for cell in cells if cell.dimensions["kind"] == kind]
             best.append(_best(found, kind) if found else {"measured": "", "place": ""})
-        rows.append({"model": model, "size": _size(about), "load": load, "best": best})
+        rows.append({"model": model, "size": amount(about["bytes"]), "load": load, "best": best})
     return {"kinds": [curves.KINDS[kind] for kind in kinds], "rows": rows}
 
 

@@ -11,17 +11,17 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import measured
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Each, Maybe, Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import benchmark as plan
 
 LARGEST_FILE = 256 << 20
 """Bytes of a benchmark.json; a cell takes 3 kB of it."""
-SCHEMA = 1
 REAL = Number(real=True)
 WORDS = Text(longest=untrusted.LONGEST)
 TEST = re.compile(r"(pp|tg|api-ttft|api-tg)([1-9][0-9]{0,9})")
-UNITS = ("t/s", "s")
 
 OPTIONS: dict[str, Any] = {
     "ubatch": Number(1),
@@ -45,12 +45,7 @@ CELL = {
     "depth": Number(),
     "parallel": Number(1),
     "predicted": Maybe({"mean": Maybe(REAL), "load_s": Maybe(REAL), "limited_by": Maybe(WORDS)}),
-    "measured": Maybe({"mean": REAL, "deviation": REAL, "samples": [REAL], "unit": UNITS}),
-    "load_s": Maybe(REAL),
-    "memory_mib": [{"device": Text(), "host": Text(), "planned_mib": REAL, "measured_mib": Maybe(REAL)}],
-    "skipped": Maybe(WORDS),
-    "argv": [WORDS],
-    "log": Maybe(WORDS),
+    **{name: form for name, form in measured.KEPT.items() if name != "time"},
 }
 WHOLE = {
     "cluster": Text(),
@@ -153,7 +148,7 @@ def _measured(entry: dict) -> Measured:
 
 def _cell(entry: dict) -> Cell:
     kind, tokens = TEST.fullmatch(entry["test"]).groups()  # type: ignore[union-attr]
-    predicted, measured = entry["predicted"] or {}, entry["measured"]
+    predicted = entry["predicted"] or {}
     return Cell(
         entry["key"],
         tuple(entry["hosts"]),
@@ -173,7 +168,7 @@ def _cell(entry: dict) -> Cell:
         predicted.get("mean"),
         predicted.get("limited_by"),
         predicted.get("load_s"),
-        measured and _measured(measured),
+        _measured(entry["measured"]) if entry["measured"] else None,
         entry["load_s"],
         tuple(
             Memory(row["device"], row["host"], row["planned_mib"], row["measured_mib"]) for row in entry["memory_mib"]
@@ -190,7 +185,7 @@ def benchmark(data: dict[str, Any], source: str) -> Benchmark:
     :param source: what it is, for the message.
     :raises Refusal: it has another form.
     """
-    problem = untrusted.mismatch("", {"schema": data.get("schema")}, {"schema": Number(SCHEMA, SCHEMA)})
+    problem = untrusted.mismatch("", {"schema": data.get("schema")}, {"schema": Number(plan.SCHEMA, plan.SCHEMA)})
     problem = problem or untrusted.mismatch("", data, WHOLE)
     cells = data.get("cells")
     if not isinstance(cells, (list, tuple)):

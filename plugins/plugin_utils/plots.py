@@ -23,7 +23,6 @@ MISSING = (
     "The curves are not drawn, since pygal is not installed on the controller; all figures are in the tables. Install what "
     "requirements.txt of the collection names, or pip install 'pygal>=3.1,<4', into the environment of ansible-playbook, and write the page again."
 )
-SPACE = "{http://www.w3.org/2000/svg}"
 
 
 def missing() -> str | None:

@@ -612,7 +612,7 @@ CASES = [
         "slow-load",
         lambda: with_model(by_thunderbolt({"thunderbolt": [wire()]}, mtu=65520), **model(50)),
         {"set llama_build_fast_load to true for all hosts": given({"llama_build_fast_load": True})},
-        ["A load of the model is predicted to take", "most of which pypi-0.3.36 hashes and copies"],
+        ["A load of the model is predicted to take", "For most of that time pypi-0.3.36 hashes and copies"],
     ),
     (
         "graphics-memory-limit",

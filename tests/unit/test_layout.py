@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 PLUGINS = Path(__file__).resolve().parents[2] / "plugins"
 ROOMS = PLUGINS / "module_utils"
+ARCHITECTURE = (PLUGINS.parent / "docs" / "architecture.md").read_text()
 OURS = "ansible_collections.llamacpp.cluster.plugins.module_utils."
 MAY_IMPORT = {
     "common": set(),
@@ -48,6 +50,20 @@ def imported(path):
 
 def test_every_module_stands_in_a_room():
     assert {path.parent.name for path in modules()} == set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_the_table_of_rooms_names_every_module(room):
+    (row,) = (line for line in ARCHITECTURE.splitlines() if line.startswith(f"| `{room}` |"))
+    named = re.findall(r"`(\w+)`", row.rsplit("|", 2)[1])
+    assert {path.stem for path in modules() if path.parent.name == room} <= set(named)
+
+
+@pytest.mark.parametrize("folder", ["plugin_utils", "action"])
+def test_what_the_controller_needs_is_named(folder):
+    text = ARCHITECTURE.partition("`plugin_utils` holds")[2].partition("## ")[0]
+    own = {path.stem for path in (PLUGINS / folder).glob("*.py")} - {"__init__"}
+    assert own <= set(re.findall(r"`(\w+)`", text))
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOMS)))

@@ -53,7 +53,7 @@ def test_what_a_person_is_shown():
     small = loading.Expected({ONE: 80_000_000}, 0, cached=True)
     load = {"seconds": 4, "read": None, "sent": {ONE: 20_000_000}}
     assert loading.sentence(loading.progress_of(load, small)) == (
-        f"20 of 80 MB to worker {ONE}, 5 MB/s, at most 12 s left"
+        f"20 of 80 MB to worker {ONE}, 5.0 MB/s, at most 12 s left"
     )
 
 

@@ -88,7 +88,7 @@ def refusal(call, *arguments, **keywords):
 @pytest.mark.parametrize(
     "given, said",
     [
-        ({}, "no model is given, neither is set of llama_model_path, llama_model_huggingface"),
+        ({}, "no model is given: set one of llama_model_path, llama_model_huggingface"),
         (
             {"llama_model_path": "/m.gguf", "llama_model_url": ["http://h/m.gguf"]},
             "llama_model_path and llama_model_url are both set: keep one",
@@ -410,7 +410,8 @@ def test_names_of_a_server_that_cannot_be_on_a_host(server, repo, name):
 def test_a_password_in_the_address_of_a_mirror(monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "https://me:secret@mirror.example")
     message = refusal(looked_up, on_huggingface())
-    assert message.startswith("HF_ENDPOINT has a password or a token") and "secret" not in message
+    assert message.startswith("HF_ENDPOINT has a password or a token")
+    assert "secret" not in message
 
 
 def test_offline(monkeypatch):
@@ -1031,6 +1032,7 @@ def test_without_a_summary_of_names_a_quantisation_cannot_be_planned_offline(pai
     for given, name in (
         ({"llama_model_url": ["http://h/m.gguf"]}, "m.gguf"),
         ({"llama_model_url": ["http://h/a%20b.gguf?download=true"]}, "a b.gguf"),
+        ({"llama_model_url": ["http://h/m%2B.gguf?download=true"]}, "m+.gguf"),
         ({"llama_model_copy": "/srv/c.gguf"}, "c.gguf"),
         (
             {
@@ -1058,6 +1060,13 @@ def test_a_projector_and_a_draft_model_are_given_to_llama_server_and_not_counted
     assert head["reads"][:3] == [plan["model"]["path"], "/srv/d.gguf", "/srv/p.gguf"]
     assert all("llama_model_mmproj" in " ".join(entry["without"]) for entry in plan["placement"])
     assert all("llama_model_draft" in " ".join(entry["without"]) for entry in plan["placement"])
+
+
+def test_a_further_model_that_services_cannot_see_is_named_by_its_own_variable(local, big_model):
+    given = {"llama_model_path": "/srv/m.gguf", "llama_model_mmproj": {"path": "/tmp/p.gguf"}}
+    local.hosts["here"]["variables"].update(llama_model_known_answer=None, **given)
+    local.model = {"summary": big_model, "closed": None}
+    assert "llama_model_mmproj names '/tmp/p.gguf': services cannot see /tmp" in local.reason()
 
 
 @pytest.mark.parametrize(

@@ -743,7 +743,7 @@ PYPI = {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "a" * 64}
             ["llama_server_load_mode is dio", "b7668"],
         ),
         ({"llama_model_path": "/m.gguf"}, ["llama_model_path", "llama_model_known_answer", "both"]),
-        ({"llama_model_known_answer": None}, ["llama_model_path", "neither is set"]),
+        ({"llama_model_known_answer": None}, ["llama_model_path", "no model is given: set one of"]),
         (
             {"llama_model_known_answer": None, "llama_model_path": "~/m.gguf"},
             ["llama_model_path is '~/m.gguf'", "absolute path on the head"],

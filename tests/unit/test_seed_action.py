@@ -78,8 +78,8 @@ def test_a_host_fills_its_caches_in_steps_that_are_shown(run):
     assert result == {"changed": True, "missing": {"cpu": []}, "why": []}
     assert [given["name"] for given in hosts.asked[0]["workers"]] == ["cpu"]
     assert hosts.asked[0]["workers"][0]["names"] == NAMES
-    assert "20 MiB, 40 MiB left" in shown[0]
-    assert shown[1] == "[one] its workers' caches got 60 MiB from the host itself"
+    assert "21 MB of 63 MB, " in shown[0]
+    assert shown[1] == "[one] its workers' caches got 63 MB from the host itself"
 
 
 def test_a_host_that_gets_no_further_is_not_asked_for_ever(run):
@@ -103,8 +103,8 @@ def test_the_head_sends_to_those_that_lack_something_until_nothing_is_left(run):
     assert result == {"changed": True, "why": []}
     assert [[target["endpoint"] for target in asked["targets"]] for asked in hosts.asked] == [[one, two], [one]]
     assert hosts.asked[1]["targets"][0]["names"] == NAMES[2:]
-    assert "60 MiB, 20 MiB left" in shown[0]
-    assert "80 MiB, 0 MiB left" in shown[1]
+    assert "63 MB of 84 MB, " in shown[0]
+    assert "84 MB of 84 MB, " in shown[1]
 
 
 def test_a_worker_that_fails_is_named_and_not_asked_again(run):

@@ -474,7 +474,7 @@ def test_the_module_says_why_a_cache_is_not_filled(tmp_path, call, monkeypatch):
     path = model(tmp_path, [1])
     missing = str(tmp_path / "missing.gguf")
     why = call(state="described", path=missing, names={"x": BYTES})["why"]
-    assert why == [f"No cache is filled before: {missing} cannot be read: No such file or directory."]
+    assert why == [f"No cache is filled before the head loads: {missing} cannot be read: No such file or directory."]
     tensors = [tensor._asdict() for tensor in wanted(path, 1)]
     params = {"state": "filled", "path": str(path), "tensors": tensors}
     failing = given_worker(worker(tmp_path, FAILS="1"), [tensors[0]["name"]])

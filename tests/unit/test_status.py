@@ -17,7 +17,7 @@ import yaml
 from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import status as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import condition, report, status
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units, untrusted
 from test_planning import drifts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -466,7 +466,7 @@ def test_following_waits_and_never_fails(plan, answers, monkeypatch):
     ],
 )
 def test_durations(seconds, text):
-    assert status.duration(seconds) == text
+    assert units.duration(seconds) == text
 
 
 def test_the_form_of_a_condition_is_that_of_a_host_that_is_well(answers):

@@ -357,7 +357,9 @@ def test_the_module(here, call):
     assert (shown["changed"], here.left()) == (True, before)
     done = call(**arguments, kinds=["caches"])
     assert done["lines"] == shown["lines"]
-    assert done["lines"][0] == f"caches {here.prefix}/state/cache/two, 0 MB: no planned worker and no kept plan uses it"
+    assert (
+        done["lines"][0] == f"caches {here.prefix}/state/cache/two, 0.0 MB: no planned worker and no kept plan uses it"
+    )
     assert call(**arguments, kinds=["caches"])["changed"] is False
     (here.prefix / "plans" / f"{1:016x}.json").write_text("torn")
     assert "it is not known what a kept plan uses" in call(**arguments, kinds=["caches"])["msg"]

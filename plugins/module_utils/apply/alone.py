@@ -28,10 +28,9 @@ def _wait(lock: int, how: int, path: Path) -> None:
             return
         except BlockingIOError:
             if time.monotonic() >= deadline:
-                processes = " and ".join(f"process {number}" for number in stored.holders(path)) or "a process"
                 raise Refusal(
-                    f"{processes} on this host, a task of another run, has been changing it for more than {WAIT_SECONDS // 60} minutes (it holds "
-                    f"{path}): end it, and run the playbook again"
+                    f"{stored.shown_holders(path)} on this host, a task of another run, has been changing it for more than {WAIT_SECONDS // 60} minutes "
+                    f"(it holds {path}): end it, and run the playbook again"
                 ) from None
             time.sleep(POLL_SECONDS)
 

@@ -24,8 +24,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetched, stored
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, reading
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file, sync_folder
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import existing, replace_file, sync_folder
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import amount
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import model_files, remote
 
 AT_ONCE = 4
@@ -41,10 +42,6 @@ SHORTER = 416
 """Status of HTTP where a file ends before what is asked for."""
 WAIT_SECONDS = 1800
 """How long another process may have the lock and get nowhere."""
-
-
-def gigabytes(count: float) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
 
 
 # ------------------------------------------------------------------------------------------------------- before it is fetched
@@ -67,9 +64,7 @@ def check_room(needs: Iterable[fetched.Need], folder: Path) -> None:
     """:raises Refusal: what is left of all files does not fit beside what is there."""
     rooms: dict[int, tuple[Path, int]] = {}
     for need in needs:
-        place = need.file.path.parent
-        while not place.exists():
-            place = place.parent
+        place = existing(need.file.path.parent)
         device = os.stat(place).st_dev
         rooms[device] = (place, rooms.get(device, (place, 0))[1] + need.file.bytes - need.have)
     for place, wanted in rooms.values():
@@ -77,8 +72,8 @@ def check_room(needs: Iterable[fetched.Need], folder: Path) -> None:
         free = room.f_bavail * room.f_frsize
         if wanted > free:
             raise Refusal(
-                f"The model's files need {gigabytes(wanted)} more on {failures.file_system(str(place))}, which has {gigabytes(free)} left: free "
-                f"{gigabytes(wanted - free)} there, or let {folder} be on another disk, and run the playbook again. Nothing was written"
+                f"The model's files need {amount(wanted)} more on {failures.file_system(str(place))}, which has {amount(free)} left: free "
+                f"{amount(wanted - free)} there, or let {folder} be on another disk, and run the playbook again. Nothing was written"
             )
 
 
@@ -102,10 +97,9 @@ def alone(folder: Path) -> Iterator[int]:
             if said != seen:
                 seen, since = said, time.monotonic()
             elif time.monotonic() - since > WAIT_SECONDS:
-                who = " and ".join(f"process {number}" for number in stored.holders(path)) or "a process"
                 raise Refusal(
-                    f"{who} on this host fetches models (it holds {path}), and got nowhere for {WAIT_SECONDS // 60} minutes: end it, and run the "
-                    "playbook again"
+                    f"{stored.shown_holders(path)} on this host fetches models (it holds {path}), and got nowhere for {WAIT_SECONDS // 60} minutes: end it, "
+                    "and run the playbook again"
                 )
             time.sleep(SAID_SECONDS)
         yield lock
@@ -324,7 +318,7 @@ def _kept(part: _Part, replaced: bool) -> str:
         with suppress(OSError):
             os.unlink(part.path)
         return "What was fetched of it is removed" if part.count else "Nothing of it was fetched"
-    return f"{gigabytes(part.count)} of {gigabytes(part.file.bytes)} are kept: the next run goes on there"
+    return f"{amount(part.count)} of {amount(part.file.bytes)} are kept: the next run goes on there"
 
 
 def _why(error: remote.RemoteError, token: str | None) -> str:

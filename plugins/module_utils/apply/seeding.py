@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import existing
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, rpc, transfer
 
@@ -171,10 +172,7 @@ def copies(path: str, lacking: Sequence[Tensor]) -> list[Tensor]:
 
 def check_room(folder: Path, lacking: Sequence[Tensor]) -> None:
     """:raises SeedError: the disk has no room for them."""
-    needed, place = sum(tensor.bytes for tensor in lacking), folder
-    while not place.exists():
-        place = place.parent
-    free = shutil.disk_usage(place).free
+    needed, free = sum(tensor.bytes for tensor in lacking), shutil.disk_usage(existing(folder)).free
     if free < needed + ROOM:
         raise SeedError(
             f"{needed // MIB} MiB of tensors do not fit into {folder}, where {free // MIB} MiB are free and {ROOM // MIB} MiB stay free"
@@ -273,5 +271,5 @@ def send(path: str, targets: Sequence[tuple[str, str, Sequence[Tensor]]], until:
 
 def worker_of(given: Mapping[str, Any]) -> Worker:
     """A worker of the plan."""
-    seed, folder = given["seed"], Path(given["environment"]["LLAMA_CACHE"]) / "rpc"
+    seed, folder = given["seed"], Path(transfer.cache_of(given["environment"]))
     return Worker(given["name"], folder, seed["argv"], seed["endpoint"], given["environment"], seed["fork"])

@@ -143,6 +143,11 @@ def holders(path: Path) -> list[int]:
     return sorted(found)
 
 
+def shown_holders(path: Path) -> str:
+    """Processes that have the lock, for a message: «process 12 and process 13»."""
+    return " and ".join(f"process {number}" for number in holders(path)) or "a process"
+
+
 def under_way(cache: str, identity: str) -> bool:
     """Whether a build runs on this host now, perhaps one that a killed playbook has left."""
     path = Path(cache) / "builds" / (identity + LOCK)

@@ -202,7 +202,7 @@ def _item(kind: str, path: Path, why: str) -> Item:
 def _is_fetching(prefix: str) -> bool:
     """Whether a process fetches a model now."""
     try:
-        lock = os.open(Path(prefix, "models", fetched.LOCK), os.O_RDONLY | os.O_NOFOLLOW)
+        lock = os.open(Path(prefix, names.MODELS, fetched.LOCK), os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
         return False
     try:
@@ -217,7 +217,7 @@ def _is_fetching(prefix: str) -> bool:
 def _sources(prefix: str) -> Iterator[tuple[Path, list[Path]]]:
     """Folders with the files of one source, each with the files in it. A download leaves a record or a part in each; a folder that has neither is the
     operator's, also where a date ends its name."""
-    for path in _entries(prefix, "models"):
+    for path in _entries(prefix, names.MODELS):
         if _is_folder(path) and SOURCE.fullmatch(path.name):
             files = [Path(place, name) for place, _folders, inside in os.walk(path) for name in inside]
             if any(file.name == model_files.RECORD or file.name.endswith(fetched.PART) for file in files):
@@ -229,7 +229,7 @@ def _models(planned: Mapping[str, Any], used: Used) -> Iterator[Item]:
     for path, files in _sources(planned["prefix"]):
         if _is_whole(files) and not used.names(path):
             yield _item(MODELS, path, "no plan and no service names it")
-    for path in _entries(planned["prefix"], "models"):
+    for path in _entries(planned["prefix"], names.MODELS):
         model = path.with_name(path.name.split(".gguf")[0] + ".gguf")
         if GENERATED.fullmatch(path.name) and _is_file(path) and not used.names(model):
             yield _item(MODELS, path, "a known-answer model, which is generated again when it is needed")
@@ -341,7 +341,7 @@ def _no_download(prefix: str) -> Iterator[None]:
 
     :raises Refusal: one fetches now.
     """
-    path = Path(prefix, "models", fetched.LOCK)
+    path = Path(prefix, names.MODELS, fetched.LOCK)
     try:
         lock = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -358,9 +358,8 @@ def _take(lock: int, path: Path) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        who = " and ".join(f"process {number}" for number in stored.holders(path)) or "a process"
         raise Refusal(
-            f"{who} fetches a model on this host: wait for it, or leave models and parts out of llama_clean"
+            f"{stored.shown_holders(path)} fetches a model on this host: wait for it, or leave models and parts out of llama_clean"
         ) from None
 
 

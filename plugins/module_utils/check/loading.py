@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, untrusted
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import GB, MB, MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import GB, MB, MIB, amount, duration
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Each, Maybe, Number, Text
 
 FORM = Maybe({"seconds": Number(real=True), "read": Maybe(Number()), "sent": Each(Number())})
@@ -137,7 +137,7 @@ def sentence(progress: Progress) -> str:
     if progress.read_bytes is not None:
         parts.append(f"{_part(progress.read_bytes, progress.planned_bytes)} read from files")
     if progress.bytes_per_s:
-        parts.append(f"{progress.bytes_per_s / MB:.0f} MB/s")
+        parts.append(f"{amount(progress.bytes_per_s)}/s")
     if progress.left_s is not None:
-        parts.append(f"{'at most' if progress.at_most else 'about'} {progress.left_s} s left")
+        parts.append(f"{'at most' if progress.at_most else 'about'} {duration(progress.left_s)} left")
     return ", ".join(parts)

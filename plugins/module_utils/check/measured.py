@@ -13,7 +13,13 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import verification
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Maybe, Number, Text, printable
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import (
+    LONGEST,
+    Maybe,
+    Number,
+    Text,
+    printable,
+)
 
 LINE = re.compile(r"([0-9]{1,9}\.[0-9]{4}) (out|err|run) (.*)")
 """Of launch/measuring.py."""
@@ -196,16 +202,16 @@ def _fit(row: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-FIGURE = Number(real=True)
+FIGURE, WORDS = Number(real=True), Text(longest=LONGEST)
 KEPT = {
     "measured": Maybe({"mean": FIGURE, "deviation": FIGURE, "samples": [FIGURE], "unit": ("t/s", "s")}),
     "load_s": Maybe(FIGURE),
     "memory_mib": [
         {"device": Text(), "host": Text(), "planned_mib": FIGURE, "measured_mib": Maybe(FIGURE)},
     ],
-    "skipped": Maybe(Text(longest=8192)),
-    "argv": [Text(longest=8192)],
-    "log": Maybe(Text(longest=4096)),
+    "skipped": Maybe(WORDS),
+    "argv": [WORDS],
+    "log": Maybe(WORDS),
     "time": Maybe(Number()),
 }
-"""What the record of an earlier run says of a cell, as far as it is taken over."""
+"""What the record of an earlier run says of a cell, of what was measured."""

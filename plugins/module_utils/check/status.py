@@ -376,19 +376,6 @@ def as_json(value: Any) -> Any:
 
 LABEL, LONGEST_NAME = 10, 24
 """Columns of the names on the left, and of names in tables: longer ones end in an ellipsis."""
-UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
-
-
-def duration(seconds: int | None) -> str:
-    """Two units at most: «3 d 4 h», «12 min», «45 s»."""
-    if seconds is None:
-        return ""
-    for index, (size, unit) in enumerate(UNITS):
-        if seconds >= size:
-            rest = seconds % size // UNITS[index + 1][0] if index + 1 < len(UNITS) else 0
-            second = f" {rest} {UNITS[index + 1][1]}" if rest and unit != "min" else ""
-            return f"{seconds // size} {unit}{second}"
-    return "0 s"
 
 
 def _gib(mib: int | None) -> str:
@@ -422,7 +409,7 @@ def _row(start: str, text: str) -> list[str]:
 
 def _cluster_lines(status: Status) -> list[str]:
     cluster = status.cluster
-    since = f" for {duration(cluster.uptime_s)}" if cluster.uptime_s is not None else ""
+    since = f" for {units.duration(cluster.uptime_s)}" if cluster.uptime_s is not None else ""
     without = f" without {', '.join(cluster.without)}" * bool(cluster.without)
     lines = [*_row("state", f"{STATES.get(cluster.state, cluster.state)}{without}{since}")]
     if cluster.load:
@@ -436,7 +423,7 @@ def _cluster_lines(status: Status) -> list[str]:
     if cluster.verified:
         verified = cluster.verified
         result = "passed" if verified.passed else "failed"
-        lines += _row("verified", f"{duration(verified.age_s)} ago with {verified.release}, {result}")
+        lines += _row("verified", f"{units.duration(verified.age_s)} ago with {verified.release}, {result}")
     elif cluster.state not in ("unknown", "not installed"):
         lines += _row("verified", "never, as far as the head knows")
     if cluster.benchmark:
@@ -444,7 +431,7 @@ def _cluster_lines(status: Status) -> list[str]:
     if cluster.restarts:
         lines += _row("restarts", f"{cluster.restarts} of llama-server")
         for restart in cluster.last_restarts[:LAST_RESTARTS]:
-            lines += _row("", f"{duration(restart.age_s)} ago: {restart.text}")
+            lines += _row("", f"{units.duration(restart.age_s)} ago: {restart.text}")
     return lines + _speed_lines(cluster)
 
 
@@ -491,7 +478,7 @@ def _host_rows(host: Host) -> Iterator[list[str]]:
         _gib(disk),
         _figure(sensors["celsius"]),
         _figure(sensors["watts"]),
-        duration(sensors["uptime_s"]),
+        units.duration(sensors["uptime_s"]),
         plan if host.installed else "not installed",
     ]
     for device in sensors["devices"]:
@@ -513,7 +500,7 @@ def _worker_rows(host: Host) -> Iterator[list[str]]:
             worker.endpoint or _short(worker.service),
             _short(host.name, 16),
             _short(device),
-            duration(worker.uptime_s),
+            units.duration(worker.uptime_s),
             _short(clients, 16),
             state + restarts,
         ]
@@ -535,7 +522,7 @@ def _unused_lines(hosts: list[Host]) -> Iterator[str]:
             by_kind.setdefault(entry["kind"], []).append(entry)
         texts = [
             f"{units.amount(sum(entry['bytes'] for entry in entries))} of {kind} ({len(entries)}, the newest unused for "
-            f"{duration(min(entry['age_s'] for entry in entries))})"
+            f"{units.duration(min(entry['age_s'] for entry in entries))})"
             for kind, entries in by_kind.items()
         ]
         if texts:

@@ -81,6 +81,11 @@ def _replace(target: Path, text: str, mode: int) -> None:
     sync_folder(target.parent)
 
 
+def existing(folder: Path) -> Path:
+    """The folder, or the first one above it that exists."""
+    return next(path for path in (folder, *folder.parents) if path.is_dir())
+
+
 def sync_folder(path: Path) -> None:
     """Brings the names in a folder to the disk, where its file system can do that."""
     folder = os.open(path, os.O_RDONLY)

@@ -66,6 +66,8 @@ CLUSTER_RECORD = "cluster.json"
 """File below the prefix of every host that says which ports and how much memory the cluster has there by plan."""
 PLANS = "plans"
 """Folder below the prefix with the host's own part of the last plans."""
+MODELS = "models"
+"""Folder below the prefix of the head with models that the collection writes or fetches."""
 BENCHMARKS = "benchmarks"
 """Folder below the prefix of the head with what benchmarks measured."""
 INSTALLED = (

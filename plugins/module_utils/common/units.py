@@ -1,12 +1,32 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Units of memory, and of files. rpc.py has its own, since the launcher is installed with that file alone."""
+"""Units of memory, files and time, for people. rpc.py has its own, since the launcher is installed with that file alone."""
+
+from __future__ import annotations
 
 MIB = 1024 * 1024
 GB, MB = 1_000_000_000, 1_000_000
 
 
-def amount(size: int) -> str:
-    """Bytes for a person: «1.2 GB», «80 MB»."""
-    return f"{size / GB:.1f} GB" if size >= GB else f"{size / MB:.0f} MB"
+DURATIONS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+def amount(size: float) -> str:
+    """Bytes for a person: «1.2 GB», «80 MB», «1.5 MB»."""
+    if size >= GB:
+        return f"{size / GB:.1f} GB"
+    return f"{size / MB:.{0 if size >= 10 * MB else 1}f} MB"
+
+
+def duration(seconds: float | None) -> str:
+    """Two units at most: «3 d 4 h», «12 min», «45 s»."""
+    if seconds is None:
+        return ""
+    whole = int(seconds)
+    for index, (size, unit) in enumerate(DURATIONS):
+        if whole >= size:
+            rest = whole % size // DURATIONS[index + 1][0] if index + 1 < len(DURATIONS) else 0
+            second = f" {rest} {DURATIONS[index + 1][1]}" if rest and unit != "min" else ""
+            return f"{whole // size} {unit}{second}"
+    return "0 s"

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import existing
+
 BYTES, LEAST_BYTES = 512 << 20, 128 << 20
 """Of a file at most, the first half by mapped pages and the second half past them: what was read one way may be in a cache below. And at least."""
 OWN_BYTES = 256 << 20
@@ -42,18 +44,13 @@ def measured(model: str) -> dict | None:
         return None
     try:
         for opened in (_model_in, _own_in):
-            with opened(_present(Path(os.path.realpath(model)).parent)) as file:
+            with opened(existing(Path(os.path.realpath(model)).parent)) as file:
                 rates = _rates(file) if file is not None else None
             if rates:
                 return {"folder": os.path.dirname(model), "mapped_gb_per_s": rates[0], "direct_gb_per_s": rates[1]}
     except OSError:
         pass
     return None
-
-
-def _present(folder: Path) -> Path:
-    """The folder, or its first parent that exists."""
-    return next(path for path in (folder, *folder.parents) if path.is_dir())
 
 
 @contextmanager

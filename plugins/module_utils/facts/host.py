@@ -330,7 +330,7 @@ def facts(
         "distribution": distributed,
         "packaged": packages,
         "cpu": hardware.cpu(),
-        **_measured(measure, f"{place['prefix']}/models/model" if model == "" else model),
+        **_measured(measure, f"{place['prefix']}/{names.MODELS}/model" if model == "" else model),
         "memory_mib": memory,
         "accelerators": devices,
         "toolchain": tools,

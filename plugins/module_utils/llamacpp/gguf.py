@@ -402,8 +402,7 @@ def _other_parts(name: str, metadata: dict[str, Any], types: Mapping[str, str]) 
         raise GGUFError(f"is refused: it says that it is part {short(metadata.get('split.no'))}, counted from 0, not 0")
     for key, taken in (("split.count", "uint16"), ("split.no", "uint16"), ("split.tensors.count", "int32")):
         _hold_type(types, key, taken)
-    for index in range(2, count + 1):
-        yield f"{match.group(1)}-{index:05d}-of-{count:05d}.gguf"
+    yield from parts.siblings(name)[1:]
 
 
 def read(name: str, open_file: Callable[[str], Any]) -> Model:

@@ -18,6 +18,7 @@ import random
 import re
 from typing import Any
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches
 
 SENTENCE = (
@@ -246,6 +247,11 @@ FORM = 1
 
 def file_name(layers: int, width: int, kind: str) -> str:
     return f"known-answer-{layers}x{width}-{kind}.gguf"
+
+
+def path_of(prefix: str, layers: int, width: int, kind: str) -> str:
+    """Where the model lies in an installation."""
+    return f"{prefix}/{names.MODELS}/{file_name(layers, width, kind)}"
 
 
 def record_of(path: str) -> str:

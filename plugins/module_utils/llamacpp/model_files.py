@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Maybe, Number, Text
@@ -53,6 +54,11 @@ class Kept(NamedTuple):
 def base_name(name: str) -> str:
     """Under which a file lies on the head."""
     return posixpath.basename(name)
+
+
+def name_of_url(url: str) -> str:
+    """Of the file at an address; empty where its path has none."""
+    return base_name(unquote(urlsplit(url).path))
 
 
 def problem_of_name(name: str) -> str | None:

@@ -15,7 +15,7 @@ import ipaddress
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO, NamedTuple
 
@@ -72,6 +72,11 @@ def form_of(fork: str, protocol: str | None) -> Form | None:
     """
     major = (protocol or "").split(".", 1)[0]
     return FORMS.get((fork, int(major))) if major.isascii() and major.isdigit() else None
+
+
+def cache_of(environment: Mapping[str, str]) -> str:
+    """The folder in which a worker with this environment keeps tensors."""
+    return f"{environment['LLAMA_CACHE']}/rpc"
 
 
 def rows(size: int) -> int:
@@ -143,7 +148,7 @@ class Worker:
     ) -> None:
         """Gives it the tensor of ``size`` bytes at ``offset`` of a file; returns when it is in the cache.
 
-        :param sent: told the bytes that went out.
+        :param sent: called with the number of bytes that went out.
         :raises TransferError: it does not arrive.
         """
         with _reported():

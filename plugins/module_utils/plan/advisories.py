@@ -426,7 +426,7 @@ ADVISORIES = (
         "slow-load",
         "warning",
         conditions.slow_load,
-        "A load of the model is predicted to take {seconds} s, most of which {release} hashes and copies what it sends to workers.",
+        "A load of the model is predicted to take {seconds} s. For most of that time {release} hashes and copies what it sends to workers.",
         (
             offers.always(
                 "set llama_build_fast_load to true for all hosts", lambda _seen, _hosts: remedies.loading_fast

@@ -583,7 +583,7 @@ def model_of(request: ModelRequest, report: Mapping[str, Any], facts: Facts, acc
         problem = known_answer.problem(*request.known_answer)
         if problem:
             raise Refusal(f"llama_model_known_answer describes a model that is not possible: {problem}")
-        path = f"{facts.prefix}/models/{known_answer.file_name(*request.known_answer)}"
+        path = known_answer.path_of(facts.prefix, *request.known_answer)
         own = Model(path, request.known_answer, known_answer.summary(*request.known_answer), "known-answer")
         return _with_files(own, request, report, facts.prefix)
     source = cast(ModelSource, request.source)
@@ -602,8 +602,9 @@ def model_of(request: ModelRequest, report: Mapping[str, Any], facts: Facts, acc
         )
     for file in model.files:
         if service_managers.MANAGERS[facts.service_manager].hides_homes and file.path.startswith(PRIVATE_FOLDERS):
+            variable = source.variable if file.role == source.role else model_source.VARIABLES[file.role]
             raise Refusal(
-                f"{source.variable} is {file.path!r}: services cannot see /{file.path.split('/')[1]} of the host; move the model to /srv"
+                f"{variable} names {file.path!r}: services cannot see /{file.path.split('/')[1]} of the host; move the model to /srv"
             )
     return model._replace(path=path)
 

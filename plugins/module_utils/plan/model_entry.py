@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
@@ -46,7 +45,7 @@ def request_of(variables: Mapping[str, Any]) -> ModelRequest:
         raise Refusal(
             f"{' and '.join(given)} are {both} set: keep one of them, which is the model that is served"
             if given
-            else f"no model is given, neither is set of {', '.join(f'llama_model_{kind}' for kind in KINDS)} and {KNOWN_ANSWER}: set one of them"
+            else f"no model is given: set one of {', '.join(f'llama_model_{kind}' for kind in KINDS)} and {KNOWN_ANSWER}"
         )
     own = {kind: variables[f"llama_model_{kind}"] for kind in (*KINDS, "checksum")}
     return ModelRequest(
@@ -140,7 +139,7 @@ def _urls(variable: str, given: Sequence[str]) -> tuple[str, ...]:
             address = urlsplit("")
         if address.scheme not in ("http", "https") or not address.hostname:
             raise Refusal(f"{variable} has {untrusted.show(url)}: use the http:// or https:// address of a GGUF file")
-        name = posixpath.basename(unquote(address.path))
+        name = model_files.name_of_url(url)
         if model_files.problem_of_name(name):
             raise Refusal(
                 f"{variable} has {untrusted.show(url)}, whose end is no name of a file: use the address of the file itself"

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Maybe, Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import model_files, parts
@@ -54,16 +54,11 @@ def asked(source: ModelSource) -> dict[str, Any]:
     return what if source.role == model_files.MODEL else {**what, "role": source.role}
 
 
-def is_fetched(source: ModelSource) -> bool:
-    """Whether its files have to get onto the head."""
-    return source.path is None
-
-
 def folder(prefix: str, source: ModelSource) -> str:
     """Folder on the head for the files of a source: a function of the variables alone, and no other source's."""
     digest = hashlib.sha256(json.dumps(asked(source), sort_keys=True).encode()).hexdigest()[:8]
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", _named(source)).strip("-.")[:LONGEST_FOLDER]
-    return f"{prefix}/models/{name}-{digest}"
+    return f"{prefix}/{names.MODELS}/{name}-{digest}"
 
 
 def _named(source: ModelSource) -> str:
@@ -73,13 +68,8 @@ def _named(source: ModelSource) -> str:
         return "--".join(filter(None, (wanted.repo.replace("/", "--"), wanted.quantisation)))
     if source.ollama:
         return source.ollama.rpartition("/")[2].replace(":", "-")
-    name = _name_in(source.url[0]) if source.url else posixpath.basename(str(source.copy))
+    name = model_files.name_of_url(source.url[0]) if source.url else posixpath.basename(str(source.copy))
     return name.removesuffix(".gguf")
-
-
-def _name_in(url: str) -> str:
-    """Of the file at a URL, as the server has it."""
-    return posixpath.basename(unquote(urlsplit(url).path))
 
 
 class Resolved(NamedTuple):
@@ -100,8 +90,8 @@ def check(report: Mapping[str, Any]) -> str | None:
     problem = untrusted.problem("", given) or untrusted.mismatch("", given, FOUND)
     if problem:
         return f"{problem.where.lstrip('.')} {problem.why}"
-    names = [file["name"] for file in given["files"] or ()]
-    return next((f"{name!r} {why}" for name in names if (why := model_files.problem_of_name(name))), None)
+    named = [file["name"] for file in given["files"] or ()]
+    return next((f"{name!r} {why}" for name in named if (why := model_files.problem_of_name(name))), None)
 
 
 def resolve(request: ModelRequest, report: Mapping[str, Any], prefix: str) -> Resolved:
@@ -212,18 +202,18 @@ def _from_variables(source: ModelSource, summary: Mapping[str, Any] | None) -> l
         sizes = {file["name"]: file["bytes"] for file in (summary or {}).get("files") or ()}
         own = parts.siblings(name)
         return [{"name": part, "path": posixpath.join(where, part), "bytes": sizes.get(part)} for part in own]
-    names: Sequence[str] = ()
+    named: Sequence[str] = ()
     if source.huggingface:
-        names = source.huggingface.files
+        named = source.huggingface.files
     elif source.url:
-        names = [_name_in(url) for url in source.url]
+        named = [model_files.name_of_url(url) for url in source.url]
     elif source.copy:
-        names = parts.siblings(posixpath.basename(source.copy))
-    if not names and summary and source.role == model_files.MODEL:
-        names = [file["name"] for file in summary.get("files") or ()]
-    if not names:
+        named = parts.siblings(posixpath.basename(source.copy))
+    if not named and summary and source.role == model_files.MODEL:
+        named = [file["name"] for file in summary.get("files") or ()]
+    if not named:
         raise Refusal(
             f"{source.variable} is not looked for where llama_model_gguf_summary is set, so the names of its files are not known: remove "
             f"llama_model_gguf_summary, {_with_names(source)}"
         )
-    return [{"name": name, "url": None, "bytes": None, "sha256": None} for name in names]
+    return [{"name": name, "url": None, "bytes": None, "sha256": None} for name in named]

@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, model_files
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, model_files, transfer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
 
 
@@ -37,7 +37,7 @@ def _launcher(plan: dict[str, Any], host: str, worker: dict[str, Any]) -> list[s
             for placement in _placements(plan)
         )
         limit = max(worker["cache_mib"], math.ceil(needed))
-        launcher += ["--cache", f"{worker['environment']['LLAMA_CACHE']}/rpc", "--limit-mib", str(limit)]
+        launcher += ["--cache", transfer.cache_of(worker["environment"]), "--limit-mib", str(limit)]
         launcher += [word for size in _sizes_of_files(plan) for word in ("--size", str(size))]
     return [*launcher, "--"]
 
