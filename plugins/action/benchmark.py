@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ansible.errors import AnsibleActionFail
+from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.action import plan as planning
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply.measuring import RUNNER
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply.measuring import RUNNER, SILENCE_SECONDS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import measured
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
@@ -35,7 +35,7 @@ display = Display()
 
 POLL_SECONDS, SHOW_SECONDS = 5.0, 10.0
 MOST_MISSED = 10
-"""Looks at the program that may fail one after the other; the guard on the head waits longer than one alone takes."""
+"""Calls of the head that may fail one after the other; the guard on the head waits longer than one alone takes."""
 
 
 class Load(NamedTuple):
@@ -58,14 +58,20 @@ class Matrix(NamedTuple):
 
 
 class ActionModule(planning.ActionModule):
+    _record: dict | None = None
+    """What is measured so far."""
+
     def run(self, tmp=None, task_vars=None):
         arguments = dict(self._task.args)
         if arguments.get("state") != "measured":
             return self._execute_module(module_args=arguments, task_vars=task_vars)
         try:
             return self._measured(arguments, task_vars)
-        except Refusal as refusal:
-            raise AnsibleActionFail(str(refusal)) from None
+        except (Refusal, AnsibleActionFail) as failure:
+            if not self._record:
+                raise AnsibleActionFail(str(failure)) from None
+            # A task that fails shows all that it returns on the screen, and the page needs the record.
+            return {"changed": True, "record": self._record, "problem": str(failure)}
 
     def _measured(self, arguments: dict, task_vars: dict) -> dict:
         matrix = self._matrix(arguments, task_vars)
@@ -87,10 +93,12 @@ class ActionModule(planning.ActionModule):
                 record["ended"] = int(time.time())
         finally:
             record["fits"] = measured.fits(record["cells"])
-            if left:
-                self._head.call("written", prefix=self._head.own["prefix"], record=record)
-            if path:
-                write(path, record)
+            try:
+                if left:
+                    self._head.call("written", prefix=self._head.own["prefix"], record=record)
+            finally:
+                if path:
+                    write(path, record)
         display.display("\n" + benchmark_tables.as_markdown(record))
         return {"changed": bool(left), "record": record}
 
@@ -258,6 +266,7 @@ class ActionModule(planning.ActionModule):
         loads = [load for load in matrix.loads if not load.obstacle and self._cells(load.keys)]
         if not loads:
             return
+        self._head.keep_lease()
         try:
             self._head.call("begun", plan=self._head.plan, runner=Path(measuring.__file__).read_text())
             for load in loads:
@@ -275,6 +284,7 @@ class ActionModule(planning.ActionModule):
                 f"{own['prefix']}/{names.BENCHMARKS}/{RUNNER}", log, load.setup.link, request.timeout
             )
             service = benchmark.service_of(load.plan, words, how)
+            self._head.keep_lease()
             self._head.call("run", plan=self._head.plan, definition=definitions.definition(own, service))
             self._follow(load, words, log)
 
@@ -286,6 +296,11 @@ class ActionModule(planning.ActionModule):
             seen = measured.read(str(answer["lines"]))
             cells = [measured.filled(cell, seen, argv, log) for cell in self._cells(load.keys)]
             self._put([cell for cell in cells if cell])
+            if answer["serves"]:
+                raise AnsibleActionFail(
+                    f"the server of {self._head.name} was started while {Path(argv[0]).name} measured: nobody could look at the program for "
+                    f"{SILENCE_SECONDS} s, or another run started it. Run this playbook again, which goes on with what is missing."
+                )
             if not answer["runs"]:
                 break
             if time.monotonic() - shown >= SHOW_SECONDS:
@@ -316,6 +331,7 @@ class Head:
 
     def __init__(self, action: ActionModule, plan: dict, task_vars: dict) -> None:
         self._action, self._task_vars, self._run = action, task_vars, os.getppid()
+        self._away = False
         self.name = plan["head"]["host"]
         part = plan["hosts"][self.name]
         self.own = part
@@ -331,14 +347,34 @@ class Head:
             raise AnsibleActionFail("the run of the playbook was ended; what is missing is measured by the next one")
 
     def call(self, state: str, may_fail: bool = False, **arguments: Any) -> dict:
-        """:raises AnsibleActionFail: with what the module says."""
-        answer = self._action._execute_module(module_args={"state": state, **arguments}, task_vars=self._task_vars)
+        """:raises AnsibleActionFail: with what the module says, or why the head cannot be reached."""
+        answer = self._answer({"state": state, **arguments})
         if answer.get("failed") and not may_fail:
             raise AnsibleActionFail(f"{state}: {copying.why(answer)}")
         return answer
 
+    def _answer(self, arguments: dict) -> Any:
+        """What the module returns. A head that cannot be reached is asked again: nothing is wrong with asking twice for a state."""
+        for left in reversed(range(1 if self._away else MOST_MISSED)):
+            try:
+                answer = self._action._execute_module(module_args=arguments, task_vars=self._task_vars)
+                self._away = False
+                return answer
+            except AnsibleConnectionFailure as failure:
+                if not left:
+                    self._away = True
+                    raise AnsibleActionFail(f"{self.name} cannot be reached any more: {failure}") from None
+                time.sleep(POLL_SECONDS)
+
+    def keep_lease(self) -> None:
+        """:raises AnsibleActionFail: another run has taken over the cluster."""
+        arguments = {"prefix": self.own["prefix"], "state": "kept"}
+        answer = copying.run(self._action, self._task_vars, "llamacpp.cluster.lease", arguments)
+        if answer.get("failed"):
+            raise AnsibleActionFail(copying.why(answer))
+
     def look(self, log: str) -> dict:
-        """What the program has written, and whether it runs; a head that does not answer is asked again."""
+        """What the program has written, whether it runs, and whether the server does; a look that fails is repeated."""
         for _missed in range(MOST_MISSED):
             self.check_run()
             answer = self.call("looked", may_fail=True, plan=self.plan, log=log)

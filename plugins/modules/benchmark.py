@@ -93,6 +93,14 @@ runs:
   description: Whether the program runs.
   returned: for V(looked)
   type: bool
+serves:
+  description: Whether the server runs, which it must not do meanwhile.
+  returned: for V(looked)
+  type: bool
+problem:
+  description: Why the rest could not be measured. The task does not fail, so that C(record) can be used.
+  returned: for V(measured), where something went wrong after the beginning
+  type: str
 speeds:
   description: C(first_s) of each request, and C(tokens_per_s) of all.
   returned: for V(asked)
@@ -134,6 +142,11 @@ def changed_by(stage, params):
             stage.begin()
         elif state == "run":
             stage.wind_up()
+            if stage.serves():
+                raise Refusal(
+                    f"{stage.server} runs, and a worker serves one client: nobody looked for {measuring.SILENCE_SECONDS} s, or another run started it. "
+                    "Run the playbook again, which goes on with what is missing."
+                )
             stage.run(params["definition"])
         elif state == "stopped":
             stage.wind_up()
@@ -160,7 +173,7 @@ def answer_of(params):
     if state == "looked":
         runs = stage.runs()
         stage.wind_up()
-        return {"changed": False, "runs": runs, "lines": records.lines_of(params["log"])}
+        return {"changed": False, "runs": runs, "serves": stage.serves(), "lines": records.lines_of(params["log"])}
     return {"changed": changed_by(stage, params)}
 
 

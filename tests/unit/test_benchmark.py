@@ -13,7 +13,7 @@ from unittest import mock
 
 import jsonschema_rs
 import pytest
-from ansible.errors import AnsibleActionFail
+from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
 from ansible_collections.llamacpp.cluster.plugins.action import benchmark as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import measuring as stage
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services
@@ -24,7 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import mea
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import benchmark, entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import make
 from ansible_collections.llamacpp.cluster.plugins.modules import benchmark as module
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import benchmark_tables
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import benchmark_tables, html_page, measurements
 from conftest import CATALOGUE, Cluster, known_answer_of
 from test_fork import RELEASE as FORK
 from test_services import defined, machine_with
@@ -670,6 +670,7 @@ def test_a_program_runs_is_looked_at_and_the_server_serves_again(head, call, tmp
     answer = call(**asked("looked", head, log=str(log)))
     assert (answer["runs"], answer["lines"]) == (True, "0.1000 out one")
     assert f"systemctl restart {GUARD}.timer" in head.lines("calls"), "each look winds the guard up"
+    assert not answer["serves"]
     call(**asked("stopped", head))
     assert not call(**asked("looked", head, log=str(log)))["runs"]
     head.lines("calls")
@@ -688,6 +689,14 @@ def test_what_a_killed_run_left_is_ended_by_the_next_one(head, call):
     assert call(**asked("recovered", head))["changed"]
     assert head.state(SERVER, PROGRAM) == [services.RUNNING, services.STOPPED]
     assert not call(**asked("recovered", head))["changed"]
+
+
+def test_no_program_is_started_beside_a_server_that_runs(head, call):
+    call(**asked("begun", head, runner="#"))
+    head.apply(defined(SERVER))
+    answer = call(**asked("run", head, definition="text"))
+    assert "llamacpp-server runs, and a worker serves one client" in answer["msg"]
+    assert head.state(PROGRAM) == [services.STOPPED]
 
 
 def test_a_command_that_fails_is_said(head, call, monkeypatch):
@@ -794,6 +803,7 @@ class Run(action.ActionModule):
     def __init__(self, matrix, check=False):
         self.matrix, self._task, self.kept, self.calls = matrix, mock.Mock(args={}, check_mode=check), [], []
         self.fail_at, self.logs, self.still = None, [], []
+        self.away, self.serves = [], False
 
     def _matrix(self, arguments, task_vars):
         return copy.deepcopy(self.matrix)
@@ -801,6 +811,8 @@ class Run(action.ActionModule):
     def _execute_module(self, module_name=None, module_args=None, task_vars=None, **_rest):
         state = module_args["state"]
         self.calls.append(state)
+        if self.away and state == self.away[0]:
+            raise AnsibleConnectionFailure(f"no route at the {self.away.pop(0)} one")
         if state == self.fail_at:
             raise RuntimeError("killed")
         if state == "written":
@@ -817,6 +829,7 @@ class Run(action.ActionModule):
         if state == "looked":
             return {
                 "runs": self.still.pop(0) if self.still else False,
+                "serves": self.serves,
                 "lines": self.logs.pop(0) if self.logs else written_by(self.words),
             }
         return {"changed": True}
@@ -847,6 +860,7 @@ def written_by(words):
 def matrix(monkeypatch):
     """Six cells of llama-bench, and two of the API."""
     monkeypatch.setattr(action, "POLL_SECONDS", 0)
+    monkeypatch.setattr(action.copying, "run", lambda *_arguments: {"changed": False})
     found = cluster_of(
         **MEASURED, llama_benchmark_parallel=[1], llama_benchmark_depths=[0, 64], llama_benchmark_hosts=[1, 2]
     )
@@ -903,6 +917,78 @@ def test_a_task_whose_run_was_killed_has_the_server_start_at_once(matrix, monkey
     with pytest.raises(AnsibleActionFail, match="the run of the playbook was ended"):
         run._measured({"plan": plan}, {})
     assert run.calls[-2:] == ["ended", "written"]
+
+
+def test_a_head_that_does_not_answer_for_a_while_is_asked_again(matrix):
+    plan, whole = matrix
+    run = Run(whole)
+    run.away = ["looked", "looked", "written", "run", "ended"]
+    record = run._measured({"plan": plan}, {})["record"]
+    assert all(cell["measured"] for cell in record["cells"])
+    assert run.away == []
+
+
+def test_a_head_that_does_not_come_back_leaves_what_was_measured(matrix, tmp_path):
+    plan, whole = matrix
+    run = Run(whole)
+    run._task.args = {"state": "measured", "plan": plan, "path": str(tmp_path)}
+    run.away = ["looked"] * action.MOST_MISSED + ["ended", "written"]
+    result = run.run(task_vars={})
+    assert result["problem"].startswith("head cannot be reached any more: no route at the")
+    assert run.calls[-2:] == ["ended", "written"], "once it is known to be away, it is not waited for again"
+    SCHEMA.validate(result["record"])
+    kept = json.loads((tmp_path / "benchmark.json").read_text())
+    assert sum(bool(cell["measured"]) for cell in kept["cells"]) == 2
+    page = html_page.page(None, None, None, measurements.benchmark(kept, "it"), None)
+    assert "</html>" in page
+
+
+def test_a_full_disk_of_the_head_leaves_the_record_on_the_controller(matrix, tmp_path, monkeypatch):
+    plan, whole = matrix
+    run = Run(whole)
+    run._task.args = {"state": "measured", "plan": plan, "path": str(tmp_path)}
+    answered = run._execute_module
+
+    def full(module_args=None, **rest):
+        answer = answered(module_args=module_args, **rest)
+        return {"failed": True, "msg": "No space left on device"} if module_args["state"] == "written" else answer
+
+    monkeypatch.setattr(run, "_execute_module", full)
+    assert run.run(task_vars={})["problem"] == "written: No space left on device"
+    assert json.loads((tmp_path / "benchmark.json").read_text())["id"] == whole.record["id"]
+
+
+def test_a_server_that_was_started_meanwhile_ends_the_run_and_no_cell_fails(matrix):
+    plan, whole = matrix
+    run = Run(whole)
+    run._task.args = {"state": "measured", "plan": plan}
+    run.serves, run.logs = True, ["2.0000 run ended with -15"]
+    result = run.run(task_vars={})
+    assert "the server of head was started while llama-bench measured" in result["problem"]
+    assert not any(cell["skipped"] for cell in result["record"]["cells"])
+    assert run.calls.count("run") == 1
+    assert "ended" in run.calls
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_lease_that_is_lost_ends_the_run_before_it_touches_a_service(matrix, monkeypatch, kept):
+    plan, whole = matrix
+    run = Run(whole)
+    run._task.args = {"state": "measured", "plan": plan}
+    lost = {"failed": True, "msg": "This run holds the lease of the cluster no more"}
+    answers = iter([{}] * kept)
+    monkeypatch.setattr(action.copying, "run", lambda *_arguments: next(answers, lost))
+    assert run.run(task_vars={})["problem"] == lost["msg"]
+    assert "run" not in run.calls
+    assert ("begun" in run.calls) == ("ended" in run.calls) == bool(kept)
+
+
+def test_what_is_wrong_before_the_beginning_fails_the_task(matrix):
+    plan, whole = matrix
+    run = Run(whole._replace(request=whole.request._replace(again=("x",))))
+    run._task.args = {"state": "measured", "plan": plan}
+    with pytest.raises(AnsibleActionFail, match="no benchmark of this matrix was kept"):
+        run.run(task_vars={})
 
 
 def test_a_complete_benchmark_is_followed_by_a_new_one(matrix):
