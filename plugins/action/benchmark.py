@@ -38,6 +38,10 @@ MOST_MISSED = 10
 """Calls of the head that may fail one after the other; the guard on the head waits longer than one alone takes."""
 
 
+SPEEDS = {"first_s": [untrusted.Number(real=True)], "tokens_per_s": untrusted.Number(real=True)}
+"""What a question gives."""
+
+
 class Load(NamedTuple):
     """A load of a model as it is planned."""
 
@@ -201,8 +205,7 @@ class ActionModule(planning.ActionModule):
         before = {
             cell["key"]: cell
             for cell in kept.get("cells", [])
-            if not untrusted.mismatch("", cell, measured.KEPT)
-            and not any(re.search(expression, cell["key"]) for expression in again)
+            if measured.can_be_kept(cell) and not any(re.search(expression, cell["key"]) for expression in again)
         }
         cells = [_merged(cell, before.get(cell["key"])) for cell in matrix.record["cells"]]
         return {**matrix.record, "id": same[0]["id"], "cells": cells}
@@ -247,19 +250,22 @@ class ActionModule(planning.ActionModule):
             answer = self._head.call("asked", may_fail=True, plan=self._head.plan, question=question)
             if answer.get("failed"):
                 return [{**cell, "skipped": copying.why(answer)} for cell in cells]
-            firsts += [float(second) for second in answer["speeds"]["first_s"]]
-            speeds.append(float(answer["speeds"]["tokens_per_s"]))
+            if untrusted.mismatch("", answer.get("speeds"), SPEEDS):
+                raise AnsibleActionFail(f"{self._head.name} answers with something else than speeds")
+            firsts += answer["speeds"]["first_s"]
+            speeds.append(answer["speeds"]["tokens_per_s"])
         argv, now = self._head.plan["head"]["argv"], int(time.time())
         samples = {"api-ttft": (firsts, "s"), "api-tg": (speeds, "t/s")}
-        return [
-            {
-                **cell,
-                "measured": measured.measured_of(*samples[re.sub("[0-9]+$", "", cell["test"])]),
-                "argv": argv,
-                "time": now,
-            }
-            for cell in cells
-        ]
+        filled = []
+        for cell in cells:
+            figures, unit = samples[re.sub("[0-9]+$", "", cell["test"])]
+            if all(map(measured.is_speed, figures)):
+                filled.append({**cell, "measured": measured.measured_of(figures, unit), "argv": argv, "time": now})
+            else:
+                filled.append(
+                    {**cell, "skipped": "no time passed between the first and the last token: ask for more tokens"}
+                )
+        return filled
 
     def _run_all(self, matrix: Matrix) -> None:
         """Measures in place of the server, which serves again afterwards, whatever happened."""

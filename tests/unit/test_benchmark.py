@@ -334,6 +334,31 @@ def test_a_torn_log_and_other_lines_are_no_results():
         assert measured.result_of(text) is None
 
 
+ROW = {"n_prompt": 0, "n_gen": 1, "samples_ts": [1.0], "avg_ts": 1, "stddev_ts": 0}
+LIES = [
+    {"samples_ts": ["nan"]},
+    {"samples_ts": [0]},
+    {"samples_ts": [-1.0]},
+    {"avg_ts": "inf"},
+    {"stddev_ts": "nan"},
+    {"samples_ts": [1e300]},
+]
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_speed_that_cannot_be_is_no_result(lie):
+    assert measured.result_of(json.dumps(ROW))
+    assert measured.result_of(json.dumps({**ROW, **lie})) is None
+
+
+def test_a_log_that_lies_ends_nothing():
+    row = "1.0000 out |   512 |    128 |      0 |    1.100 | {} |    2.311 |    {} |"
+    assert [result.test for result in measured.read(row.format("4.6.5", "0.00")).results] == []
+    assert [result.test for result in measured.read(row.format("9" * 400 + ".0", "55.38")).results] == ["tg128"]
+    assert measured.read("1.0000 err hello\x0c0.0002 run ended with 0\n").status is None, "one line of the program"
+    assert measured.read("1.0000 run ended with " + "9" * 5000).status is None
+
+
 def test_the_table_of_llama_sweep_bench_is_read():
     rows = [
         "|    PP |     TG |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |",
@@ -1012,6 +1037,55 @@ def test_one_cell_is_measured_again_on_request(matrix):
     assert '"-p" "0" "-n" "128" "-d" "64"' in run.words
     assert second["id"] == first["id"]
     assert len(second["cells"]) == len(first["cells"])
+
+
+SPOILED = [
+    {"key": 7},
+    {"measured": {"mean": 1, "deviation": 0, "samples": [0.0], "unit": "t/s"}},
+    {"measured": {"mean": 0, "deviation": 0, "samples": [1.0], "unit": "t/s"}},
+    {"measured": {"mean": 1, "deviation": 0, "samples": [], "unit": "t/s"}},
+    {"measured": {"mean": 1, "deviation": 0, "samples": [1], "unit": "<b>"}},
+]
+
+
+@pytest.mark.parametrize("spoiled", SPOILED)
+def test_of_a_record_that_lies_nothing_is_taken_over(matrix, spoiled):
+    plan, whole = matrix
+    run = Run(whole)
+    kept = copy.deepcopy(run._measured({"plan": plan}, {})["record"])
+    kept["cells"] = [{**cell, **spoiled} for cell in kept["cells"]]
+    kept["cells"][0].pop("key")
+    run.kept, run.calls = [{**kept, "ended": None}], []
+    record = run._measured({"plan": plan}, {})["record"]
+    assert all(cell["measured"]["samples"] for cell in record["cells"])
+    assert run.calls.count("run") == 2
+
+
+LYING = [
+    ({"first_s": ["x"], "tokens_per_s": 1.0}, "something else than speeds"),
+    ({"first_s": [0.1], "tokens_per_s": 0.0}, None),
+]
+
+
+@pytest.mark.parametrize(("speeds", "problem"), LYING)
+def test_an_answer_without_a_speed_is_none(matrix, monkeypatch, speeds, problem):
+    plan, whole = matrix
+    run = Run(whole)
+    run._task.args = {"state": "measured", "plan": plan}
+    answered = run._execute_module
+    monkeypatch.setattr(
+        run,
+        "_execute_module",
+        lambda module_args=None, **rest: (
+            {"speeds": speeds} if module_args["state"] == "asked" else answered(module_args=module_args, **rest)
+        ),
+    )
+    result = run.run(task_vars={})
+    if problem:
+        assert problem in result["problem"]
+        return
+    (cell,) = [cell for cell in result["record"]["cells"] if cell["test"] == "api-tg128"]
+    assert cell["skipped"].startswith("no time passed between the first and the last token")
 
 
 def test_again_without_a_benchmark_is_refused(matrix):

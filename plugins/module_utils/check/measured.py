@@ -13,17 +13,28 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import verification
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Maybe, Number, Text, printable
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import (
+    LONGEST,
+    Maybe,
+    Number,
+    Text,
+    mismatch,
+    printable,
+)
 
 LINE = re.compile(r"([0-9]{1,9}\.[0-9]{4}) (out|err|run) (.*)")
 """Of launch/measuring.py."""
 LOADED = re.compile(r"constructing llama_context|llama_(?:new_context_with_model|init_from_model): n_ctx\s*=")
 """With which the making of a context begins: the model is loaded. In the trees of 0.3.16 to 0.3.36, and in ik_llama.cpp."""
-SWEPT = re.compile(r"\|\s*(\d+) \|\s*(\d+) \|\s*(\d+) \|\s*[\d.]+ \|\s*([\d.]+) \|\s*[\d.]+ \|\s*([\d.]+) \|")
+SWEPT = re.compile(
+    r"\|\s*([0-9]{1,9}) \|\s*([0-9]{1,9}) \|\s*([0-9]{1,9}) \|\s*[0-9.]+ \|\s*([0-9]+\.[0-9]+) \|\s*[0-9.]+ \|\s*([0-9]+\.[0-9]+) \|"
+)
 """PP, TG, N_KV, T_PP, S_PP, T_TG and S_TG of llama-sweep-bench (examples/sweep-bench of ik_llama.cpp)."""
 ERRORS = 3
 """Last lines of a program that failed, which are shown."""
 LOG_LINE = 500
+FASTEST = 1e9
+"""Tokens per second."""
 
 
 class Result(NamedTuple):
@@ -51,6 +62,11 @@ class Log(NamedTuple):
     """Its last lines."""
 
 
+def is_speed(number: float) -> bool:
+    """Whether it can be a speed, or seconds to the first token: neither nothing, nor beyond all that there is."""
+    return 0 < number <= FASTEST
+
+
 def result_of(text: str) -> Result | None:
     """A line of ``llama-bench -o jsonl``; None of any other line, and of a test of both kinds at once."""
     if not text.startswith("{"):
@@ -63,7 +79,9 @@ def result_of(text: str) -> Result | None:
         mean, deviation = float(row["avg_ts"]), float(row["stddev_ts"])
     except (ValueError, KeyError, TypeError):
         return None
-    if bool(prompt) == bool(generated) or not samples:
+    if bool(prompt) == bool(generated) or not all(map(is_speed, (*samples, mean))) or not 0 <= deviation <= FASTEST:
+        return None
+    if not samples:
         return None
     return Result(f"pp{prompt}" if prompt else f"tg{generated}", depth, samples, mean, deviation)
 
@@ -74,10 +92,8 @@ def swept(text: str) -> list[Result]:
     if not found:
         return []
     prompt, generated, depth = (int(number) for number in found.groups()[:3])
-    return [
-        Result(f"pp{prompt}", depth, (float(found[4]),)),
-        Result(f"tg{generated}", depth, (float(found[5]),)),
-    ]
+    speeds = {f"pp{prompt}": float(found[4]), f"tg{generated}": float(found[5])}
+    return [Result(test, depth, (speed,)) for test, speed in speeds.items() if is_speed(speed)]
 
 
 def _memory(lines: Sequence[str], names: Mapping[str, str]) -> dict[str, float]:
@@ -99,13 +115,13 @@ def _memory(lines: Sequence[str], names: Mapping[str, str]) -> dict[str, float]:
 
 def read(text: str) -> Log:
     """The log of launch/measuring.py; its last line may be torn."""
-    lines = [found for found in map(LINE.fullmatch, text.splitlines()) if found]
+    lines = [found for found in map(LINE.fullmatch, text.split("\n")) if found]
     results, said, proxies, status = [], [], {}, None
     for line in lines:
         own = result_of(line[3])
         results += [own] if own else swept(line[3])
         leads = re.fullmatch(r"(127\.0\.0\.1:\d+) leads to (\S+)", line[3])
-        ended = re.fullmatch(r"ended with (-?\d+)", line[3])
+        ended = re.fullmatch(r"ended with (-?\d{1,9})", line[3])
         if line[2] == "run" and leads:
             proxies[leads[1]] = leads[2]
         elif line[2] == "run" and ended:
@@ -209,3 +225,11 @@ KEPT = {
     "time": Maybe(Number()),
 }
 """What the record of an earlier run says of a cell, as far as it is taken over."""
+
+
+def can_be_kept(cell: Any) -> bool:
+    """Whether a cell of an earlier run's record, which anybody may have written, can be taken over."""
+    if mismatch("", cell, {"key": Text(longest=LONGEST), **KEPT}):
+        return False
+    figures = cell["measured"]
+    return not figures or (figures["samples"] and all(map(is_speed, (figures["mean"], *figures["samples"]))))
