@@ -74,7 +74,7 @@ def table(names: Sequence[str], rows: Iterable[Sequence[Any]], left: int) -> str
 
     :param left: so many columns are aligned to the left, the others to the right.
     """
-    shown = [["" if value is None else str(value).replace("|", "\\|") for value in row] for row in rows]
+    shown = [["" if value is None else str(value).replace("|", "\\|").replace("<", "&lt;") for value in row] for row in rows]
     widths = [max(len(cells[place]) for cells in [list(names), *shown]) for place in range(len(names))]
 
     def line(cells: Sequence[str]) -> str:

@@ -448,6 +448,12 @@ def test_tables_have_every_cell():
         assert len({line.count(" | ") for line in table.splitlines()}) == 1
 
 
+def test_what_a_log_says_is_no_markup_in_a_table():
+    spoiled = copy.deepcopy(EXAMPLE)
+    spoiled["cells"][0].update(measured=None, skipped="ended: <img src=//a.example/x> | y")
+    assert "ended: &lt;img src=//a.example/x> \\| y" in benchmark_tables.as_markdown(spoiled)
+
+
 # --------------------------------------------------------------------------------------------------------------- proxy
 
 
@@ -603,6 +609,14 @@ def test_a_program_that_is_to_end_is_ended_and_its_end_is_written(tmp_path):
         running.terminate()
         assert running.wait(20) == 1
     assert measured.read(log.read_text()).status == -15
+
+
+def test_a_program_whose_log_cannot_be_written_is_ended():
+    program = "import sys, time\nwhile True: print('x' * 1000, flush=True)"
+    argv = [sys.executable, measuring.__file__, "--log", "/dev/full", "--", sys.executable, "-c", program]
+    done = subprocess.run(argv, check=False, capture_output=True, timeout=20, text=True)
+    assert done.returncode == 1
+    assert "the log cannot be written: [Errno 28] No space left on device" in done.stderr
 
 
 # ------------------------------------------------------------------------------------------------------------- records
