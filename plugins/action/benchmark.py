@@ -120,9 +120,11 @@ class ActionModule(planning.ActionModule):
             raise Refusal(
                 f"the release on {cluster.head} has no {program}: set llama_benchmark_programs to true, run site.yml, and then this playbook again"
             )
+        benchmark.check_names(request.models, cluster.model, served["model"]["path"])
         found = {benchmark.name_of(cluster.model): arguments.get("model") or {}}
         for model in request.models:
-            found.setdefault(benchmark.name_of(model), self._look_at(model, served, task_vars))
+            if benchmark.name_of(model) not in found:
+                found[benchmark.name_of(model)] = self._look_at(model, served, task_vars)
         models = {
             benchmark.name_of(model): _described(model, found[benchmark.name_of(model)], served)
             for model in (cluster.model, *request.models)
@@ -134,11 +136,11 @@ class ActionModule(planning.ActionModule):
             own = benchmark.cells_of(setup, plan, _fork(served), obstacle)
             loads.append(Load(setup, plan, [cell["key"] for cell in own], obstacle))
             cells += own
-        used = {cell["model"] for cell in cells}
+        used = {name: model for name, model in models.items() if name in {cell["model"] for cell in cells}}
         record = {
             "schema": benchmark.SCHEMA,
             "cluster": served["cluster"],
-            "id": f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{benchmark.identity(served, cells, request.repetitions)}",
+            "id": f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{benchmark.identity(served, cells, request.repetitions, used)}",
             "time": int(time.time()),
             "ended": None,
             "plan": served["id"],
@@ -147,7 +149,7 @@ class ActionModule(planning.ActionModule):
                 "fork": _fork(served),
             },
             "hosts": benchmark.machines(cluster, served, lambda host: _link(served, host)),
-            "models": {name: model for name, model in models.items() if name in used},
+            "models": used,
             "cells": cells,
             "fits": [],
         }

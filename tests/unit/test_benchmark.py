@@ -21,8 +21,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.check import aski
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import measuring
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import benchmark, entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import make
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import ModelRequest, ModelSource
 from ansible_collections.llamacpp.cluster.plugins.modules import benchmark as module
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import benchmark_tables, html_page, measurements
 from conftest import CATALOGUE, Cluster, known_answer_of
@@ -120,6 +122,66 @@ def test_models_of_one_name_are_refused():
         benchmark.request_of(cluster_of(llama_benchmark_models=models).hosts["head"]["variables"])
 
 
+PROJECTOR = {"llama_model_huggingface": {"repo": "a/b", "quantisation": "Q4"}, "llama_model_mmproj": {"path": "/srv/mm.gguf"}}
+HUB = "/opt/llamacpp/models/x/m-Q4.gguf"
+
+
+def found_on_the_hub():
+    """What is found of that model and its projector."""
+    files = [
+        {"name": name, "path": path, "url": None, "bytes": 1000, "sha256": None, "role": role}
+        for name, path, role in (("m-Q4.gguf", HUB, "model"), ("mm.gguf", "/srv/mm.gguf", "mmproj"))
+    ]
+    return {
+        "summary": known_answer.summary(16, 128, "f32"),
+        "closed": None,
+        "source": "huggingface:a/b@c",
+        "revision": "c",
+        "files": files,
+    }
+
+
+def on_the_hub(*models):
+    return cluster_of(
+        "worker1",
+        **MEASURED,
+        **PROJECTOR,
+        llama_model_known_answer=None,
+        llama_benchmark_models=[{"path": path, "known_answer": None} for path in models],
+    )
+
+
+def test_a_model_from_elsewhere_is_measured_without_its_projector():
+    found = on_the_hub()
+    values, request = entry.read("llama_cluster", found.hosts), benchmark.request_of(found.hosts["head"]["variables"])
+    plan = make(values, found_on_the_hub(), CATALOGUE, "runtime")
+    assert "--mmproj" in plan["head"]["argv"]
+    for setup in benchmark.setups_of(request, values, plan):
+        own = make(benchmark.cluster_of(values, setup), found_on_the_hub(), CATALOGUE, "runtime")
+        words = benchmark.argv_of(own, setup, 1)
+        assert words[words.index("-m") + 1] == HUB
+        assert "--mmproj" not in own["head"]["argv"]
+        assert benchmark.obstacle(own, plan, setup) is None
+        assert benchmark.name_of(setup.model) == "b-Q4"
+
+
+def test_another_file_of_the_served_models_name_is_refused():
+    def check(path, served):
+        found = on_the_hub(path)
+        values, request = entry.read("llama_cluster", found.hosts), benchmark.request_of(found.hosts["head"]["variables"])
+        benchmark.check_names(request.models, values.model, served)
+
+    check("/srv/b-Q4.gguf", "/srv/b-Q4.gguf")
+    check("/srv/m-Q4.gguf", HUB)
+    with pytest.raises(Refusal, match="llama_benchmark_models has another file than the model that is served"):
+        check("/srv/b-Q4.gguf", HUB)
+
+
+def test_the_name_of_a_url_is_that_of_its_file():
+    source = ModelSource("model", "llama_model_url", url=("https://h.example/a/m-Q4.gguf?download=true",))
+    assert benchmark.name_of(ModelRequest(source, None, None)) == "m-Q4"
+
+
 def test_more_hosts_than_there_are_and_too_many_cells_are_refused():
     plan, values, request = planned(cluster_of())
     with pytest.raises(Refusal, match=r"llama_benchmark_hosts has 4, but the cluster has 3 hosts with devices"):
@@ -162,8 +224,11 @@ def test_keys_are_unique_and_the_same_in_every_run():
     keys = [cell["key"] for cell in cells]
     assert len(keys) == len(set(keys)) == 6 + 3 * 8 * 4 + 2 * 6 * 2
     assert "cpu/2 hosts/known-answer-16x128-f32/tg128/d0/p1/ub128/fa-on/f16/0.2ms/1000mbit" in keys
-    assert benchmark.identity(plan, cells, 5) == benchmark.identity(plan, copy.deepcopy(cells), 5)
-    assert benchmark.identity(plan, cells, 5) != benchmark.identity(plan, cells[1:], 5)
+    model = {"m": {"path": "/m.gguf", "bytes": 1}}
+    own = benchmark.identity(plan, cells, 5, model)
+    assert own == benchmark.identity(plan, copy.deepcopy(cells), 5, model)
+    assert own != benchmark.identity(plan, cells[1:], 5, model)
+    assert own != benchmark.identity(plan, cells, 5, {"m": {"path": "/m.gguf", "bytes": 2}})
 
 
 def test_the_program_that_measures_is_part_of_the_builds_where_it_is_asked_for():
