@@ -96,7 +96,7 @@ class ActionModule(planning.ActionModule):
             if all(map(measured.is_done, record["cells"])):
                 record["ended"] = int(time.time())
         finally:
-            record["fits"] = measured.fits(record["cells"])
+            record["fits"], record["visits"] = measured.fits(record["cells"]), measured.visits(record["cells"])
             try:
                 if left:
                     self._head.call("written", prefix=self._head.own["prefix"], record=record)
@@ -152,6 +152,7 @@ class ActionModule(planning.ActionModule):
             "models": used,
             "cells": cells,
             "fits": [],
+            "visits": [],
         }
         return Matrix(
             request,

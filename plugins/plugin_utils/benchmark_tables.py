@@ -192,6 +192,15 @@ def _fitted(record: Mapping[str, Any]) -> str:
     return table(names, rows, 1) if rows else ""
 
 
+def _visited(record: Mapping[str, Any]) -> str:
+    """What a visit to a worker costs, with the variable that has the plan use it."""
+    rows = [
+        [*(visit[key] for key in ("model", "backend", "test", "visit_ms")), f"llama_link_visit_ms: {visit['visit_ms']}"]
+        for visit in record.get("visits", ())
+    ]
+    return table(["model", "backend", "test", "ms a visit", "to plan with it"], rows, 1) if rows else ""
+
+
 def _missing(record: Mapping[str, Any]) -> str:
     rows = [[cell["key"], cell["skipped"]] for cell in record["cells"] if cell["skipped"]]
     return table(["cell", "why"], rows, 2) if rows else ""
@@ -209,6 +218,7 @@ def as_markdown(record: Mapping[str, Any]) -> str:
         ("Through the API", _asked(record)),
         ("Against added latency", _delayed(record)),
         ("Milliseconds per token = fixed + crossings * latency", _fitted(record)),
+        ("What a visit to a worker costs a token", _visited(record)),
         ("Not measured", _missing(record)),
     ):
         parts += [f"## {title}\n", text] if text else []

@@ -472,6 +472,26 @@ def test_the_line_through_latencies_is_found():
     assert len(measured.fits([*cells, *({**cell, "model": "other"} for cell in cells)])) == 2
 
 
+def visited(hosts, ms, devices_ms=8.0, **other):
+    cell = cell_of(0, 1000 / ms, hosts - 1)
+    return {**cell, "proxied": False, "key": f"{hosts}", "predicted": {"crossings": 2 * (hosts - 1), "devices_ms": devices_ms}, **other}
+
+
+def test_a_visit_costs_what_each_further_host_adds():
+    # The devices take 2 ms more than predicted, whoever computes.
+    cells = [visited(1, 10), visited(2, 12.5), visited(3, 15)]
+    (visit,) = measured.visits(cells)
+    assert (visit["visit_ms"], visit["cells"]) == (pytest.approx(2.5), ["1", "2", "3"])
+    assert measured.visits([visited(1, 10), visited(2, 12.5, devices_ms=11)]) == [], "less than nothing"
+    assert measured.visits([visited(2, 12.5), visited(2, 12.6)]) == [], "one number of hosts"
+    assert measured.visits([visited(1, 10), visited(2, 12.5, depth=64)]) == []
+    assert measured.visits([visited(1, 10), visited(2, 12.5, proxied=True)]) == []
+    assert measured.visits([visited(1, 10), visited(2, 12.5, predicted={"crossings": 2})]) == [], "of an older record"
+    record = {**EXAMPLE, "visits": [visit]}
+    SCHEMA.validate(record)
+    assert "llama_link_visit_ms: 2.5 |" in benchmark_tables.as_markdown(record)
+
+
 def test_cells_get_what_their_test_measured():
     cell = {**EXAMPLE["cells"][0], "test": "tg32", "depth": 256, "memory_mib": [{"device": "RPC0[127.0.0.1:41152]"}]}
     filled = measured.filled(cell, measured.read(LOG), ["llama-bench"], "/x.log")
@@ -1146,7 +1166,7 @@ LYING = [
 ]
 
 
-@pytest.mark.parametrize(("speeds", "problem"), LYING)
+@pytest.mark.parametrize("speeds, problem", LYING)
 def test_an_answer_without_a_speed_is_none(matrix, monkeypatch, speeds, problem):
     plan, whole = matrix
     run = Run(whole)

@@ -196,10 +196,7 @@ def _fit(row: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The line of least squares through the fastest repetition of each cell: whatever else a host does, adds to the others."""
     latencies = [float(cell["latency_ms"]) for cell in row]
     times = [1000 / max(cell["measured"]["samples"]) for cell in row]
-    middle, mean = statistics.fmean(latencies), statistics.fmean(times)
-    spread = sum((latency - middle) ** 2 for latency in latencies)
-    slope = sum((latency - middle) * (ms - mean) for latency, ms in zip(latencies, times)) / spread
-    fixed = mean - slope * middle
+    slope, fixed = _line(latencies, times)
     first = row[0]
     return {
         "cells": [cell["key"] for cell in row],
@@ -210,6 +207,38 @@ def _fit(row: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "planned_crossings": (first["predicted"] or {}).get("crossings") or 0,
         "worst": round(max(abs(fixed + slope * latency - ms) / ms for latency, ms in zip(latencies, times)), 4),
     }
+
+
+def visits(cells: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What each visit to a worker costs a token: of the milliseconds that are not predicted for the devices, the slope over numbers of hosts.
+    A rate that is wrong for all devices alike adds the same to each number of them, and is not taken for a visit's. None where nothing is left."""
+    rows: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for cell in cells:
+        known = (cell["predicted"] or {}).get("devices_ms") is not None
+        if known and cell["measured"] and cell["test"].startswith("tg") and not cell["proxied"] and not cell["depth"]:
+            rows.setdefault((cell["backend"], cell["model"], *cell["options"].values(), cell["test"]), []).append(cell)
+    found = [_visit(row) for row in rows.values() if len({cell["predicted"]["crossings"] for cell in row}) > 1]
+    return [visit for visit in found if visit["visit_ms"] > 0]
+
+
+def _visit(row: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    counts = [cell["predicted"]["crossings"] / 2 for cell in row]
+    times = [1000 / max(cell["measured"]["samples"]) - cell["predicted"]["devices_ms"] for cell in row]
+    slope, _fixed = _line(counts, times)
+    first = row[0]
+    return {
+        "cells": [cell["key"] for cell in row],
+        **{key: first[key] for key in ("backend", "model", "test")},
+        "visit_ms": round(slope, 3),
+    }
+
+
+def _line(places: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
+    """Slope of the line of least squares, and its value at 0."""
+    middle, mean = statistics.fmean(places), statistics.fmean(values)
+    spread = sum((place - middle) ** 2 for place in places)
+    slope = sum((place - middle) * (value - mean) for place, value in zip(places, values)) / spread
+    return slope, mean - slope * middle
 
 
 FIGURE = Number(real=True)

@@ -452,7 +452,7 @@ def check_names(models: Iterable[ModelRequest], served: ModelRequest, path: str)
     :raises Refusal: another one has its name.
     """
     for model in models:
-        same = model.known_answer or model.source and model.source.path == path
+        same = model.known_answer or (model.source and model.source.path == path)
         if name_of(model) == name_of(served) and not same:
             raise Refusal(
                 f"{PREFIX}models has another file than the model that is served ({path}), and tables would name both {name_of(served)}: "
@@ -494,6 +494,7 @@ def predicted(planned: Mapping[str, Any], setup: Setup, test: str, depth: int) -
         "rates": estimate["rates"],
         "limited_by": limited,
         "crossings": estimate["crossings"],
+        "devices_ms": round(sum(device["ms_per_token"] for device in estimate["devices"]), 3),
     }
 
 
