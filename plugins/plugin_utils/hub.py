@@ -11,7 +11,7 @@ import stat
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
@@ -84,8 +84,7 @@ def listing(source: ModelSource, token: str | None) -> Listing:
 
     :raises Refusal: it cannot be asked, or has no such revision.
     """
-    wanted = source.huggingface
-    assert wanted is not None
+    wanted = cast(HuggingFace, source.huggingface)
     try:
         # It takes a quarter of a second to import: only when a server is asked.
         from huggingface_hub import HfApi
@@ -134,8 +133,7 @@ def _offline() -> str:
 
 
 def _named(source: ModelSource) -> str:
-    assert source.huggingface is not None
-    return f"{source.variable} has the repo {source.huggingface.repo}, which"
+    return f"{source.variable} has the repo {cast(HuggingFace, source.huggingface).repo}, which"
 
 
 def _refused(api: Any, wanted: HuggingFace, error: Any, token: str | None) -> str:
@@ -237,8 +235,7 @@ def chosen(found: Listing, source: ModelSource) -> tuple[Listed, ...]:
 
     :raises Refusal: the repository does not have them, or several models are meant.
     """
-    wanted = source.huggingface
-    assert wanted is not None
+    wanted = cast(HuggingFace, source.huggingface)
     if wanted.files:
         return _by_name(found, source, wanted.files)
     models = candidates(found, source.role)

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, untrusted
@@ -181,6 +181,12 @@ def request_of(variables: Mapping[str, Any]) -> Request:
     if not (given["prompts"] or given["generated"]) or not given["depths"] or not given["micro_batches"]:
         raise Refusal(
             f"{PREFIX}prompts and {PREFIX}generated, {PREFIX}depths or {PREFIX}micro_batches is empty, so there is nothing to measure: give a value"
+        )
+    asked = given["repetitions"] * max(given["parallel"], default=0)
+    if asked > untrusted.ENTRIES:
+        raise Refusal(
+            f"{PREFIX}parallel has {max(given['parallel'])}, and {PREFIX}repetitions is {given['repetitions']}: that is {asked} requests for a figure, and "
+            f"{untrusted.ENTRIES} are possible. Give smaller numbers."
         )
     named = [name_of(model) for model in models]
     twice = [name for name in named if named.count(name) > 1]
@@ -432,8 +438,7 @@ def arguments_of_tests(argv: Sequence[str], missing: Iterable[tuple[str, int]]) 
 def name_of(model: ModelRequest) -> str:
     if model.known_answer:
         return f"known-answer-{model.known_answer.layers}x{model.known_answer.width}-{model.known_answer.type}"
-    source = model.source
-    assert source is not None
+    source = cast(ModelSource, model.source)
     if source.huggingface:
         repository = source.huggingface
         named = (
