@@ -122,7 +122,10 @@ def test_models_of_one_name_are_refused():
         benchmark.request_of(cluster_of(llama_benchmark_models=models).hosts["head"]["variables"])
 
 
-PROJECTOR = {"llama_model_huggingface": {"repo": "a/b", "quantisation": "Q4"}, "llama_model_mmproj": {"path": "/srv/mm.gguf"}}
+PROJECTOR = {
+    "llama_model_huggingface": {"repo": "a/b", "quantisation": "Q4"},
+    "llama_model_mmproj": {"path": "/srv/mm.gguf"},
+}
 HUB = "/opt/llamacpp/models/x/m-Q4.gguf"
 
 
@@ -168,7 +171,10 @@ def test_a_model_from_elsewhere_is_measured_without_its_projector():
 def test_another_file_of_the_served_models_name_is_refused():
     def check(path, served):
         found = on_the_hub(path)
-        values, request = entry.read("llama_cluster", found.hosts), benchmark.request_of(found.hosts["head"]["variables"])
+        values, request = (
+            entry.read("llama_cluster", found.hosts),
+            benchmark.request_of(found.hosts["head"]["variables"]),
+        )
         benchmark.check_names(request.models, values.model, served)
 
     check("/srv/b-Q4.gguf", "/srv/b-Q4.gguf")
@@ -180,6 +186,13 @@ def test_another_file_of_the_served_models_name_is_refused():
 def test_the_name_of_a_url_is_that_of_its_file():
     source = ModelSource("model", "llama_model_url", url=("https://h.example/a/m-Q4.gguf?download=true",))
     assert benchmark.name_of(ModelRequest(source, None, None)) == "m-Q4"
+
+
+def test_more_requests_than_a_record_can_hold_are_refused():
+    variables = cluster_of(llama_benchmark_parallel=[1, 256], llama_benchmark_repetitions=5).hosts["head"]["variables"]
+    with pytest.raises(Refusal, match="that is 1280 requests for a figure, and 1024 are possible"):
+        benchmark.request_of(variables)
+    benchmark.request_of({**variables, "llama_benchmark_repetitions": 4})
 
 
 def test_more_hosts_than_there_are_and_too_many_cells_are_refused():
@@ -474,7 +487,13 @@ def test_the_line_through_latencies_is_found():
 
 def visited(hosts, ms, devices_ms=8.0, **other):
     cell = cell_of(0, 1000 / ms, hosts - 1)
-    return {**cell, "proxied": False, "key": f"{hosts}", "predicted": {"crossings": 2 * (hosts - 1), "devices_ms": devices_ms}, **other}
+    return {
+        **cell,
+        "proxied": False,
+        "key": f"{hosts}",
+        "predicted": {"crossings": 2 * (hosts - 1), "devices_ms": devices_ms},
+        **other,
+    }
 
 
 def test_a_visit_costs_what_each_further_host_adds():
@@ -531,6 +550,25 @@ def test_tables_have_every_cell():
     assert "tg128 @ d2048" in text
     for table in re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE):
         assert len({line.count(" | ") for line in table.splitlines()}) == 1
+
+
+def test_loads_and_latencies_are_in_the_form_of_field_notes():
+    text = benchmark_tables.as_markdown(EXAMPLE)
+    loads = text.split("## Loads\n")[1].split("\n## ")[0]
+    rows = [[column.strip() for column in line.split("|")[1:-1]] for line in loads.strip().splitlines()]
+    assert rows[0] == ["model", "backend", "size", "hosts", "split", "load time", "tg (t/s)", "pp (t/s)", "status"]
+    known = {(row[0], row[3], row[4]): row for row in rows[2:]}
+    measured_once = known["known-answer-16x512-f16", "2", "as planned"]
+    cells = [
+        cell for cell in EXAMPLE["cells"] if len(cell["hosts"]) == 2 and cell["model"] == "known-answer-16x512-f16"
+    ]
+    assert benchmark_tables.speed(next(cell for cell in cells if cell["test"] == "tg128")) == measured_once[6]
+    assert next(row for row in rows[2:] if not row[6])[8] not in ("", "measured"), (
+        "a load that is not possible says why"
+    )
+    latencies = text.split("## Against added latency\n")[1].split("\n## ")[0]
+    assert "vs baseline" in latencies
+    assert re.findall(r"([\d.]+)x \|", latencies) == ["1.00", "0.83", "0.48", "0.16", "0.86", "0.63", "0.30", "0.08"]
 
 
 def test_what_a_log_says_is_no_markup_in_a_table():
