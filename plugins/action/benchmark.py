@@ -295,10 +295,10 @@ class ActionModule(planning.ActionModule):
             service = benchmark.service_of(load.plan, words, how)
             self._head.keep_lease()
             self._head.call("run", plan=self._head.plan, definition=definitions.definition(own, service))
-            self._follow(load, words, log)
+            self._follow(load, words, log, request.timeout)
 
-    def _follow(self, load: Load, argv: list[str], log: str) -> None:
-        """Looks at the program until it has ended, and takes what it has measured."""
+    def _follow(self, load: Load, argv: list[str], log: str, timeout: int) -> None:
+        """Looks at the program until it has ended, which systemd sees to after so many seconds, and takes what it has measured."""
         began = shown = time.monotonic()
         while True:
             answer = self._head.look(log)
@@ -318,8 +318,10 @@ class ActionModule(planning.ActionModule):
                 display.display(f"  [{self._head.name}] {load.keys[0]}: {doing}, {shown - began:.0f} s")
             # A small model has ended before long.
             time.sleep(min(POLL_SECONDS, 0.5 + (time.monotonic() - began) / 4))
+        lasted = time.monotonic() - began
         self._head.call("stopped", plan=self._head.plan)
         why = measured.failure_of(seen, Path(argv[0]).name)
+        why += f" (llama_benchmark_timeout is {timeout}, seconds)" if lasted >= timeout else ""
         cells = self._record["cells"]
         self._record["cells"] = [measured.with_memory(cell, seen) if cell["log"] == log else cell for cell in cells]
         failed = [cell for cell in self._cells(load.keys) if _is_of(argv, cell)]

@@ -1244,6 +1244,44 @@ def test_a_program_that_fails_is_in_the_table_and_the_others_are_measured(matrix
     SCHEMA.validate(record)
 
 
+def test_a_program_that_takes_too_long_names_the_limit(matrix):
+    plan, whole = matrix
+    run = Run(whole._replace(request=whole.request._replace(timeout=0)))
+    run.logs = ["0.1000 err loading\n0.2000 run ended with -15"]
+    record = run._measured({"plan": plan}, {})["record"]
+    (why,) = {cell["skipped"] for cell in record["cells"] if cell["skipped"]}
+    assert why == "llama-bench was ended by signal 15: loading (llama_benchmark_timeout is 0, seconds)"
+
+
+@pytest.mark.parametrize("listed", [[], ["/srv/other.gguf"]])
+def test_a_cluster_that_serves_from_a_hub_is_measured(monkeypatch, listed):
+    found = on_the_hub(*listed)
+    values = entry.read("llama_cluster", found.hosts)
+    plan = make(values, found_on_the_hub(), CATALOGUE, "runtime")
+    plan["id"] = "0123456789abcdef"
+    run = Run(None)
+    asked = []
+
+    def look(module_name=None, module_args=None, **_rest):
+        asked.append(module_args["path"])
+        return {key: value for key, value in found_on_the_hub().items() if key in ("summary", "closed")}
+
+    monkeypatch.setattr(run, "_execute_module", look)
+    monkeypatch.setattr(run, "_look_up_releases", lambda cluster, _catalogue, _vars: cluster, raising=False)
+    monkeypatch.setattr(action.inventory, "hosts", lambda *_arguments: ("llama_cluster", found.hosts))
+    monkeypatch.setattr(action.inventory, "of_play", lambda _vars: set())
+    arguments = {"plan": plan, "facts": {}, "model": found_on_the_hub()}
+    matrix = action.ActionModule._matrix(run, arguments, {})
+    assert asked == listed
+    SCHEMA.validate(matrix.record)
+    assert {load.plan["refused"] for load in matrix.loads} == {False}
+    assert not [cell["skipped"] for cell in matrix.record["cells"] if cell["skipped"] and cell["parallel"] == 1]
+    paths = {name: model["path"] for name, model in matrix.record["models"].items()}
+    assert paths == {"b-Q4": HUB, **({"other": "/srv/other.gguf"} if listed else {})}
+    measured_paths = {load.plan["model"]["path"] for load in matrix.loads}
+    assert measured_paths == set(listed or [HUB])
+
+
 def test_memory_is_that_of_the_longest_test_of_a_load(matrix):
     plan, whole = matrix
     run = Run(whole)
