@@ -100,6 +100,8 @@ class ActionModule(planning.ActionModule):
             try:
                 if left:
                     self._head.call("written", prefix=self._head.own["prefix"], record=record)
+            except AnsibleActionFail as failure:  # why the rest was not measured, if it was not, is not to be lost
+                display.warning(f"{self._head.name} does not keep all of the benchmark: {failure}")
             finally:
                 if path:
                     write(path, record)
@@ -281,7 +283,16 @@ class ActionModule(planning.ActionModule):
             for load in loads:
                 self._run_load(load, matrix.request)
         finally:
+            self._end()
+
+    def _end(self) -> None:
+        try:
             self._head.call("ended", plan=self._head.plan)
+        except AnsibleActionFail as failure:
+            raise AnsibleActionFail(
+                f"{str(failure).rstrip('.')}. A timer on {self._head.name} starts the server {SILENCE_SECONDS} s after the last look at the program, "
+                "and the next run of this playbook does it at once."
+            ) from None
 
     def _run_load(self, load: Load, request: benchmark.Request) -> None:
         argv = benchmark.argv_of(load.plan, load.setup, request.repetitions)

@@ -33,8 +33,8 @@ SWEPT = re.compile(
 ERRORS = 3
 """Last lines of a program that failed, which are shown."""
 LOG_LINE = 500
-FASTEST = 1e9
-"""Tokens per second."""
+SLOWEST, FASTEST = 1e-6, 1e9
+"""Tokens per second, or seconds."""
 
 
 class Result(NamedTuple):
@@ -64,7 +64,7 @@ class Log(NamedTuple):
 
 def is_speed(number: float) -> bool:
     """Whether it can be a speed, or seconds to the first token: neither nothing, nor beyond all that there is."""
-    return 0 < number <= FASTEST
+    return SLOWEST <= number <= FASTEST
 
 
 def result_of(text: str) -> Result | None:
