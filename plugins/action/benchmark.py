@@ -319,7 +319,7 @@ class ActionModule(planning.ActionModule):
             if answer["serves"]:
                 raise AnsibleActionFail(
                     f"the server of {self._head.name} was started while {Path(argv[0]).name} measured: nobody could look at the program for "
-                    f"{SILENCE_SECONDS} s, or another run started it. Run this playbook again, which goes on with what is missing."
+                    f"{SILENCE_SECONDS} s, the host restarted, or another run started it. Run this playbook again, which goes on with what is missing."
                 )
             if not answer["runs"]:
                 break

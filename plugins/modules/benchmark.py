@@ -141,12 +141,12 @@ def changed_by(stage, params):
             measuring.prepare(own_part(params["plan"])["prefix"], params["runner"])
             stage.begin()
         elif state == "run":
-            stage.wind_up()
             if stage.serves():
                 raise Refusal(
                     f"{stage.server} runs, and a worker serves one client: nobody looked for {measuring.SILENCE_SECONDS} s, or another run started it. "
                     "Run the playbook again, which goes on with what is missing."
                 )
+            stage.wind_up()
             stage.run(params["definition"])
         elif state == "stopped":
             stage.wind_up()
@@ -171,9 +171,10 @@ def answer_of(params):
         return {"changed": False, "speeds": speeds}
     stage = measuring.Stage(own_part(params["plan"]))
     if state == "looked":
-        runs = stage.runs()
-        stage.wind_up()
-        return {"changed": False, "runs": runs, "serves": stage.serves(), "lines": records.lines_of(params["log"])}
+        runs, serves = stage.runs(), stage.serves()
+        if not serves:
+            stage.wind_up()
+        return {"changed": False, "runs": runs, "serves": serves, "lines": records.lines_of(params["log"])}
     return {"changed": changed_by(stage, params)}
 
 

@@ -854,6 +854,17 @@ def test_what_a_killed_run_left_is_ended_by_the_next_one(head, call):
     assert not call(**asked("recovered", head))["changed"]
 
 
+def test_a_head_that_restarted_meanwhile_says_that_it_serves(head, call):
+    call(**asked("begun", head, runner="#"))
+    for unit in stage.VOLATILE.glob("*benchmark*"):
+        unit.unlink()
+    head.apply(defined(SERVER))
+    head.lines("calls")
+    answer = call(**asked("looked", head, log="/none"))
+    assert answer["serves"]
+    assert not [line for line in head.lines("calls") if GUARD in line]
+
+
 def test_no_program_is_started_beside_a_server_that_runs(head, call):
     call(**asked("begun", head, runner="#"))
     head.apply(defined(SERVER))
@@ -863,6 +874,7 @@ def test_no_program_is_started_beside_a_server_that_runs(head, call):
 
 
 def test_a_command_that_fails_is_said(head, call, monkeypatch):
+    call(**asked("begun", head, runner="#"))
     failed = commands.CommandError(["systemctl", "restart"], "Job failed", 1)
     monkeypatch.setattr(stage.Stage, "wind_up", mock.Mock(side_effect=failed))
     answer = call(**asked("looked", head, log="/none"))
