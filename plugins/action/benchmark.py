@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ansible.errors import AnsibleActionFail
+from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.action import plan as planning
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply.measuring import RUNNER
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply.measuring import RUNNER, SILENCE_SECONDS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import measured
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
@@ -35,7 +35,11 @@ display = Display()
 
 POLL_SECONDS, SHOW_SECONDS = 5.0, 10.0
 MOST_MISSED = 10
-"""Looks at the program that may fail one after the other; the guard on the head waits longer than one alone takes."""
+"""Calls of the head that may fail one after the other; the guard on the head waits longer than one alone takes."""
+
+
+SPEEDS = {"first_s": [untrusted.Number(real=True)], "tokens_per_s": untrusted.Number(real=True)}
+"""What a question gives."""
 
 
 class Load(NamedTuple):
@@ -58,14 +62,20 @@ class Matrix(NamedTuple):
 
 
 class ActionModule(planning.ActionModule):
+    _record: dict | None = None
+    """What is measured so far."""
+
     def run(self, tmp=None, task_vars=None):
         arguments = dict(self._task.args)
         if arguments.get("state") != "measured":
             return self._execute_module(module_args=arguments, task_vars=task_vars)
         try:
             return self._measured(arguments, task_vars)
-        except Refusal as refusal:
-            raise AnsibleActionFail(str(refusal)) from None
+        except (Refusal, AnsibleActionFail) as failure:
+            if not self._record:
+                raise AnsibleActionFail(str(failure)) from None
+            # A task that fails shows all that it returns on the screen, and the page needs the record.
+            return {"changed": True, "record": self._record, "problem": str(failure)}
 
     def _measured(self, arguments: dict, task_vars: dict) -> dict:
         matrix = self._matrix(arguments, task_vars)
@@ -86,11 +96,15 @@ class ActionModule(planning.ActionModule):
             if all(map(measured.is_done, record["cells"])):
                 record["ended"] = int(time.time())
         finally:
-            record["fits"] = measured.fits(record["cells"])
-            if left:
-                self._head.call("written", prefix=self._head.own["prefix"], record=record)
-            if path:
-                write(path, record)
+            record["fits"], record["visits"] = measured.fits(record["cells"]), measured.visits(record["cells"])
+            try:
+                if left:
+                    self._head.call("written", prefix=self._head.own["prefix"], record=record)
+            except AnsibleActionFail as failure:  # why the rest was not measured, if it was not, is not to be lost
+                display.warning(f"{self._head.name} does not keep all of the benchmark: {failure}")
+            finally:
+                if path:
+                    write(path, record)
         display.display("\n" + benchmark_tables.as_markdown(record))
         return {"changed": bool(left), "record": record}
 
@@ -108,9 +122,11 @@ class ActionModule(planning.ActionModule):
             raise Refusal(
                 f"the release on {cluster.head} has no {program}: set llama_benchmark_programs to true, run site.yml, and then this playbook again"
             )
+        benchmark.check_names(request.models, cluster.model, served["model"]["path"])
         found = {benchmark.name_of(cluster.model): arguments.get("model") or {}}
         for model in request.models:
-            found.setdefault(benchmark.name_of(model), self._look_at(model, served, task_vars))
+            if benchmark.name_of(model) not in found:
+                found[benchmark.name_of(model)] = self._look_at(model, served, task_vars)
         models = {
             benchmark.name_of(model): _described(model, found[benchmark.name_of(model)], served)
             for model in (cluster.model, *request.models)
@@ -122,11 +138,11 @@ class ActionModule(planning.ActionModule):
             own = benchmark.cells_of(setup, plan, _fork(served), obstacle)
             loads.append(Load(setup, plan, [cell["key"] for cell in own], obstacle))
             cells += own
-        used = {cell["model"] for cell in cells}
+        used = {name: model for name, model in models.items() if name in {cell["model"] for cell in cells}}
         record = {
             "schema": benchmark.SCHEMA,
             "cluster": served["cluster"],
-            "id": f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{benchmark.identity(served, cells, request.repetitions)}",
+            "id": f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{benchmark.identity(served, cells, request.repetitions, used)}",
             "time": int(time.time()),
             "ended": None,
             "plan": served["id"],
@@ -135,9 +151,10 @@ class ActionModule(planning.ActionModule):
                 "fork": _fork(served),
             },
             "hosts": benchmark.machines(cluster, served, lambda host: _link(served, host)),
-            "models": {name: model for name, model in models.items() if name in used},
+            "models": used,
             "cells": cells,
             "fits": [],
+            "visits": [],
         }
         return Matrix(
             request,
@@ -193,8 +210,7 @@ class ActionModule(planning.ActionModule):
         before = {
             cell["key"]: cell
             for cell in kept.get("cells", [])
-            if not untrusted.mismatch("", cell, measured.KEPT)
-            and not any(re.search(expression, cell["key"]) for expression in again)
+            if measured.can_be_kept(cell) and not any(re.search(expression, cell["key"]) for expression in again)
         }
         cells = [_merged(cell, before.get(cell["key"])) for cell in matrix.record["cells"]]
         return {**matrix.record, "id": same[0]["id"], "cells": cells}
@@ -239,31 +255,44 @@ class ActionModule(planning.ActionModule):
             answer = self._head.call("asked", may_fail=True, plan=self._head.plan, question=question)
             if answer.get("failed"):
                 return [{**cell, "skipped": copying.why(answer)} for cell in cells]
-            firsts += [float(second) for second in answer["speeds"]["first_s"]]
-            speeds.append(float(answer["speeds"]["tokens_per_s"]))
+            if untrusted.mismatch("", answer.get("speeds"), SPEEDS):
+                raise AnsibleActionFail(f"{self._head.name} answers with something else than speeds")
+            firsts += answer["speeds"]["first_s"]
+            speeds.append(answer["speeds"]["tokens_per_s"])
         argv, now = self._head.plan["head"]["argv"], int(time.time())
         samples = {"api-ttft": (firsts, "s"), "api-tg": (speeds, "t/s")}
-        return [
-            {
-                **cell,
-                "measured": measured.measured_of(*samples[re.sub("[0-9]+$", "", cell["test"])]),
-                "argv": argv,
-                "time": now,
-            }
-            for cell in cells
-        ]
+        filled = []
+        for cell in cells:
+            figures, unit = samples[re.sub("[0-9]+$", "", cell["test"])]
+            if all(map(measured.is_speed, figures)):
+                filled.append({**cell, "measured": measured.measured_of(figures, unit), "argv": argv, "time": now})
+            else:
+                filled.append(
+                    {**cell, "skipped": "no time passed between the first and the last token: ask for more tokens"}
+                )
+        return filled
 
     def _run_all(self, matrix: Matrix) -> None:
         """Measures in place of the server, which serves again afterwards, whatever happened."""
         loads = [load for load in matrix.loads if not load.obstacle and self._cells(load.keys)]
         if not loads:
             return
+        self._head.keep_lease()
         try:
             self._head.call("begun", plan=self._head.plan, runner=Path(measuring.__file__).read_text())
             for load in loads:
                 self._run_load(load, matrix.request)
         finally:
+            self._end()
+
+    def _end(self) -> None:
+        try:
             self._head.call("ended", plan=self._head.plan)
+        except AnsibleActionFail as failure:
+            raise AnsibleActionFail(
+                f"{str(failure).rstrip('.')}. A timer on {self._head.name} starts the server {SILENCE_SECONDS} s after the last look at the program, "
+                "and the next run of this playbook does it at once."
+            ) from None
 
     def _run_load(self, load: Load, request: benchmark.Request) -> None:
         argv = benchmark.argv_of(load.plan, load.setup, request.repetitions)
@@ -275,17 +304,23 @@ class ActionModule(planning.ActionModule):
                 f"{own['prefix']}/{names.BENCHMARKS}/{RUNNER}", log, load.setup.link, request.timeout
             )
             service = benchmark.service_of(load.plan, words, how)
+            self._head.keep_lease()
             self._head.call("run", plan=self._head.plan, definition=definitions.definition(own, service))
-            self._follow(load, words, log)
+            self._follow(load, words, log, request.timeout)
 
-    def _follow(self, load: Load, argv: list[str], log: str) -> None:
-        """Looks at the program until it has ended, and takes what it has measured."""
+    def _follow(self, load: Load, argv: list[str], log: str, timeout: int) -> None:
+        """Looks at the program until it has ended, which systemd sees to after so many seconds, and takes what it has measured."""
         began = shown = time.monotonic()
         while True:
             answer = self._head.look(log)
             seen = measured.read(str(answer["lines"]))
             cells = [measured.filled(cell, seen, argv, log) for cell in self._cells(load.keys)]
             self._put([cell for cell in cells if cell])
+            if answer["serves"]:
+                raise AnsibleActionFail(
+                    f"the server of {self._head.name} was started while {Path(argv[0]).name} measured: nobody could look at the program for "
+                    f"{SILENCE_SECONDS} s, the host restarted, or another run started it. Run this playbook again, which goes on with what is missing."
+                )
             if not answer["runs"]:
                 break
             if time.monotonic() - shown >= SHOW_SECONDS:
@@ -294,8 +329,10 @@ class ActionModule(planning.ActionModule):
                 display.display(f"  [{self._head.name}] {load.keys[0]}: {doing}, {shown - began:.0f} s")
             # A small model has ended before long.
             time.sleep(min(POLL_SECONDS, 0.5 + (time.monotonic() - began) / 4))
+        lasted = time.monotonic() - began
         self._head.call("stopped", plan=self._head.plan)
         why = measured.failure_of(seen, Path(argv[0]).name)
+        why += f" (llama_benchmark_timeout is {timeout}, seconds)" if lasted >= timeout else ""
         cells = self._record["cells"]
         self._record["cells"] = [measured.with_memory(cell, seen) if cell["log"] == log else cell for cell in cells]
         failed = [cell for cell in self._cells(load.keys) if _is_of(argv, cell)]
@@ -316,6 +353,7 @@ class Head:
 
     def __init__(self, action: ActionModule, plan: dict, task_vars: dict) -> None:
         self._action, self._task_vars, self._run = action, task_vars, os.getppid()
+        self._away = False
         self.name = plan["head"]["host"]
         part = plan["hosts"][self.name]
         self.own = part
@@ -331,14 +369,34 @@ class Head:
             raise AnsibleActionFail("the run of the playbook was ended; what is missing is measured by the next one")
 
     def call(self, state: str, may_fail: bool = False, **arguments: Any) -> dict:
-        """:raises AnsibleActionFail: with what the module says."""
-        answer = self._action._execute_module(module_args={"state": state, **arguments}, task_vars=self._task_vars)
+        """:raises AnsibleActionFail: with what the module says, or why the head cannot be reached."""
+        answer = self._answer({"state": state, **arguments})
         if answer.get("failed") and not may_fail:
             raise AnsibleActionFail(f"{state}: {copying.why(answer)}")
         return answer
 
+    def _answer(self, arguments: dict) -> Any:
+        """What the module returns. A head that cannot be reached is asked again: nothing is wrong with asking twice for a state."""
+        for left in reversed(range(1 if self._away else MOST_MISSED)):
+            try:
+                answer = self._action._execute_module(module_args=arguments, task_vars=self._task_vars)
+                self._away = False
+                return answer
+            except AnsibleConnectionFailure as failure:
+                if not left:
+                    self._away = True
+                    raise AnsibleActionFail(f"{self.name} cannot be reached any more: {failure}") from None
+                time.sleep(POLL_SECONDS)
+
+    def keep_lease(self) -> None:
+        """:raises AnsibleActionFail: another run has taken over the cluster."""
+        arguments = {"prefix": self.own["prefix"], "state": "kept"}
+        answer = copying.run(self._action, self._task_vars, "llamacpp.cluster.lease", arguments)
+        if answer.get("failed"):
+            raise AnsibleActionFail(copying.why(answer))
+
     def look(self, log: str) -> dict:
-        """What the program has written, and whether it runs; a head that does not answer is asked again."""
+        """What the program has written, whether it runs, and whether the server does; a look that fails is repeated."""
         for _missed in range(MOST_MISSED):
             self.check_run()
             answer = self.call("looked", may_fail=True, plan=self.plan, log=log)

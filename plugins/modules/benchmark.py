@@ -93,6 +93,14 @@ runs:
   description: Whether the program runs.
   returned: for V(looked)
   type: bool
+serves:
+  description: Whether the server runs, which it must not do meanwhile.
+  returned: for V(looked)
+  type: bool
+problem:
+  description: Why the rest could not be measured. The task does not fail, so that C(record) can be used.
+  returned: for V(measured), where something went wrong after the beginning
+  type: str
 speeds:
   description: C(first_s) of each request, and C(tokens_per_s) of all.
   returned: for V(asked)
@@ -133,6 +141,11 @@ def changed_by(stage, params):
             measuring.prepare(own_part(params["plan"])["prefix"], params["runner"])
             stage.begin()
         elif state == "run":
+            if stage.serves():
+                raise Refusal(
+                    f"{stage.server} runs, and a worker serves one client: nobody looked for {measuring.SILENCE_SECONDS} s, or another run started it. "
+                    "Run the playbook again, which goes on with what is missing."
+                )
             stage.wind_up()
             stage.run(params["definition"])
         elif state == "stopped":
@@ -158,9 +171,10 @@ def answer_of(params):
         return {"changed": False, "speeds": speeds}
     stage = measuring.Stage(own_part(params["plan"]))
     if state == "looked":
-        runs = stage.runs()
-        stage.wind_up()
-        return {"changed": False, "runs": runs, "lines": records.lines_of(params["log"])}
+        runs, serves = stage.runs(), stage.serves()
+        if not serves:
+            stage.wind_up()
+        return {"changed": False, "runs": runs, "serves": serves, "lines": records.lines_of(params["log"])}
     return {"changed": changed_by(stage, params)}
 
 

@@ -74,7 +74,9 @@ def table(names: Sequence[str], rows: Iterable[Sequence[Any]], left: int) -> str
 
     :param left: so many columns are aligned to the left, the others to the right.
     """
-    shown = [["" if value is None else str(value).replace("|", "\\|") for value in row] for row in rows]
+    shown = [
+        ["" if value is None else str(value).replace("|", "\\|").replace("<", "&lt;") for value in row] for row in rows
+    ]
     widths = [max(len(cells[place]) for cells in [list(names), *shown]) for place in range(len(names))]
 
     def line(cells: Sequence[str]) -> str:
@@ -148,6 +150,34 @@ def _by_hosts(record: Mapping[str, Any]) -> str:
     return table(names, rows, 4)
 
 
+def _loads(record: Mapping[str, Any]) -> str:
+    """A row for each load of a model: seconds to load, and its first generation and prompt."""
+    loads: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for cell in record["cells"]:
+        if not cell["proxied"] and cell["test"][:2] in ("pp", "tg"):
+            loads.setdefault(
+                (cell["model"], cell["backend"], len(cell["hosts"]), *cell["options"].values()), []
+            ).append(cell)
+    rows = []
+    for cells in loads.values():
+        first = cells[0]
+        speeds = [next((speed(cell) for cell in cells if cell["test"].startswith(kind)), "") for kind in ("tg", "pp")]
+        seconds = next((cell["load_s"] for cell in cells if cell["load_s"] is not None), None)
+        status = next((cell["skipped"] for cell in cells if cell["skipped"]), "measured" if any(speeds) else "not yet")
+        rows.append(
+            [
+                *(first["model"], first["backend"], _size(record["models"][first["model"]]), len(first["hosts"])),
+                *(
+                    first["options"]["split"] or "as planned",
+                    None if seconds is None else f"~{seconds:.0f} s",
+                    *speeds,
+                    status,
+                ),
+            ]
+        )
+    return table(["model", "backend", "size", "hosts", "split", "load time", "tg (t/s)", "pp (t/s)", "status"], rows, 2)
+
+
 def _asked(record: Mapping[str, Any]) -> str:
     cells = [cell for cell in record["cells"] if cell["test"].startswith("api-") and cell["measured"]]
     rows = [
@@ -158,19 +188,19 @@ def _asked(record: Mapping[str, Any]) -> str:
 
 
 def _delayed(record: Mapping[str, Any]) -> str:
-    """The field notes' table: tokens per second against added latency."""
+    """Tokens per second against added latency, beside those of the fewest hosts with the least of it."""
     cells = [cell for cell in record["cells"] if cell["proxied"] and cell["measured"]]
     first: dict[tuple[Any, ...], float] = {}
     rows = []
     for cell in cells:
-        same = (cell["model"], cell["backend"], len(cell["hosts"]), cell["bandwidth_mbit"], cell["test"])
+        same = (cell["model"], cell["backend"], cell["bandwidth_mbit"], cell["test"])
         base = first.setdefault(same, cell["measured"]["mean"])
         part = f"{cell['measured']['mean'] / base:.2f}x"
         limit = f"{cell['bandwidth_mbit']:g} Mbit/s" if cell["bandwidth_mbit"] else ""
         rows.append(
             [cell["model"], len(cell["hosts"]), cell["test"], limit, f"{cell['latency_ms']:g} ms", speed(cell), part]
         )
-    return table(["model", "hosts", "test", "limit", "latency", "t/s", "vs first"], rows, 1) if rows else ""
+    return table(["model", "hosts", "test", "limit", "latency", "t/s", "vs baseline"], rows, 1) if rows else ""
 
 
 def _fitted(record: Mapping[str, Any]) -> str:
@@ -192,6 +222,15 @@ def _fitted(record: Mapping[str, Any]) -> str:
     return table(names, rows, 1) if rows else ""
 
 
+def _visited(record: Mapping[str, Any]) -> str:
+    """What a visit to a worker costs, with the variable that has the plan use it."""
+    rows = [
+        [*(visit[key] for key in ("model", "backend", "test", "visit_ms")), f"llama_link_visit_ms: {visit['visit_ms']}"]
+        for visit in record.get("visits", ())
+    ]
+    return table(["model", "backend", "test", "ms a visit", "to plan with it"], rows, 1) if rows else ""
+
+
 def _missing(record: Mapping[str, Any]) -> str:
     rows = [[cell["key"], cell["skipped"]] for cell in record["cells"] if cell["skipped"]]
     return table(["cell", "why"], rows, 2) if rows else ""
@@ -206,9 +245,11 @@ def as_markdown(record: Mapping[str, Any]) -> str:
         _by_hosts(record),
     ]
     for title, text in (
+        ("Loads", _loads(record)),
         ("Through the API", _asked(record)),
         ("Against added latency", _delayed(record)),
         ("Milliseconds per token = fixed + crossings * latency", _fitted(record)),
+        ("What a visit to a worker costs a token", _visited(record)),
         ("Not measured", _missing(record)),
     ):
         parts += [f"## {title}\n", text] if text else []

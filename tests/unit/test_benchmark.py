@@ -13,7 +13,7 @@ from unittest import mock
 
 import jsonschema_rs
 import pytest
-from ansible.errors import AnsibleActionFail
+from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
 from ansible_collections.llamacpp.cluster.plugins.action import benchmark as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import measuring as stage
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services
@@ -21,10 +21,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.check import aski
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import measuring
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import benchmark, entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import make
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import ModelRequest, ModelSource
 from ansible_collections.llamacpp.cluster.plugins.modules import benchmark as module
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import benchmark_tables
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import benchmark_tables, html_page, measurements
 from conftest import CATALOGUE, Cluster, known_answer_of
 from test_fork import RELEASE as FORK
 from test_services import defined, machine_with
@@ -120,6 +122,79 @@ def test_models_of_one_name_are_refused():
         benchmark.request_of(cluster_of(llama_benchmark_models=models).hosts["head"]["variables"])
 
 
+PROJECTOR = {
+    "llama_model_huggingface": {"repo": "a/b", "quantisation": "Q4"},
+    "llama_model_mmproj": {"path": "/srv/mm.gguf"},
+}
+HUB = "/opt/llamacpp/models/x/m-Q4.gguf"
+
+
+def found_on_the_hub():
+    """What is found of that model and its projector."""
+    files = [
+        {"name": name, "path": path, "url": None, "bytes": 1000, "sha256": None, "role": role}
+        for name, path, role in (("m-Q4.gguf", HUB, "model"), ("mm.gguf", "/srv/mm.gguf", "mmproj"))
+    ]
+    return {
+        "summary": known_answer.summary(16, 128, "f32"),
+        "closed": None,
+        "source": "huggingface:a/b@c",
+        "revision": "c",
+        "files": files,
+    }
+
+
+def on_the_hub(*models):
+    return cluster_of(
+        "worker1",
+        **MEASURED,
+        **PROJECTOR,
+        llama_model_known_answer=None,
+        llama_benchmark_models=[{"path": path, "known_answer": None} for path in models],
+    )
+
+
+def test_a_model_from_elsewhere_is_measured_without_its_projector():
+    found = on_the_hub()
+    values, request = entry.read("llama_cluster", found.hosts), benchmark.request_of(found.hosts["head"]["variables"])
+    plan = make(values, found_on_the_hub(), CATALOGUE, "runtime")
+    assert "--mmproj" in plan["head"]["argv"]
+    for setup in benchmark.setups_of(request, values, plan):
+        own = make(benchmark.cluster_of(values, setup), found_on_the_hub(), CATALOGUE, "runtime")
+        words = benchmark.argv_of(own, setup, 1)
+        assert words[words.index("-m") + 1] == HUB
+        assert "--mmproj" not in own["head"]["argv"]
+        assert benchmark.obstacle(own, plan, setup) is None
+        assert benchmark.name_of(setup.model) == "b-Q4"
+
+
+def test_another_file_of_the_served_models_name_is_refused():
+    def check(path, served):
+        found = on_the_hub(path)
+        values, request = (
+            entry.read("llama_cluster", found.hosts),
+            benchmark.request_of(found.hosts["head"]["variables"]),
+        )
+        benchmark.check_names(request.models, values.model, served)
+
+    check("/srv/b-Q4.gguf", "/srv/b-Q4.gguf")
+    check("/srv/m-Q4.gguf", HUB)
+    with pytest.raises(Refusal, match="llama_benchmark_models has another file than the model that is served"):
+        check("/srv/b-Q4.gguf", HUB)
+
+
+def test_the_name_of_a_url_is_that_of_its_file():
+    source = ModelSource("model", "llama_model_url", url=("https://h.example/a/m-Q4.gguf?download=true",))
+    assert benchmark.name_of(ModelRequest(source, None, None)) == "m-Q4"
+
+
+def test_more_requests_than_a_record_can_hold_are_refused():
+    variables = cluster_of(llama_benchmark_parallel=[1, 256], llama_benchmark_repetitions=5).hosts["head"]["variables"]
+    with pytest.raises(Refusal, match="that is 1280 requests for a figure, and 1024 are possible"):
+        benchmark.request_of(variables)
+    benchmark.request_of({**variables, "llama_benchmark_repetitions": 4})
+
+
 def test_more_hosts_than_there_are_and_too_many_cells_are_refused():
     plan, values, request = planned(cluster_of())
     with pytest.raises(Refusal, match=r"llama_benchmark_hosts has 4, but the cluster has 3 hosts with devices"):
@@ -162,8 +237,11 @@ def test_keys_are_unique_and_the_same_in_every_run():
     keys = [cell["key"] for cell in cells]
     assert len(keys) == len(set(keys)) == 6 + 3 * 8 * 4 + 2 * 6 * 2
     assert "cpu/2 hosts/known-answer-16x128-f32/tg128/d0/p1/ub128/fa-on/f16/0.2ms/1000mbit" in keys
-    assert benchmark.identity(plan, cells, 5) == benchmark.identity(plan, copy.deepcopy(cells), 5)
-    assert benchmark.identity(plan, cells, 5) != benchmark.identity(plan, cells[1:], 5)
+    model = {"m": {"path": "/m.gguf", "bytes": 1}}
+    own = benchmark.identity(plan, cells, 5, model)
+    assert own == benchmark.identity(plan, copy.deepcopy(cells), 5, model)
+    assert own != benchmark.identity(plan, cells[1:], 5, model)
+    assert own != benchmark.identity(plan, cells, 5, {"m": {"path": "/m.gguf", "bytes": 2}})
 
 
 def test_the_program_that_measures_is_part_of_the_builds_where_it_is_asked_for():
@@ -334,6 +412,32 @@ def test_a_torn_log_and_other_lines_are_no_results():
         assert measured.result_of(text) is None
 
 
+ROW = {"n_prompt": 0, "n_gen": 1, "samples_ts": [1.0], "avg_ts": 1, "stddev_ts": 0}
+LIES = [
+    {"samples_ts": ["nan"]},
+    {"samples_ts": [0]},
+    {"samples_ts": [-1.0]},
+    {"avg_ts": "inf"},
+    {"stddev_ts": "nan"},
+    {"samples_ts": [1e300]},
+    {"samples_ts": [5e-324]},
+]
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_speed_that_cannot_be_is_no_result(lie):
+    assert measured.result_of(json.dumps(ROW))
+    assert measured.result_of(json.dumps({**ROW, **lie})) is None
+
+
+def test_a_log_that_lies_ends_nothing():
+    row = "1.0000 out |   512 |    128 |      0 |    1.100 | {} |    2.311 |    {} |"
+    assert [result.test for result in measured.read(row.format("4.6.5", "0.00")).results] == []
+    assert [result.test for result in measured.read(row.format("9" * 400 + ".0", "55.38")).results] == ["tg128"]
+    assert measured.read("1.0000 err hello\x0c0.0002 run ended with 0\n").status is None, "one line of the program"
+    assert measured.read("1.0000 run ended with " + "9" * 5000).status is None
+
+
 def test_the_table_of_llama_sweep_bench_is_read():
     rows = [
         "|    PP |     TG |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |",
@@ -382,6 +486,32 @@ def test_the_line_through_latencies_is_found():
     assert len(measured.fits([*cells, *({**cell, "model": "other"} for cell in cells)])) == 2
 
 
+def visited(hosts, ms, devices_ms=8.0, **other):
+    cell = cell_of(0, 1000 / ms, hosts - 1)
+    return {
+        **cell,
+        "proxied": False,
+        "key": f"{hosts}",
+        "predicted": {"crossings": 2 * (hosts - 1), "devices_ms": devices_ms},
+        **other,
+    }
+
+
+def test_a_visit_costs_what_each_further_host_adds():
+    # The devices take 2 ms more than predicted, whoever computes.
+    cells = [visited(1, 10), visited(2, 12.5), visited(3, 15)]
+    (visit,) = measured.visits(cells)
+    assert (visit["visit_ms"], visit["cells"]) == (pytest.approx(2.5), ["1", "2", "3"])
+    assert measured.visits([visited(1, 10), visited(2, 12.5, devices_ms=11)]) == [], "less than nothing"
+    assert measured.visits([visited(2, 12.5), visited(2, 12.6)]) == [], "one number of hosts"
+    assert measured.visits([visited(1, 10), visited(2, 12.5, depth=64)]) == []
+    assert measured.visits([visited(1, 10), visited(2, 12.5, proxied=True)]) == []
+    assert measured.visits([visited(1, 10), visited(2, 12.5, predicted={"crossings": 2})]) == [], "of an older record"
+    record = {**EXAMPLE, "visits": [visit]}
+    SCHEMA.validate(record)
+    assert "llama_link_visit_ms: 2.5 |" in benchmark_tables.as_markdown(record)
+
+
 def test_cells_get_what_their_test_measured():
     cell = {**EXAMPLE["cells"][0], "test": "tg32", "depth": 256, "memory_mib": [{"device": "RPC0[127.0.0.1:41152]"}]}
     filled = measured.filled(cell, measured.read(LOG), ["llama-bench"], "/x.log")
@@ -421,6 +551,31 @@ def test_tables_have_every_cell():
     assert "tg128 @ d2048" in text
     for table in re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE):
         assert len({line.count(" | ") for line in table.splitlines()}) == 1
+
+
+def test_loads_and_latencies_are_in_the_form_of_field_notes():
+    text = benchmark_tables.as_markdown(EXAMPLE)
+    loads = text.split("## Loads\n")[1].split("\n## ")[0]
+    rows = [[column.strip() for column in line.split("|")[1:-1]] for line in loads.strip().splitlines()]
+    assert rows[0] == ["model", "backend", "size", "hosts", "split", "load time", "tg (t/s)", "pp (t/s)", "status"]
+    known = {(row[0], row[3], row[4]): row for row in rows[2:]}
+    measured_once = known["known-answer-16x512-f16", "2", "as planned"]
+    cells = [
+        cell for cell in EXAMPLE["cells"] if len(cell["hosts"]) == 2 and cell["model"] == "known-answer-16x512-f16"
+    ]
+    assert benchmark_tables.speed(next(cell for cell in cells if cell["test"] == "tg128")) == measured_once[6]
+    assert next(row for row in rows[2:] if not row[6])[8] not in ("", "measured"), (
+        "a load that is not possible says why"
+    )
+    latencies = text.split("## Against added latency\n")[1].split("\n## ")[0]
+    assert "vs baseline" in latencies
+    assert re.findall(r"([\d.]+)x \|", latencies) == ["1.00", "0.83", "0.48", "0.16", "0.86", "0.63", "0.30", "0.08"]
+
+
+def test_what_a_log_says_is_no_markup_in_a_table():
+    spoiled = copy.deepcopy(EXAMPLE)
+    spoiled["cells"][0].update(measured=None, skipped="ended: <img src=//a.example/x> | y")
+    assert "ended: &lt;img src=//a.example/x> \\| y" in benchmark_tables.as_markdown(spoiled)
 
 
 # --------------------------------------------------------------------------------------------------------------- proxy
@@ -580,6 +735,14 @@ def test_a_program_that_is_to_end_is_ended_and_its_end_is_written(tmp_path):
     assert measured.read(log.read_text()).status == -15
 
 
+def test_a_program_whose_log_cannot_be_written_is_ended():
+    program = "import sys, time\nwhile True: print('x' * 1000, flush=True)"
+    argv = [sys.executable, measuring.__file__, "--log", "/dev/full", "--", sys.executable, "-c", program]
+    done = subprocess.run(argv, check=False, capture_output=True, timeout=20, text=True)
+    assert done.returncode == 1
+    assert "the log cannot be written: [Errno 28] No space left on device" in done.stderr
+
+
 # ------------------------------------------------------------------------------------------------------------- records
 
 
@@ -670,6 +833,7 @@ def test_a_program_runs_is_looked_at_and_the_server_serves_again(head, call, tmp
     answer = call(**asked("looked", head, log=str(log)))
     assert (answer["runs"], answer["lines"]) == (True, "0.1000 out one")
     assert f"systemctl restart {GUARD}.timer" in head.lines("calls"), "each look winds the guard up"
+    assert not answer["serves"]
     call(**asked("stopped", head))
     assert not call(**asked("looked", head, log=str(log)))["runs"]
     head.lines("calls")
@@ -690,7 +854,27 @@ def test_what_a_killed_run_left_is_ended_by_the_next_one(head, call):
     assert not call(**asked("recovered", head))["changed"]
 
 
+def test_a_head_that_restarted_meanwhile_says_that_it_serves(head, call):
+    call(**asked("begun", head, runner="#"))
+    for unit in stage.VOLATILE.glob("*benchmark*"):
+        unit.unlink()
+    head.apply(defined(SERVER))
+    head.lines("calls")
+    answer = call(**asked("looked", head, log="/none"))
+    assert answer["serves"]
+    assert not [line for line in head.lines("calls") if GUARD in line]
+
+
+def test_no_program_is_started_beside_a_server_that_runs(head, call):
+    call(**asked("begun", head, runner="#"))
+    head.apply(defined(SERVER))
+    answer = call(**asked("run", head, definition="text"))
+    assert "llamacpp-server runs, and a worker serves one client" in answer["msg"]
+    assert head.state(PROGRAM) == [services.STOPPED]
+
+
 def test_a_command_that_fails_is_said(head, call, monkeypatch):
+    call(**asked("begun", head, runner="#"))
     failed = commands.CommandError(["systemctl", "restart"], "Job failed", 1)
     monkeypatch.setattr(stage.Stage, "wind_up", mock.Mock(side_effect=failed))
     answer = call(**asked("looked", head, log="/none"))
@@ -794,6 +978,7 @@ class Run(action.ActionModule):
     def __init__(self, matrix, check=False):
         self.matrix, self._task, self.kept, self.calls = matrix, mock.Mock(args={}, check_mode=check), [], []
         self.fail_at, self.logs, self.still = None, [], []
+        self.away, self.serves = [], False
 
     def _matrix(self, arguments, task_vars):
         return copy.deepcopy(self.matrix)
@@ -801,6 +986,8 @@ class Run(action.ActionModule):
     def _execute_module(self, module_name=None, module_args=None, task_vars=None, **_rest):
         state = module_args["state"]
         self.calls.append(state)
+        if self.away and state == self.away[0]:
+            raise AnsibleConnectionFailure(f"no route at the {self.away.pop(0)} one")
         if state == self.fail_at:
             raise RuntimeError("killed")
         if state == "written":
@@ -817,6 +1004,7 @@ class Run(action.ActionModule):
         if state == "looked":
             return {
                 "runs": self.still.pop(0) if self.still else False,
+                "serves": self.serves,
                 "lines": self.logs.pop(0) if self.logs else written_by(self.words),
             }
         return {"changed": True}
@@ -847,6 +1035,7 @@ def written_by(words):
 def matrix(monkeypatch):
     """Six cells of llama-bench, and two of the API."""
     monkeypatch.setattr(action, "POLL_SECONDS", 0)
+    monkeypatch.setattr(action.copying, "run", lambda *_arguments: {"changed": False})
     found = cluster_of(
         **MEASURED, llama_benchmark_parallel=[1], llama_benchmark_depths=[0, 64], llama_benchmark_hosts=[1, 2]
     )
@@ -905,6 +1094,80 @@ def test_a_task_whose_run_was_killed_has_the_server_start_at_once(matrix, monkey
     assert run.calls[-2:] == ["ended", "written"]
 
 
+def test_a_head_that_does_not_answer_for_a_while_is_asked_again(matrix):
+    plan, whole = matrix
+    run = Run(whole)
+    run.away = ["looked", "looked", "written", "run", "ended"]
+    record = run._measured({"plan": plan}, {})["record"]
+    assert all(cell["measured"] for cell in record["cells"])
+    assert run.away == []
+
+
+def test_a_head_that_does_not_come_back_leaves_what_was_measured(matrix, tmp_path):
+    plan, whole = matrix
+    run = Run(whole)
+    run._task.args = {"state": "measured", "plan": plan, "path": str(tmp_path)}
+    run.away = ["looked"] * action.MOST_MISSED + ["ended", "written"]
+    result = run.run(task_vars={})
+    assert result["problem"].startswith(
+        "head cannot be reached any more: no route at the ended one. A timer on head starts the server 120 s"
+    )
+    assert run.calls[-2:] == ["ended", "written"], "once it is known to be away, it is not waited for again"
+    SCHEMA.validate(result["record"])
+    kept = json.loads((tmp_path / "benchmark.json").read_text())
+    assert sum(bool(cell["measured"]) for cell in kept["cells"]) == 2
+    page = html_page.page(None, None, None, measurements.benchmark(kept, "it"), None)
+    assert "</html>" in page
+
+
+def test_a_full_disk_of_the_head_leaves_the_record_on_the_controller(matrix, tmp_path, monkeypatch):
+    plan, whole = matrix
+    run = Run(whole)
+    run._task.args = {"state": "measured", "plan": plan, "path": str(tmp_path)}
+    answered = run._execute_module
+
+    def full(module_args=None, **rest):
+        answer = answered(module_args=module_args, **rest)
+        return {"failed": True, "msg": "No space left on device"} if module_args["state"] == "written" else answer
+
+    monkeypatch.setattr(run, "_execute_module", full)
+    assert run.run(task_vars={})["problem"] == "written: No space left on device"
+    assert json.loads((tmp_path / "benchmark.json").read_text())["id"] == whole.record["id"]
+
+
+def test_a_server_that_was_started_meanwhile_ends_the_run_and_no_cell_fails(matrix):
+    plan, whole = matrix
+    run = Run(whole)
+    run._task.args = {"state": "measured", "plan": plan}
+    run.serves, run.logs = True, ["2.0000 run ended with -15"]
+    result = run.run(task_vars={})
+    assert "the server of head was started while llama-bench measured" in result["problem"]
+    assert not any(cell["skipped"] for cell in result["record"]["cells"])
+    assert run.calls.count("run") == 1
+    assert "ended" in run.calls
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_lease_that_is_lost_ends_the_run_before_it_touches_a_service(matrix, monkeypatch, kept):
+    plan, whole = matrix
+    run = Run(whole)
+    run._task.args = {"state": "measured", "plan": plan}
+    lost = {"failed": True, "msg": "This run holds the lease of the cluster no more"}
+    answers = iter([{}] * kept)
+    monkeypatch.setattr(action.copying, "run", lambda *_arguments: next(answers, lost))
+    assert run.run(task_vars={})["problem"] == lost["msg"]
+    assert "run" not in run.calls
+    assert ("begun" in run.calls) == ("ended" in run.calls) == bool(kept)
+
+
+def test_what_is_wrong_before_the_beginning_fails_the_task(matrix):
+    plan, whole = matrix
+    run = Run(whole._replace(request=whole.request._replace(again=("x",))))
+    run._task.args = {"state": "measured", "plan": plan}
+    with pytest.raises(AnsibleActionFail, match="no benchmark of this matrix was kept"):
+        run.run(task_vars={})
+
+
 def test_a_complete_benchmark_is_followed_by_a_new_one(matrix):
     plan, whole = matrix
     run = Run(whole)
@@ -928,6 +1191,55 @@ def test_one_cell_is_measured_again_on_request(matrix):
     assert len(second["cells"]) == len(first["cells"])
 
 
+SPOILED = [
+    {"key": 7},
+    {"measured": {"mean": 1, "deviation": 0, "samples": [0.0], "unit": "t/s"}},
+    {"measured": {"mean": 0, "deviation": 0, "samples": [1.0], "unit": "t/s"}},
+    {"measured": {"mean": 1, "deviation": 0, "samples": [], "unit": "t/s"}},
+    {"measured": {"mean": 1, "deviation": 0, "samples": [1], "unit": "<b>"}},
+]
+
+
+@pytest.mark.parametrize("spoiled", SPOILED)
+def test_of_a_record_that_lies_nothing_is_taken_over(matrix, spoiled):
+    plan, whole = matrix
+    run = Run(whole)
+    kept = copy.deepcopy(run._measured({"plan": plan}, {})["record"])
+    kept["cells"] = [{**cell, **spoiled} for cell in kept["cells"]]
+    kept["cells"][0].pop("key")
+    run.kept, run.calls = [{**kept, "ended": None}], []
+    record = run._measured({"plan": plan}, {})["record"]
+    assert all(cell["measured"]["samples"] for cell in record["cells"])
+    assert run.calls.count("run") == 2
+
+
+LYING = [
+    ({"first_s": ["x"], "tokens_per_s": 1.0}, "something else than speeds"),
+    ({"first_s": [0.1], "tokens_per_s": 0.0}, None),
+]
+
+
+@pytest.mark.parametrize("speeds, problem", LYING)
+def test_an_answer_without_a_speed_is_none(matrix, monkeypatch, speeds, problem):
+    plan, whole = matrix
+    run = Run(whole)
+    run._task.args = {"state": "measured", "plan": plan}
+    answered = run._execute_module
+    monkeypatch.setattr(
+        run,
+        "_execute_module",
+        lambda module_args=None, **rest: (
+            {"speeds": speeds} if module_args["state"] == "asked" else answered(module_args=module_args, **rest)
+        ),
+    )
+    result = run.run(task_vars={})
+    if problem:
+        assert problem in result["problem"]
+        return
+    (cell,) = [cell for cell in result["record"]["cells"] if cell["test"] == "api-tg128"]
+    assert cell["skipped"].startswith("no time passed between the first and the last token")
+
+
 def test_again_without_a_benchmark_is_refused(matrix):
     plan, whole = matrix
     with pytest.raises(Refusal, match="no benchmark of this matrix was kept"):
@@ -945,6 +1257,44 @@ def test_a_program_that_fails_is_in_the_table_and_the_others_are_measured(matrix
     assert all(cell["argv"][0].endswith("llama-bench") for cell in failed)
     assert record["ended"]
     SCHEMA.validate(record)
+
+
+def test_a_program_that_takes_too_long_names_the_limit(matrix):
+    plan, whole = matrix
+    run = Run(whole._replace(request=whole.request._replace(timeout=0)))
+    run.logs = ["0.1000 err loading\n0.2000 run ended with -15"]
+    record = run._measured({"plan": plan}, {})["record"]
+    (why,) = {cell["skipped"] for cell in record["cells"] if cell["skipped"]}
+    assert why == "llama-bench was ended by signal 15: loading (llama_benchmark_timeout is 0, seconds)"
+
+
+@pytest.mark.parametrize("listed", [[], ["/srv/other.gguf"]])
+def test_a_cluster_that_serves_from_a_hub_is_measured(monkeypatch, listed):
+    found = on_the_hub(*listed)
+    values = entry.read("llama_cluster", found.hosts)
+    plan = make(values, found_on_the_hub(), CATALOGUE, "runtime")
+    plan["id"] = "0123456789abcdef"
+    run = Run(None)
+    asked = []
+
+    def look(module_name=None, module_args=None, **_rest):
+        asked.append(module_args["path"])
+        return {key: value for key, value in found_on_the_hub().items() if key in ("summary", "closed")}
+
+    monkeypatch.setattr(run, "_execute_module", look)
+    monkeypatch.setattr(run, "_look_up_releases", lambda cluster, _catalogue, _vars: cluster, raising=False)
+    monkeypatch.setattr(action.inventory, "hosts", lambda *_arguments: ("llama_cluster", found.hosts))
+    monkeypatch.setattr(action.inventory, "of_play", lambda _vars: set())
+    arguments = {"plan": plan, "facts": {}, "model": found_on_the_hub()}
+    matrix = action.ActionModule._matrix(run, arguments, {})
+    assert asked == listed
+    SCHEMA.validate(matrix.record)
+    assert {load.plan["refused"] for load in matrix.loads} == {False}
+    assert not [cell["skipped"] for cell in matrix.record["cells"] if cell["skipped"] and cell["parallel"] == 1]
+    paths = {name: model["path"] for name, model in matrix.record["models"].items()}
+    assert paths == {"b-Q4": HUB, **({"other": "/srv/other.gguf"} if listed else {})}
+    measured_paths = {load.plan["model"]["path"] for load in matrix.loads}
+    assert measured_paths == set(listed or [HUB])
 
 
 def test_memory_is_that_of_the_longest_test_of_a_load(matrix):

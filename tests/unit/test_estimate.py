@@ -57,6 +57,23 @@ def test_what_was_measured_is_used(pair):
     assert given["network_ms_per_token"] > before["network_ms_per_token"] + 2 * 0.2 - 0.01
 
 
+def test_what_a_benchmark_measured_of_visits_is_used(pair):
+    before = estimate_of(pair)["links"]
+    pair.hosts["worker2"]["variables"]["llama_link_visit_ms"] = 9.5
+    plan = pair.plan()
+    links = plan["estimate"]["links"]
+    assert ["visit_ms" in link for link in links] == [False, True]
+    assert (links[1]["visit_ms"], links[1]["ms_per_token"]) == (9.5, 9.5)
+    assert links[0]["ms_per_token"] == pytest.approx(before[0]["ms_per_token"], rel=0.05)
+    assert "Visits to worker2 cost what was measured (llama_link_visit_ms)." in " ".join(report.plan_page(plan).split())
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, 10_001.0])
+def test_a_visit_that_costs_nothing_or_too_much_is_refused(pair, wrong):
+    pair.hosts["worker2"]["variables"]["llama_link_visit_ms"] = wrong
+    assert "llama_link_visit_ms of worker2 is" in pair.reason()
+
+
 @pytest.mark.parametrize(
     "endpoint, interface, kind",
     [

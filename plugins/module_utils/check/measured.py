@@ -18,6 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted 
     Maybe,
     Number,
     Text,
+    mismatch,
     printable,
 )
 
@@ -25,11 +26,15 @@ LINE = re.compile(r"([0-9]{1,9}\.[0-9]{4}) (out|err|run) (.*)")
 """Of launch/measuring.py."""
 LOADED = re.compile(r"constructing llama_context|llama_(?:new_context_with_model|init_from_model): n_ctx\s*=")
 """With which the making of a context begins: the model is loaded. In the trees of 0.3.16 to 0.3.36, and in ik_llama.cpp."""
-SWEPT = re.compile(r"\|\s*(\d+) \|\s*(\d+) \|\s*(\d+) \|\s*[\d.]+ \|\s*([\d.]+) \|\s*[\d.]+ \|\s*([\d.]+) \|")
+SWEPT = re.compile(
+    r"\|\s*([0-9]{1,9}) \|\s*([0-9]{1,9}) \|\s*([0-9]{1,9}) \|\s*[0-9.]+ \|\s*([0-9]+\.[0-9]+) \|\s*[0-9.]+ \|\s*([0-9]+\.[0-9]+) \|"
+)
 """PP, TG, N_KV, T_PP, S_PP, T_TG and S_TG of llama-sweep-bench (examples/sweep-bench of ik_llama.cpp)."""
 ERRORS = 3
 """Last lines of a program that failed, which are shown."""
 LOG_LINE = 500
+SLOWEST, FASTEST = 1e-6, 1e9
+"""Tokens per second, or seconds."""
 
 
 class Result(NamedTuple):
@@ -57,6 +62,11 @@ class Log(NamedTuple):
     """Its last lines."""
 
 
+def is_speed(number: float) -> bool:
+    """Whether it can be a speed, or seconds to the first token: neither nothing, nor beyond all that there is."""
+    return SLOWEST <= number <= FASTEST
+
+
 def result_of(text: str) -> Result | None:
     """A line of ``llama-bench -o jsonl``; None of any other line, and of a test of both kinds at once."""
     if not text.startswith("{"):
@@ -69,7 +79,9 @@ def result_of(text: str) -> Result | None:
         mean, deviation = float(row["avg_ts"]), float(row["stddev_ts"])
     except (ValueError, KeyError, TypeError):
         return None
-    if bool(prompt) == bool(generated) or not samples:
+    if bool(prompt) == bool(generated) or not all(map(is_speed, (*samples, mean))) or not 0 <= deviation <= FASTEST:
+        return None
+    if not samples:
         return None
     return Result(f"pp{prompt}" if prompt else f"tg{generated}", depth, samples, mean, deviation)
 
@@ -80,10 +92,8 @@ def swept(text: str) -> list[Result]:
     if not found:
         return []
     prompt, generated, depth = (int(number) for number in found.groups()[:3])
-    return [
-        Result(f"pp{prompt}", depth, (float(found[4]),)),
-        Result(f"tg{generated}", depth, (float(found[5]),)),
-    ]
+    speeds = {f"pp{prompt}": float(found[4]), f"tg{generated}": float(found[5])}
+    return [Result(test, depth, (speed,)) for test, speed in speeds.items() if is_speed(speed)]
 
 
 def _memory(lines: Sequence[str], names: Mapping[str, str]) -> dict[str, float]:
@@ -105,13 +115,13 @@ def _memory(lines: Sequence[str], names: Mapping[str, str]) -> dict[str, float]:
 
 def read(text: str) -> Log:
     """The log of launch/measuring.py; its last line may be torn."""
-    lines = [found for found in map(LINE.fullmatch, text.splitlines()) if found]
+    lines = [found for found in map(LINE.fullmatch, text.split("\n")) if found]
     results, said, proxies, status = [], [], {}, None
     for line in lines:
         own = result_of(line[3])
         results += [own] if own else swept(line[3])
         leads = re.fullmatch(r"(127\.0\.0\.1:\d+) leads to (\S+)", line[3])
-        ended = re.fullmatch(r"ended with (-?\d+)", line[3])
+        ended = re.fullmatch(r"ended with (-?\d{1,9})", line[3])
         if line[2] == "run" and leads:
             proxies[leads[1]] = leads[2]
         elif line[2] == "run" and ended:
@@ -186,10 +196,7 @@ def _fit(row: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The line of least squares through the fastest repetition of each cell: whatever else a host does, adds to the others."""
     latencies = [float(cell["latency_ms"]) for cell in row]
     times = [1000 / max(cell["measured"]["samples"]) for cell in row]
-    middle, mean = statistics.fmean(latencies), statistics.fmean(times)
-    spread = sum((latency - middle) ** 2 for latency in latencies)
-    slope = sum((latency - middle) * (ms - mean) for latency, ms in zip(latencies, times)) / spread
-    fixed = mean - slope * middle
+    slope, fixed = _line(latencies, times)
     first = row[0]
     return {
         "cells": [cell["key"] for cell in row],
@@ -200,6 +207,38 @@ def _fit(row: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "planned_crossings": (first["predicted"] or {}).get("crossings") or 0,
         "worst": round(max(abs(fixed + slope * latency - ms) / ms for latency, ms in zip(latencies, times)), 4),
     }
+
+
+def visits(cells: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What each visit to a worker costs a token: of the milliseconds that are not predicted for the devices, the slope over numbers of hosts.
+    A rate that is wrong for all devices alike adds the same to each number of them, and is not taken for a visit's. None where nothing is left."""
+    rows: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for cell in cells:
+        known = (cell["predicted"] or {}).get("devices_ms") is not None
+        if known and cell["measured"] and cell["test"].startswith("tg") and not cell["proxied"] and not cell["depth"]:
+            rows.setdefault((cell["backend"], cell["model"], *cell["options"].values(), cell["test"]), []).append(cell)
+    found = [_visit(row) for row in rows.values() if len({cell["predicted"]["crossings"] for cell in row}) > 1]
+    return [visit for visit in found if visit["visit_ms"] > 0]
+
+
+def _visit(row: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    counts = [cell["predicted"]["crossings"] / 2 for cell in row]
+    times = [1000 / max(cell["measured"]["samples"]) - cell["predicted"]["devices_ms"] for cell in row]
+    slope, _fixed = _line(counts, times)
+    first = row[0]
+    return {
+        "cells": [cell["key"] for cell in row],
+        **{key: first[key] for key in ("backend", "model", "test")},
+        "visit_ms": round(slope, 3),
+    }
+
+
+def _line(places: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
+    """Slope of the line of least squares, and its value at 0."""
+    middle, mean = statistics.fmean(places), statistics.fmean(values)
+    spread = sum((place - middle) ** 2 for place in places)
+    slope = sum((place - middle) * (value - mean) for place, value in zip(places, values)) / spread
+    return slope, mean - slope * middle
 
 
 FIGURE, WORDS = Number(real=True), Text(longest=LONGEST)
@@ -214,4 +253,12 @@ KEPT = {
     "log": Maybe(WORDS),
     "time": Maybe(Number()),
 }
-"""What the record of an earlier run says of a cell, of what was measured."""
+"""What the record of an earlier run says of a cell, as far as it is taken over."""
+
+
+def can_be_kept(cell: Any) -> bool:
+    """Whether a cell of an earlier run's record, which anybody may have written, can be taken over."""
+    if mismatch("", cell, {"key": Text(longest=LONGEST), **KEPT}):
+        return False
+    figures = cell["measured"]
+    return not figures or (figures["samples"] and all(map(is_speed, (figures["mean"], *figures["samples"]))))

@@ -349,10 +349,12 @@ def _network(plan: dict) -> list[str]:
         return ["  nothing: no worker is used"]
     kinds = dict.fromkeys((link["kind"], link["one_way_ms"], link["measured"]) for link in estimate["links"])
     ways = ", ".join(f"{time:g} ms by {kind} ({'measured' if known else 'assumed'})" for kind, time, known in kinds)
+    hosts = list(dict.fromkeys(link["host"] for link in estimate["links"] if "visit_ms" in link))
+    visits = f" Visits to {', '.join(hosts)} cost what was measured (llama_link_visit_ms)." if hosts else ""
     return _wrapped(
         "  ",
         f"{estimate['bound']} {estimate['network_ms_per_token']:.1f} ms for each token, with what workers need beside computing: it crosses the "
-        f"network {estimate['crossings']} times, one way {ways}.",
+        f"network {estimate['crossings']} times, one way {ways}.{visits}",
     )
 
 

@@ -147,9 +147,14 @@ def proxied(words: Iterable[str], proxies: Iterable[Proxy]) -> list[str]:
     return words
 
 
-def _copy(stream: IO[str], kind: str, log: Log) -> None:
-    for line in stream:
-        log.write(kind, line.rstrip("\n"))
+def _copy(stream: IO[str], kind: str, log: Log, child: subprocess.Popen[str]) -> None:
+    """Writes each line, and ends the program where that is not possible: its figures would be lost, and a full pipe would stop it for good."""
+    try:
+        for line in stream:
+            log.write(kind, line.rstrip("\n"))
+    except OSError as error:
+        print(f"the log cannot be written: {error}", file=sys.stderr)
+        child.kill()
 
 
 def run(argv: list[str], proxies: list[Proxy], log: Log) -> int:
@@ -167,7 +172,7 @@ def run(argv: list[str], proxies: list[Proxy], log: Log) -> int:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, end)
     streams = ((child.stdout, "out"), (child.stderr, "err"))
-    readers = [threading.Thread(target=_copy, args=(stream, kind, log)) for stream, kind in streams]
+    readers = [threading.Thread(target=_copy, args=(stream, kind, log, child)) for stream, kind in streams]
     for reader in readers:
         reader.start()
     for reader in readers:
@@ -175,7 +180,8 @@ def run(argv: list[str], proxies: list[Proxy], log: Log) -> int:
     status = child.wait()
     for proxy in proxies:
         proxy.close()
-    log.write("run", f"ended with {status}")
+    with suppress(OSError):
+        log.write("run", f"ended with {status}")
     return status
 
 

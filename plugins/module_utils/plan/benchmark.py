@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple, cast
+from urllib.parse import urlsplit
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
@@ -181,6 +182,12 @@ def request_of(variables: Mapping[str, Any]) -> Request:
         raise Refusal(
             f"{PREFIX}prompts and {PREFIX}generated, {PREFIX}depths or {PREFIX}micro_batches is empty, so there is nothing to measure: give a value"
         )
+    asked = given["repetitions"] * max(given["parallel"], default=0)
+    if asked > untrusted.ENTRIES:
+        raise Refusal(
+            f"{PREFIX}parallel has {max(given['parallel'])}, and {PREFIX}repetitions is {given['repetitions']}: that is {asked} requests for a figure, and "
+            f"{untrusted.ENTRIES} are possible. Give smaller numbers."
+        )
     named = [name_of(model) for model in models]
     twice = [name for name in named if named.count(name) > 1]
     if twice:
@@ -271,11 +278,12 @@ def _serving_backend(plan: Mapping[str, Any]) -> str:
 
 
 def cluster_of(cluster: Cluster, setup: Setup) -> Cluster:
-    """The cluster as it would serve this load: with these hosts alone, all of their devices, and a cache for the tests."""
+    """The cluster as it would serve this load: with these hosts alone, all of their devices, a cache for the tests, and the model alone, since
+    programs that measure load neither projector nor draft."""
     given = setup.options
     split = tuple(float(share) for share in given.split.split("/")) if given.split else ()
     return cluster._replace(
-        model=setup.model,
+        model=setup.model._replace(mmproj=None, draft=None),
         within=frozenset(setup.hosts),
         placement="all",
         server=cluster.server._replace(
@@ -439,8 +447,22 @@ def name_of(model: ModelRequest) -> str:
             else f"{repository.repo}-{repository.quantisation or ''}".rstrip("-")
         )
     else:
-        named = source.path or source.copy or source.ollama or source.url[0]
+        named = source.path or source.copy or source.ollama or urlsplit(source.url[0]).path
     return PurePosixPath(named).name.removesuffix(".gguf")
+
+
+def check_names(models: Iterable[ModelRequest], served: ModelRequest, path: str) -> None:
+    """
+    :param path: of the model that is served, on the head.
+    :raises Refusal: another one has its name.
+    """
+    for model in models:
+        same = model.known_answer or (model.source and model.source.path == path)
+        if name_of(model) == name_of(served) and not same:
+            raise Refusal(
+                f"{PREFIX}models has another file than the model that is served ({path}), and tables would name both {name_of(served)}: "
+                "give one of them another name, or leave it out"
+            )
 
 
 def key_of(setup: Setup, test: str, depth: int, parallel: int = 1) -> str:
@@ -477,6 +499,7 @@ def predicted(planned: Mapping[str, Any], setup: Setup, test: str, depth: int) -
         "rates": estimate["rates"],
         "limited_by": limited,
         "crossings": estimate["crossings"],
+        "devices_ms": round(sum(device["ms_per_token"] for device in estimate["devices"]), 3),
     }
 
 
@@ -561,9 +584,17 @@ def asked_cells(request: Request, cluster: Cluster, plan: Mapping[str, Any]) -> 
     return cells
 
 
-def identity(plan: Mapping[str, Any], cells: Sequence[Mapping[str, Any]], repetitions: int) -> str:
-    """Says of two benchmarks whether they measure the same: the same cells with the same plan and release."""
-    measured = [plan["id"], plan["release"]["id"], repetitions, [cell["key"] for cell in cells]]
+def identity(
+    plan: Mapping[str, Any],
+    cells: Sequence[Mapping[str, Any]],
+    repetitions: int,
+    models: Mapping[str, Mapping[str, Any]],
+) -> str:
+    """Says of two benchmarks whether they measure the same: the same cells and models with the same plan and release.
+
+    :param models: name → where it is, and what it is.
+    """
+    measured = [plan["id"], plan["release"]["id"], repetitions, [cell["key"] for cell in cells], sorted(models.items())]
     return hashlib.sha256(json.dumps(measured).encode()).hexdigest()[:8]
 
 

@@ -306,7 +306,19 @@ def _host(cluster: str, name: str, given: Mapping[str, Any], hosts: Collection[s
         ),
         releases=_releases(variables),
         unknown_variables=dict(given["unknown_variables"]),
+        visit_ms=_visit_ms(name, variables["llama_link_visit_ms"]),
     )
+
+
+MOST_VISIT_MS = 10_000
+
+
+def _visit_ms(name: str, given: float | None) -> float | None:
+    if given is not None and not 0 < given <= MOST_VISIT_MS:
+        raise Refusal(
+            f"llama_link_visit_ms of {name} is {given:g}: use milliseconds as benchmark.md gives them, more than 0 and at most {MOST_VISIT_MS}, or leave it out"
+        )
+    return given
 
 
 def is_numeric(address: str) -> bool:

@@ -61,6 +61,7 @@ def link_of(endpoint: str, host: Host, hosts: Mapping[str, Host]) -> speed.Link:
         bool(round_trip),
         speed.is_board(host.facts),
         host.facts.system == "Darwin",
+        host.visit_ms,
     )
 
 
@@ -288,6 +289,7 @@ def _network(case: Case, works: Sequence[speed.Work], moved: bool) -> dict[str, 
                 "gbit_per_s": link.gbit,
                 "measured": link.measured,
                 "ms_per_token": _rounded(cost),
+                **({} if link.visit_ms is None else {"visit_ms": link.visit_ms}),
             }
         )
     bound = "at least" if moved and links else "about"

@@ -223,6 +223,8 @@ class Link(NamedTuple):
     board: bool = False
     """Whether the worker's host is a small board."""
     mac: bool = False
+    visit_ms: float | None = None
+    """What a visit to a worker costs a token all in all, round trips among it, where a benchmark measured it."""
 
 
 LINKS = {
@@ -249,6 +251,8 @@ def worker_ms(release: Release, nodes: float, link: Link, visits: int = 1) -> fl
     :param nodes: of the graph that it computes.
     :param visits: how often a token comes to it: once, but where tensors are on other devices than their layers.
     """
+    if link.visit_ms is not None:
+        return visits * link.visit_ms
     keeps = keeps_graph(release)
     work = visits * VISIT_MS + nodes * NODE_US[keeps] / 1e3
     if link.kind != "loopback":

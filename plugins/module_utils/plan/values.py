@@ -215,6 +215,8 @@ class Host(NamedTuple):
     """Variable → release that is asked for, ``llama_release`` and ``llama_release_<backend>``."""
     unknown_variables: Mapping[str, str]
     """Variable that is none of ours → the one that was probably meant."""
+    visit_ms: float | None = None
+    """``llama_link_visit_ms``."""
 
 
 class KnownAnswer(NamedTuple):
