@@ -181,7 +181,8 @@ def _known(source: ModelSource, there: Mapping[str, Any], prefix: str | None, ba
     if prefix is None:
         return None
     kept = _entry(there.get("folders"), model_source.folder(prefix, source))
-    record, summary = kept.get("record"), kept.get("summary")
+    record: Any = kept.get("record")
+    summary = kept.get("summary")
     wanted = source.role == model_files.MODEL
     if kept.get("whole") is True and bool(summary) >= wanted and _is_record_of(source, record):
         revision = record["revision"]
@@ -193,7 +194,7 @@ def _known(source: ModelSource, there: Mapping[str, Any], prefix: str | None, ba
 
 def _pinned(source: ModelSource, there: Mapping[str, Any], prefix: str | None) -> ModelSource:
     """The source, at the commit of its record where that has lost a file: a branch may have moved since."""
-    record = _entry(there.get("folders"), model_source.folder(prefix, source)).get("record") if prefix else None
+    record: Any = _entry(there.get("folders"), model_source.folder(prefix, source)).get("record") if prefix else None
     if not source.huggingface or not _is_record_of(source, record):
         return source
     return source._replace(huggingface=source.huggingface._replace(revision=record["revision"]))
