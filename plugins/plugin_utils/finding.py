@@ -181,12 +181,12 @@ def _known(source: ModelSource, there: Mapping[str, Any], prefix: str | None, ba
     if prefix is None:
         return None
     kept = _entry(there.get("folders"), model_source.folder(prefix, source))
-    record: Any = kept.get("record")
-    summary = kept.get("summary")
+    record, summary = _record_of(source, kept), kept.get("summary")
     wanted = source.role == model_files.MODEL
-    if kept.get("whole") is True and bool(summary) >= wanted and _is_record_of(source, record):
-        revision = record["revision"]
-        files = [{**file, "url": _url_of(source, file, revision, base)} for file in record["resolved"]]
+    if kept.get("whole") is True and bool(summary) >= wanted and record:
+        revision = record.get("revision")
+        named = [{key: file.get(key) for key in model_files.RESOLVED} for file in record["resolved"]]
+        files = [{**file, "url": _url_of(source, file, str(revision), base)} for file in named]
         return Found(record["source"], revision, files, summary if wanted else None, kept.get("closed"))
     own = _entry(there.get("ollama"), source.ollama)
     return _in_its_folder(source, own) if own else None
@@ -194,21 +194,23 @@ def _known(source: ModelSource, there: Mapping[str, Any], prefix: str | None, ba
 
 def _pinned(source: ModelSource, there: Mapping[str, Any], prefix: str | None) -> ModelSource:
     """The source, at the commit of its record where that has lost a file: a branch may have moved since."""
-    record: Any = _entry(there.get("folders"), model_source.folder(prefix, source)).get("record") if prefix else None
-    if not source.huggingface or not _is_record_of(source, record):
+    record = _record_of(source, _entry(there.get("folders"), model_source.folder(prefix, source))) if prefix else None
+    if not source.huggingface or not record:
         return source
     return source._replace(huggingface=source.huggingface._replace(revision=record["revision"]))
 
 
-def _is_record_of(source: ModelSource, record: Any) -> bool:
-    """Whether this is the record of a source, and says enough to know where its files come from."""
+def _record_of(source: ModelSource, kept: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The record that a host keeps, where it is that of the source, and says enough to know where its files come from."""
+    record = kept.get("record")
     if not isinstance(record, Mapping) or model_files.problem_of_record(record):
-        return False
+        return None
     if record["asked"] != model_source.asked(source):
-        return False
-    if source.huggingface:
-        return re.fullmatch(hub.COMMIT, record["revision"] or "") is not None
-    return not source.ollama or all(file["sha256"] for file in record["resolved"])
+        return None
+    vague = (source.huggingface and not re.fullmatch(hub.COMMIT, record.get("revision") or "")) or (
+        source.ollama and not all(file.get("sha256") for file in record["resolved"])
+    )
+    return None if vague else record
 
 
 def _url_of(source: ModelSource, file: Mapping[str, Any], revision: str, base: str) -> str:

@@ -684,6 +684,7 @@ def test_a_file_that_is_lost_is_that_of_the_recorded_commit(server, repo, tmp_pa
         lambda record: {**record, "resolved": [{**record["resolved"][0], "name": "a\nb.gguf"}]},
         lambda record: {**record, "revision": "../../other/repo/resolve/main"},
         lambda record: {**record, "revision": None},
+        lambda record: {key: value for key, value in record.items() if key != "revision"},
         lambda record: {**record, "source": 5},
         lambda record: [],
     ],
@@ -722,7 +723,8 @@ def test_a_record_has_no_say_in_where_files_come_from(server, repo, tmp_path, ki
     source = request_of(**given).source
     name, commit = "some-model-Q4_K_M.gguf", "c" * 40
     file = {"name": name, "url": url, "bytes": 9, "sha256": "a" * 64}
-    record = {**model_source.record(source, {"source": "it", "revision": commit}, [file]), "resolved": [file]}
+    record = model_source.record(source, {"source": "it", "revision": commit}, [file])
+    record["resolved"] = [{**file, "path": "/etc/passwd"}]
     said = {
         "folders": {model_source.folder(PREFIX, source): {"record": record, "whole": True, "summary": {"layers": 1}}}
     }
@@ -735,6 +737,7 @@ def test_a_record_has_no_say_in_where_files_come_from(server, repo, tmp_path, ki
             "copy": (tmp_path / "gone" / name).as_uri(),
         }[kind]
     ]
+    assert "path" not in found["files"][0]
     assert "url" not in model_source.record(source, {"source": "it", "revision": commit}, [file])["resolved"][0]
 
 

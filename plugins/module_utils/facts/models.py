@@ -39,7 +39,7 @@ def fetched(folder: str, account: str) -> dict[str, Any] | None:
     kept = model_files.read_record(folder)
     if kept is None:
         return None
-    record = {key: kept.record[key] for key in model_files.SHAPE}
+    record = {key: kept.record.get(key) for key in model_files.SHAPE}
     if kept.missing:
         return {"record": record, "whole": False}
     first = Path(folder) / model_files.base_name(kept.record["resolved"][0]["name"])
