@@ -296,6 +296,8 @@ class ActionModule(planning.ActionModule):
             time.sleep(min(POLL_SECONDS, 0.5 + (time.monotonic() - began) / 4))
         self._head.call("stopped", plan=self._head.plan)
         why = measured.failure_of(seen, Path(argv[0]).name)
+        cells = self._record["cells"]
+        self._record["cells"] = [measured.with_memory(cell, seen) if cell["log"] == log else cell for cell in cells]
         failed = [cell for cell in self._cells(load.keys) if _is_of(argv, cell)]
         self._put([{**cell, "skipped": why, "argv": argv, "log": log} for cell in failed])
 

@@ -172,7 +172,11 @@ fetch:
   returned: when O(state=compared) or O(state=fetched)
   type: list
   elements: dict
-  sample: [{"path": "/opt/llamacpp/models/models.example.org/some-model.gguf", "bytes": 4920734272, "have": 0, "from": "https://models.example.org/some-model.gguf"}]
+  sample:
+    - path: /opt/llamacpp/models/models.example.org/some-model.gguf
+      bytes: 4920734272
+      have: 0
+      from: https://models.example.org/some-model.gguf
 bytes:
   description: How much is missing of all files.
   returned: when O(state=compared) or O(state=fetched)

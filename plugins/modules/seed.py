@@ -15,13 +15,15 @@ description:
   - A worker of the same release is given the tensors over its protocol, and writes its cache itself. It uses the processor and listens on loopback.
     What serves goes on serving.
   - It does not fail where a cache cannot be filled, but says why. The head then sends what is missing when it loads.
-  - It runs as an action plugin that shows the progress every 10 seconds.
+  - An action plugin of the same name takes O(plan), O(answers) and O(staging), runs the module on the host with what that needs of them, again and again
+    until all is done, and shows the progress every 10 seconds.
 attributes:
   check_mode:
     support: full
     description: Reports what would be put into the caches.
   diff_mode:
     support: none
+    description: Tensors are not shown.
 options:
   state:
     description:
@@ -34,7 +36,7 @@ options:
   plan:
     description: The plan.
     type: dict
-    required: true
+    default: {}
   tensors:
     description: What V(described) returned.
     type: list
@@ -52,6 +54,30 @@ options:
     description: Plan of the instances that run on the staging ports, for V(sent).
     type: dict
     default: {}
+  path:
+    description: Path of the model on the host.
+    type: str
+  account:
+    description: Account that reads the model and runs workers. Left out, the one that runs the module.
+    type: str
+  names:
+    description: Names of the tensors that V(described) reads, and their bytes.
+    type: dict
+    default: {}
+  workers:
+    description: Workers of this host with C(name), C(environment), C(seed) as in the plan, and C(names) of their tensors, for V(filled).
+    type: list
+    elements: dict
+    default: []
+  targets:
+    description: Workers on their staging ports with C(endpoint), C(fork), and C(names) of the tensors that they lack, for V(sent).
+    type: list
+    elements: dict
+    default: []
+  seconds:
+    description: Time after which the module returns with what is done so far.
+    type: float
+    default: 10.0
 """
 
 EXAMPLES = r"""
@@ -91,7 +117,7 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import seeding
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, failures
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import worker as launcher
 
@@ -176,16 +202,18 @@ def sent(params):
 def main():
     module = AnsibleModule(
         argument_spec={
-            "state": {"choices": ["described", "filled", "sent"], "required": True},
-            "path": {"type": "str", "required": True},
+            "state": {"type": "str", "choices": ["described", "filled", "sent"], "required": True},
+            **{key: {"type": "dict", "default": {}} for key in ("plan", "answers", "staging")},
+            "path": {"type": "str"},
             "account": {"type": "str"},
             "names": {"type": "dict", "default": {}},
             "tensors": {"type": "list", "elements": "dict", "default": []},
             "workers": {"type": "list", "elements": "dict", "default": []},
             "targets": {"type": "list", "elements": "dict", "default": []},
             "local": {"type": "bool", "default": True},
-            "seconds": {"type": "float", "default": 10},
+            "seconds": {"type": "float", "default": 10.0},
         },
+        required_if=[("state", state, ["path"]) for state in ("described", "filled", "sent")],
         supports_check_mode=True,
     )
     params = module.params
@@ -195,7 +223,8 @@ def main():
         "sent": lambda: sent(params),
     }[params["state"]]
     try:
-        answer = commands.work_as(params["account"], work)
+        with failures.reported(module):
+            answer = commands.work_as(params["account"], work)
     except (RuntimeError, KeyError) as error:
         module.fail_json(msg=f"the caches of workers are not filled: {error}")
     changed = any(answer.get(key) for key in ("linked_mib", "copied_mib", "given"))

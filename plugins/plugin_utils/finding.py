@@ -13,7 +13,7 @@ import urllib.error
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from ansible.errors import AnsibleActionFail
@@ -23,7 +23,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import rea
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, model_files, ollama, remote
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import model_entry, model_source
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import ModelRequest, ModelSource
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import HuggingFace, ModelRequest, ModelSource
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import hub, inventory
 
 MODULE = "llamacpp.cluster.model"
@@ -294,8 +294,7 @@ def _from_urls(urls: Mapping[str, str], token: str | None) -> gguf.Model:
 
 
 def _huggingface(asked: Asked) -> Found:
-    source, wanted = asked.source, asked.source.huggingface
-    assert wanted is not None
+    source, wanted = asked.source, cast(HuggingFace, asked.source.huggingface)
     there = hub.listing(source, asked.token)
     files = [
         {

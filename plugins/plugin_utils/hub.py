@@ -11,7 +11,7 @@ import stat
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from urllib.parse import quote
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
@@ -85,8 +85,7 @@ def listing(source: ModelSource, token: str | None) -> Listing:
 
     :raises Refusal: it cannot be asked, or has no such revision.
     """
-    wanted = source.huggingface
-    assert wanted is not None
+    wanted = cast(HuggingFace, source.huggingface)
     if untrusted.has_secret(endpoint()):
         raise Refusal("HF_ENDPOINT has a password or a token, which plans and logs would show: use an address without")
     try:
@@ -137,8 +136,7 @@ def _offline() -> str:
 
 
 def _named(source: ModelSource) -> str:
-    assert source.huggingface is not None
-    return f"{source.variable} has the repo {source.huggingface.repo}, which"
+    return f"{source.variable} has the repo {cast(HuggingFace, source.huggingface).repo}, which"
 
 
 def _refused(api: Any, wanted: HuggingFace, error: Any, token: str | None) -> str:
@@ -240,8 +238,7 @@ def chosen(found: Listing, source: ModelSource) -> tuple[Listed, ...]:
 
     :raises Refusal: the repository does not have them, or several models are meant.
     """
-    wanted = source.huggingface
-    assert wanted is not None
+    wanted = cast(HuggingFace, source.huggingface)
     if wanted.files:
         return _by_name(found, source, wanted.files)
     models = candidates(found, source.role)

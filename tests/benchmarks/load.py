@@ -7,8 +7,8 @@ ports, all at once. The filling is timed by itself: while it goes on, an old hea
 
 The known-answer model is written once. Its gate and up matrices are the same in all layers, so that a cache has them once.
 
-All that is measured runs before other programs, with a priority of real time. Needs root for that and for namespaces, and three times the model on the disk
-and in memory. Prints what it does, and in the last line RESULT and a JSON object.
+All that is measured runs before other programs, with a priority of real time. Needs root for that and for namespaces, and three times the model on
+the disk and in memory. Prints what it does, and in the last line RESULT and a JSON object.
 
 PYTHONPATH=.venv/collections .venv/bin/python tests/benchmarks/load.py --programs FOLDER [--mib 4000] [--width 4096] [--rate 1gbit]
 """

@@ -793,7 +793,7 @@ class Run(action.ActionModule):
 
     def __init__(self, matrix, check=False):
         self.matrix, self._task, self.kept, self.calls = matrix, mock.Mock(args={}, check_mode=check), [], []
-        self.fail_at, self.logs, self.plan = None, [], None
+        self.fail_at, self.logs, self.still = None, [], []
 
     def _matrix(self, arguments, task_vars):
         return copy.deepcopy(self.matrix)
@@ -815,7 +815,10 @@ class Run(action.ActionModule):
         if state == "run":
             self.words = re.search(r"ExecStart=(.*)", module_args["definition"])[1]
         if state == "looked":
-            return {"runs": False, "lines": self.logs.pop(0) if self.logs else written_by(self.words)}
+            return {
+                "runs": self.still.pop(0) if self.still else False,
+                "lines": self.logs.pop(0) if self.logs else written_by(self.words),
+            }
         return {"changed": True}
 
 
@@ -942,6 +945,22 @@ def test_a_program_that_fails_is_in_the_table_and_the_others_are_measured(matrix
     assert all(cell["argv"][0].endswith("llama-bench") for cell in failed)
     assert record["ended"]
     SCHEMA.validate(record)
+
+
+def test_memory_is_that_of_the_longest_test_of_a_load(matrix):
+    plan, whole = matrix
+    run = Run(whole)
+    load = whole.loads[1]
+    device = load.plan["placement"][0]["device"]
+    whole_log = written_by('"-p" "512" "-n" "128" "-d" "0,64"')
+    first = written_by('"-p" "512" "-n" "128" "-d" "0"').replace("2.0000 run ended with 0", "")
+    sized = "1.0000 err constructing llama_context\n1.0000 err x: {device} KV buffer size = {mib} MiB\n"
+    partial = sized.format(device=device, mib="1.00") + first
+    run.logs = [whole_log, partial, partial + sized.format(device=device, mib="2.50") + whole_log]
+    run.still = [False, True, False]
+    record = run._measured({"plan": plan}, {})["record"]
+    sizes = {cell["memory_mib"][0]["measured_mib"] for cell in record["cells"] if cell["key"] in load.keys}
+    assert sizes == {2.5}
 
 
 def test_a_program_that_fails_at_one_depth_leaves_the_others(matrix):

@@ -28,6 +28,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import (
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, failures, files
 from ansible_collections.llamacpp.cluster.plugins.modules import (
+    benchmark,
     clean,
     gguf_info,
     host_info,
@@ -38,13 +39,14 @@ from ansible_collections.llamacpp.cluster.plugins.modules import (
     model,
     release,
     rpc_info,
+    seed,
     service,
     verify,
 )
 from ansible_collections.llamacpp.cluster.plugins.modules import firewall as firewall_module
 from ansible_collections.llamacpp.cluster.plugins.modules import kept as kept_module
 from ansible_collections.llamacpp.cluster.plugins.modules import tuning as tuning_module
-from test_fetching import DATA, planned, server  # noqa: F401
+from test_fetching import DATA, planned, serve
 from test_services import HEAD, OTHER, WORKER
 
 KINDS = pytest.mark.parametrize("kind", faults.KINDS)
@@ -348,6 +350,7 @@ def test_a_file_system_that_does_not_answer(tmp_path, monkeypatch):
 
 EMPTY = {"service_manager": "launchd", "scope": "system", "prefix": "/p", "units": "/u"}
 MODULES = {
+    benchmark: ((benchmark.records, "find"), {"state": "found", "prefix": "/p"}),
     clean: ((clean.unused, "remove"), {"plan": {"prefix": "/p"}, "model": {}, "kinds": ["parts"]}),
     firewall_module: ((firewall, "apply"), {"rules": []}),
     gguf_info: ((gguf_info.gguf, "read_path"), {"path": "/m.gguf"}),
@@ -360,6 +363,7 @@ MODULES = {
     model: ((model.fetched, "compare"), {"state": "fetched", "folder": "/p"}),
     release: ((release.state, "unneeded_releases"), {"state": "pruned", "host": {"builds": []}}),
     rpc_info: ((rpc_info.rpc, "probe"), {"address": "192.0.2.1", "port": 50052}),
+    seed: ((seed.seeding, "describe"), {"state": "described", "path": "/m.gguf"}),
     service: ((services, "apply"), {"host": EMPTY}),
     tuning_module: ((tuning_module.tuning, "apply"), {"parameters": {}}),
     verify: ((verify.verification, "collect"), {"plan": {}}),
@@ -411,9 +415,14 @@ def test_ufw_after_a_run_that_was_killed(tmp_path, monkeypatch):
 # ---------------------------------------------------------------------------------------------------------------- models
 
 
+@pytest.fixture
+def server(monkeypatch):
+    yield from serve(monkeypatch)
+
+
 @pytest.mark.faults
 @SOME_KINDS
-def test_a_model_after_a_fault(server, tmp_path, monkeypatch, kind):  # noqa: F811
+def test_a_model_after_a_fault(server, tmp_path, monkeypatch, kind):
     """Two files, of which one was fetched in part before."""
     data = DATA[:10_000]
     server.files.update({"/m.gguf": data, "/n.gguf": data})

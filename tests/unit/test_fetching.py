@@ -88,8 +88,8 @@ def reset(handler):
     handler.close_connection = True
 
 
-@pytest.fixture
-def server(monkeypatch):
+def serve(monkeypatch):
+    """A server, until the test that uses it is over."""
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(fetching, "PAUSES", (0.0, 0.01, 0.01))
@@ -98,6 +98,11 @@ def server(monkeypatch):
     made.files["/m.gguf"] = DATA
     yield made
     made.stop()
+
+
+@pytest.fixture
+def server(monkeypatch):
+    yield from serve(monkeypatch)
 
 
 @pytest.fixture

@@ -414,13 +414,13 @@ CHANGING_FILES = {f"tasks/{name}.yml" for name in ("reboot", "remove_host", "bac
 
 
 def changes_hosts(step):
-    files = {step.get(f"ansible.builtin.{how}_tasks") for how in ("include", "import")}
+    files = {str(step.get(f"ansible.builtin.{how}_tasks")) for how in ("include", "import")}
     if step.get("llamacpp.cluster.release", {}).get("state") == "fetched":
         return False  # by the controller, for itself
     return bool(CHANGES & set(step) or CHANGING_FILES & files)
 
 
-READ_ONLY = {"plan.yml", "verify.yml", "status.yml"}
+READ_ONLY = {"plan.yml", "report.yml", "status.yml", "verify.yml"}
 """Playbooks that change no service that serves; verify.yml holds the lease while it runs instances on the staging ports."""
 
 

@@ -1,5 +1,4 @@
 """How a model gets onto a host: the action plugin, which compares, sends, waits and shows, run by ansible-playbook and by itself."""
-# ruff: noqa: F811
 
 import json
 import os
@@ -18,9 +17,19 @@ from ansible.errors import AnsibleActionFail, AnsibleError
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetching as on_host
 from ansible_collections.llamacpp.cluster.plugins.modules import model as module
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import background, fetching
-from test_fetching import DATA, SHA, SIZE, answer, below, models, planned, server  # noqa: F401
+from test_fetching import DATA, SHA, SIZE, answer, below, planned, serve
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def server(monkeypatch):
+    yield from serve(monkeypatch)
+
+
+@pytest.fixture
+def models(tmp_path):
+    return tmp_path / "models"
 
 
 # ---------------------------------------------------------------------------------------------------------- ansible-playbook

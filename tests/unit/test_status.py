@@ -82,14 +82,19 @@ def plan(pair):
     return pair.plan()
 
 
-@pytest.fixture
-def answers(plan):
+def answers_of(plan):
+    """Host → what host_status returns there, of a cluster that is well."""
     states = drifts(plan)
     for name, drift in states.items():
         drift["running_releases"] = [build["id"] for build in plan["hosts"][name]["builds"]]
         for service in drift["services"].values():
             service.update(pid=4711, clients=["192.0.2.10"] if name != "head" else [])
     return {name: look(plan, name, drift) for name, drift in states.items()}
+
+
+@pytest.fixture
+def answers(plan):
+    return answers_of(plan)
 
 
 def run(plan, answers, heads=("head",), **others):

@@ -60,9 +60,9 @@ def test_what_others_say_is_shown_without_control_characters():
                     "inventory_hostname": "here",
                 }
                 rendered.append(Templar(DataLoader(), known).template(trust_as_template(message)))
-    assert len(rendered) == 5
+    assert len(rendered) == 6
     assert all(text.isprintable() for text in rendered)
-    assert sum("E:  ]0;x 2J no space" in text for text in rendered) == 4
+    assert sum("E:  ]0;x 2J no space" in text for text in rendered) == 5
 
 
 def test_a_run_says_at_its_end_what_it_went_on_without():

@@ -17,7 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import unt
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.modules import clean
 from test_rollback import completed, record_of, serve
-from test_status import ROOT, answers, plan, written  # noqa: F401
+from test_status import ROOT, answers_of, written
 
 MODULE = clean
 DAY = 86400
@@ -402,7 +402,9 @@ def entry(kind, size, age):
     }
 
 
-def test_status_shows_it(plan, answers, tmp_path):  # noqa: F811
+def test_status_shows_it(pair, tmp_path):
+    plan = pair.plan()
+    answers = answers_of(plan)
     told, error, shown = written(plan, answers, tmp_path)
     assert (error, told["hosts"][0]["unused"], "unused" in shown) == ("", None, False)
     answers["head"]["condition"]["unused"] = [

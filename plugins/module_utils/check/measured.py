@@ -131,17 +131,21 @@ def _as_said(result: Result) -> dict[str, float]:
     return {name: round(value, 4) for name, value in said.items() if value is not None}
 
 
+def with_memory(cell: Mapping[str, Any], log: Log) -> dict[str, Any]:
+    """The cell with what devices held so far: the longest test of a load may come last."""
+    rows = [{**row, "measured_mib": log.memory_mib.get(row["device"])} for row in cell["memory_mib"]]
+    return {**cell, "memory_mib": rows}
+
+
 def filled(cell: Mapping[str, Any], log: Log, argv: Sequence[str], path: str) -> dict[str, Any] | None:
     """The cell with what the log says of it; None where it does not say it yet."""
     own = [result for result in log.results if (result.test, result.depth) == (cell["test"], cell["depth"])]
     if not own:
         return None
-    rows = [{**row, "measured_mib": log.memory_mib.get(row["device"])} for row in cell["memory_mib"]]
     return {
-        **cell,
+        **with_memory(cell, log),
         "measured": {**measured_of(own[-1].samples, "t/s"), **_as_said(own[-1])},
         "load_s": log.load_s,
-        "memory_mib": rows,
         "skipped": None,
         "argv": list(argv),
         "log": path,

@@ -46,10 +46,11 @@ def amount(entry: dict, part: str, digits: int = 0) -> str:
 def plan_table(plan: dict) -> str:
     """Release, model and what each device holds, in MiB."""
     head, release = plan["head"], plan["release"]
+    source = source_of(plan)
     lines = [
         f"  release  {release['ref']} ({', '.join(sorted({build['id'] for host in plan['hosts'].values() for build in host['builds']}))})",
         f"  model    {plan['model']['name']}",
-        *(_wrapped("  source   ", source) if (source := source_of(plan)) else []),
+        *(_wrapped("  source   ", source) if source else []),
         f"  head     {head['host']}, {head['url']}",
         *(f"  no cache on {worker}: {why}" for worker, why in without_cache(plan).items()),
         "\n",
@@ -431,10 +432,10 @@ def plan_parts(plan: dict, changed: list[str] | None = None) -> dict[str, list[s
 def plan_title(plan: dict) -> list[str]:
     if "hosts" not in plan:
         return [f"  {plan['cluster']} has no plan"]
-    release = plan["release"]
+    release, source = plan["release"], source_of(plan)
     return [
         *_wrapped("  ", f"{plan['cluster']} {'would serve' if plan['refused'] else 'serves'} {plan['model']['name']}"),
-        *(_wrapped("  ", f"from {source}") if (source := source_of(plan)) else []),
+        *(_wrapped("  ", f"from {source}") if source else []),
         f"  with {release['ref']}, RPC protocol {release['protocol'] or 'of an unknown version'}",
     ]
 

@@ -40,7 +40,8 @@ class Log:
     def write(self, kind: str, text: str) -> None:
         with self._lock:
             if not self._stream.closed:
-                print(f"{time.monotonic() - self._began:.4f} {kind} {text}", file=self._stream, flush=True)
+                self._stream.write(f"{time.monotonic() - self._began:.4f} {kind} {text}\n")
+                self._stream.flush()
 
 
 class Link:
@@ -202,4 +203,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(1 if main(sys.argv[1:]) else 0)
+    raise SystemExit(1 if main(sys.argv[1:]) else 0)

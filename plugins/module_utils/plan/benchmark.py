@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
@@ -430,8 +430,7 @@ def arguments_of_tests(argv: Sequence[str], missing: Iterable[tuple[str, int]]) 
 def name_of(model: ModelRequest) -> str:
     if model.known_answer:
         return f"known-answer-{model.known_answer.layers}x{model.known_answer.width}-{model.known_answer.type}"
-    source = model.source
-    assert source is not None
+    source = cast(ModelSource, model.source)
     if source.huggingface:
         repository = source.huggingface
         named = (

@@ -10,7 +10,7 @@ import math
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
@@ -586,8 +586,7 @@ def model_of(request: ModelRequest, report: Mapping[str, Any], facts: Facts, acc
         path = f"{facts.prefix}/models/{known_answer.file_name(*request.known_answer)}"
         own = Model(path, request.known_answer, known_answer.summary(*request.known_answer), "known-answer")
         return _with_files(own, request, report, facts.prefix)
-    source = request.source
-    assert source is not None
+    source = cast(ModelSource, request.source)
     _check_report(source, report)
     if report.get("refused"):
         raise Refusal(report["refused"])
