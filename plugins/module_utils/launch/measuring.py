@@ -153,7 +153,7 @@ def _copy(stream: IO[str], kind: str, log: Log, child: subprocess.Popen[str]) ->
         for line in stream:
             log.write(kind, line.rstrip("\n"))
     except OSError as error:
-        print(f"the log cannot be written: {error}", file=sys.stderr)
+        sys.stderr.write(f"the log cannot be written: {error}\n")
         child.kill()
 
 
