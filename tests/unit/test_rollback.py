@@ -708,6 +708,13 @@ def test_what_changes_the_plan_changes_its_id(pair):
     assert completed(pair)["id"] != plan["id"]
 
 
+def test_how_many_releases_are_kept_does_not_change_the_id(pair):
+    plan = completed(pair)
+    for given in pair.hosts.values():
+        given["variables"]["llama_build_keep"] = 1
+    assert completed(pair)["id"] == plan["id"]
+
+
 def test_facts_that_are_left_on_the_head_do_not_change_the_id(pair):
     plan = completed(pair)
     before = rollback.identity(plan)

@@ -30,10 +30,10 @@ UNTOUCHED = "No service was touched"
 
 def identity(plan: Mapping[str, Any]) -> str:
     """Of a completed plan: whatever is applied counts, and neither the facts that are left on the head, nor where files come from or lie on the
-    controller, nor how long a run waits."""
+    controller, nor how long a run waits and how many releases it keeps."""
     hosts = {
         name: {
-            **host,
+            **{key: value for key, value in host.items() if key != "keep_releases"},
             "files": [
                 {key: value for key, value in file.items() if key not in ("source", "content")}
                 for file in host["files"]
