@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import string
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -143,11 +144,12 @@ class Benchmark(NamedTuple):
 
 def _measured(entry: dict) -> Measured:
     samples = entry["samples"]
-    return Measured(entry["mean"], entry["deviation"], len(samples), entry["unit"], max(samples, default=entry["mean"]))
+    return Measured(entry["mean"], entry["deviation"], len(samples), entry["unit"], max(samples))
 
 
 def _cell(entry: dict) -> Cell:
-    kind, tokens = TEST.fullmatch(entry["test"]).groups()  # type: ignore[union-attr]
+    kind = entry["test"].rstrip(string.digits)
+    tokens = entry["test"][len(kind) :]
     predicted = entry["predicted"] or {}
     return Cell(
         entry["key"],
@@ -179,6 +181,13 @@ def _cell(entry: dict) -> Cell:
     )
 
 
+def _no_speed(index: int, entry: dict) -> untrusted.Problem | None:
+    """What no program measures, and no curve can show."""
+    if not entry["measured"] or measured.are_speeds(entry["measured"]):
+        return None
+    return untrusted.Problem(f"cells[{index}].measured", "has no samples, or figures that are no speeds")
+
+
 def benchmark(data: dict[str, Any], source: str) -> Benchmark:
     """A benchmark as values, whoever wrote it.
 
@@ -191,7 +200,7 @@ def benchmark(data: dict[str, Any], source: str) -> Benchmark:
     if not isinstance(cells, (list, tuple)):
         problem, cells = problem or untrusted.Problem("cells", "is no list"), ()
     for index, entry in enumerate(cells):
-        problem = problem or untrusted.mismatch(f"cells[{index}]", entry, CELL)
+        problem = problem or untrusted.mismatch(f"cells[{index}]", entry, CELL) or _no_speed(index, entry)
     if problem:
         raise Refusal(
             f"{source} is no benchmark that this collection can read: {problem.where} {problem.why}. Use a benchmark.json that "

@@ -132,6 +132,14 @@ def changed(data, value, *way):
         (without(benchmarks.example(), "cells", 3, "measured", "unit"), "cells[3].measured.unit is missing"),
         (changed(benchmarks.example(), "quick", "cells", 2, "test"), "cells[2].test is 'quick'"),
         (changed(benchmarks.example(), -1, "cells", 0, "measured", "mean"), "cells[0].measured.mean is -1"),
+        (
+            changed(benchmarks.example(), [5e-324], "cells", 0, "measured", "samples"),
+            "cells[0].measured has no samples, or figures",
+        ),
+        (
+            changed(benchmarks.example(), [], "cells", 0, "measured", "samples"),
+            "cells[0].measured has no samples, or figures",
+        ),
         (changed(benchmarks.example(), "x\ny", "cluster"), "cluster is 'x\\ny'"),
         (changed(benchmarks.example(), [1], "hosts"), "hosts is a list"),
     ],

@@ -260,5 +260,9 @@ def can_be_kept(cell: Any) -> bool:
     """Whether a cell of an earlier run's record, which anybody may have written, can be taken over."""
     if mismatch("", cell, {"key": Text(longest=LONGEST), **KEPT}):
         return False
-    figures = cell["measured"]
-    return not figures or (figures["samples"] and all(map(is_speed, (figures["mean"], *figures["samples"]))))
+    return not cell["measured"] or are_speeds(cell["measured"])
+
+
+def are_speeds(figures: Mapping[str, Any]) -> bool:
+    """Whether ``measured`` of a cell has samples, and they and their mean can be speeds."""
+    return bool(figures["samples"]) and all(map(is_speed, (figures["mean"], *figures["samples"])))
