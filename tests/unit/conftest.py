@@ -17,6 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import k
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import make, refused
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+from model_server import serve
 
 PLAN = json.loads((Path(__file__).resolve().parents[2] / "docs" / "plan.schema.json").read_text())
 SCHEMA = jsonschema_rs.validator_for(PLAN)
@@ -190,3 +191,14 @@ def small_disk(tmp_path):
         pytest.skip("a small disk can be made by root only")
     yield disk
     subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """Has a model to fetch."""
+    yield from serve(monkeypatch)
+
+
+@pytest.fixture
+def models(tmp_path):
+    return tmp_path / "models"

@@ -581,10 +581,8 @@ def test_what_a_log_says_is_no_markup_in_a_table():
 # --------------------------------------------------------------------------------------------------------------- proxy
 
 
-@pytest.fixture
-def echo():
-    """A server that sends back what it gets; its endpoint."""
-    listener = socket.create_server(("127.0.0.1", 0))
+def accept(listener, answer):
+    """Has each client answered in a thread of its own, until the listener is shut down."""
 
     def serve():
         while True:
@@ -594,12 +592,20 @@ def echo():
                 return
             threading.Thread(target=answer, args=(client,), daemon=True).start()
 
+    threading.Thread(target=serve, daemon=True).start()
+
+
+@pytest.fixture
+def echo():
+    """A server that sends back what it gets; its endpoint."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
     def answer(client):
         with client:
             while data := client.recv(1 << 16):
                 client.sendall(data)
 
-    threading.Thread(target=serve, daemon=True).start()
+    accept(listener, answer)
     yield f"127.0.0.1:{listener.getsockname()[1]}"
     listener.shutdown(socket.SHUT_RDWR)
     listener.close()
@@ -921,15 +927,7 @@ def served():
     listener = socket.create_server(("127.0.0.1", 0), backlog=16)
 
     def serve(answer):
-        def accept():
-            while True:
-                try:
-                    client, _address = listener.accept()
-                except OSError:
-                    return
-                threading.Thread(target=answer, args=(client,), daemon=True).start()
-
-        threading.Thread(target=accept, daemon=True).start()
+        accept(listener, answer)
         own = {"prefix": "/opt/llamacpp", "account": None}
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         head = {"host": "head", "own_url": url, "api_key_file": None, "tls_certificate_file": None}

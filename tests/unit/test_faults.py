@@ -46,7 +46,8 @@ from ansible_collections.llamacpp.cluster.plugins.modules import (
 from ansible_collections.llamacpp.cluster.plugins.modules import firewall as firewall_module
 from ansible_collections.llamacpp.cluster.plugins.modules import kept as kept_module
 from ansible_collections.llamacpp.cluster.plugins.modules import tuning as tuning_module
-from test_fetching import DATA, planned, serve
+from model_server import DATA
+from test_fetching import planned
 from test_services import HEAD, OTHER, WORKER
 
 KINDS = pytest.mark.parametrize("kind", faults.KINDS)
@@ -413,11 +414,6 @@ def test_ufw_after_a_run_that_was_killed(tmp_path, monkeypatch):
 
 
 # ---------------------------------------------------------------------------------------------------------------- models
-
-
-@pytest.fixture
-def server(monkeypatch):
-    yield from serve(monkeypatch)
 
 
 @pytest.mark.faults

@@ -17,19 +17,10 @@ from ansible.errors import AnsibleActionFail, AnsibleError
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetching as on_host
 from ansible_collections.llamacpp.cluster.plugins.modules import model as module
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import background, fetching
-from test_fetching import DATA, SHA, SIZE, answer, below, planned, serve
+from model_server import DATA, SHA, SIZE, answer
+from test_fetching import below, planned
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def server(monkeypatch):
-    yield from serve(monkeypatch)
-
-
-@pytest.fixture
-def models(tmp_path):
-    return tmp_path / "models"
 
 
 # ---------------------------------------------------------------------------------------------------------- ansible-playbook

@@ -134,11 +134,11 @@ def changed(data, value, *way):
         (changed(benchmarks.example(), -1, "cells", 0, "measured", "mean"), "cells[0].measured.mean is -1"),
         (
             changed(benchmarks.example(), [5e-324], "cells", 0, "measured", "samples"),
-            "cells[0].measured has no samples, or figures",
+            "cells[0].measured has no samples, or figures that are no speeds",
         ),
         (
             changed(benchmarks.example(), [], "cells", 0, "measured", "samples"),
-            "cells[0].measured has no samples, or figures",
+            "cells[0].measured has no samples, or figures that are no speeds",
         ),
         (changed(benchmarks.example(), "x\ny", "cluster"), "cluster is 'x\\ny'"),
         (changed(benchmarks.example(), [1], "hosts"), "hosts is a list"),

@@ -25,7 +25,7 @@ class Known(NamedTuple):
         return str(FOLDER / self.name)
 
 
-PATCHES = {"7.0.0": Known(f"{PREFIX}7.patch", "0f8c4dd9c4cedb4ddf425b2c42a17f38371c720cc7c7307e8502103f942c6531")}
+PATCHES = {"7.0.0": Known(f"{PREFIX}7.patch", "8d5a99d59b51382e8848b1e5c0385eff61beacf7ab49b3f49055977dc25fee47")}
 """RPC protocol of a build of llama.cpp → its patch. That of protocol 7 applies to llama-cpp-python 0.3.36 (0c1e570)."""
 EXAMPLE = "llama-cpp-python 0.3.36"
 

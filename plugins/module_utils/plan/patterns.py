@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
-# The standard library has its parser of expressions without a public name, so typeshed lists it for some versions only.
-try:
-    from re import _parser as parser  # type: ignore[attr-defined, unused-ignore]
-except ImportError:  # before Python 3.11
-    import sre_parse as parser
+parser = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
+"""The standard library's own, which has no public name."""
 
 MOST_REPEATS = 4
 """That may match several lengths: names have up to 64 characters, so one more takes up to 64 times as long."""

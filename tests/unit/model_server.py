@@ -1,0 +1,82 @@
+"""A server of a model that sends by ranges, and breaks off or refuses as tests ask it to."""
+
+import hashlib
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetching
+
+SIZE = 3_000_000
+DATA = bytes(range(256)) * (SIZE // 256)
+SIZE = len(DATA)
+SHA = hashlib.sha256(DATA).hexdigest()
+
+
+class Server:
+    """Sends ``files`` by ranges, and at most ``cut`` bytes for a connection. ``faults`` answer in its place, once for each entry."""
+
+    def __init__(self):
+        self.files, self.faults, self.asked, self.sent, self.cut = {}, {}, [], 0, None
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                path = self.path.partition("?")[0]
+                outer.asked.append((path, dict(self.headers)))
+                faults = outer.faults.get(path)
+                if faults:
+                    (faults.pop(0) if isinstance(faults, list) else faults)(self)
+                elif path in outer.files:
+                    outer.send(self, outer.files[path])
+                else:
+                    self.send_error(404)
+
+            def log_message(self, *arguments):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def send(self, handler, data):
+        first, last = map(int, re.fullmatch(r"bytes=(\d+)-(\d+)", handler.headers["Range"]).groups())
+        if first >= len(data):
+            answer(416)(handler)
+            return
+        last = min(last, len(data) - 1)
+        answer(206, Content_Range=f"bytes {first}-{last}/{len(data)}", Content_Length=last - first + 1)(handler)
+        end = last + 1 if self.cut is None else min(last + 1, first + self.cut)
+        while first < end:
+            piece = data[first : min(end, first + (1 << 16))]
+            handler.wfile.write(piece)
+            self.sent += len(piece)
+            first += len(piece)
+        handler.close_connection = True
+
+    def stop(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def answer(status, **headers):
+    def send(handler):
+        handler.send_response(status)
+        for name, value in {"Content_Length": 0, **headers}.items():
+            handler.send_header(name.replace("_", "-"), str(value))
+        handler.end_headers()
+
+    return send
+
+
+def serve(monkeypatch):
+    """A server, until the test that uses it is over."""
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(fetching, "PAUSES", (0.0, 0.01, 0.01))
+    monkeypatch.setattr(fetching, "SAID_SECONDS", 0.05)
+    made = Server()
+    made.files["/m.gguf"] = DATA
+    yield made
+    made.stop()
