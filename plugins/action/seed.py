@@ -42,16 +42,19 @@ class ActionModule(ActionBase):
         super().run(tmp, task_vars)
         _checked, arguments = self.validate_argument_spec(
             argument_spec={
-                "state": {"choices": ["described", "filled", "sent"], "required": True},
+                "state": {"choices": ["described", "filled", "decided", "sent"], "required": True},
                 "plan": {"type": "dict", "required": True},
                 "tensors": {"type": "list", "elements": "dict", "default": []},
                 "local": {"type": "bool", "default": True},
                 "answers": {"type": "dict", "default": {}},
                 "staging": {"type": "dict", "default": {}},
+                "defined": {"type": "list", "elements": "str", "default": []},
             }
         )
         self.variables, self.host = task_vars, task_vars["inventory_hostname"]
         plan, state = arguments["plan"], arguments["state"]
+        if state == "decided":
+            return {"changed": False, "sends": sends(plan, arguments["answers"], arguments["defined"])}
         if state == "described":
             return self._ask(plan, plan["head"]["host"], state=state, names=_names(plan))
         self.bytes = {tensor["name"]: int(tensor["bytes"]) for tensor in arguments["tensors"]}
@@ -129,6 +132,23 @@ class ActionModule(ActionBase):
 
     def _say(self, sentence: str) -> None:
         display.display(f"  [{self.host}] {untrusted.printable(sentence)}")
+
+
+def sends(plan: dict, answers: dict, defined: list[str]) -> bool:
+    """Whether the head sends before it loads. A load sends too, to one worker after the other: so it does where something serves meanwhile, or
+    where several workers lack something.
+
+    :param answers: host → what the state ``filled`` returned.
+    :param defined: services of the head's host.
+    """
+    lacking = sum(
+        bool(names)
+        for answer in answers.values()
+        if isinstance(missing := (answer or {}).get("missing"), dict)
+        for names in missing.values()
+    )
+    serves = plan["hosts"][plan["head"]["host"]]["names"]["server"] in defined
+    return lacking > (0 if serves else 1)
 
 
 def _strange(answer: dict) -> bool:

@@ -29,9 +29,10 @@ options:
     description:
       - V(described) reads the tensors from the model. It runs on the head.
       - V(filled) fills the caches of the host's workers from what the host has.
+      - V(decided) returns whether the head sends what their hosts do not have. The action plugin does that on the controller.
       - V(sent) sends what is still missing from the head to workers on their staging ports.
     type: str
-    choices: [described, filled, sent]
+    choices: [described, filled, decided, sent]
     required: true
   plan:
     description: The plan.
@@ -47,9 +48,14 @@ options:
     type: bool
     default: true
   answers:
-    description: Host → what V(filled) returned there, for V(sent).
+    description: Host → what V(filled) returned there, for V(decided) and V(sent).
     type: dict
     default: {}
+  defined:
+    description: Names of the services that the head's host has, for V(decided).
+    type: list
+    elements: str
+    default: []
   staging:
     description: Plan of the instances that run on the staging ports, for V(sent).
     type: dict
@@ -106,6 +112,11 @@ missing:
   returned: state is filled
   type: dict
   sample: {"cuda0": ["blk.0.ffn_up.weight"]}
+sends:
+  description: Whether the head sends before it loads, since something serves meanwhile, or several workers lack tensors.
+  returned: state is decided
+  type: bool
+  sample: true
 why:
   description: Why caches could not be filled, a sentence each.
   returned: always
@@ -200,7 +211,8 @@ def sent(params):
 def main():
     module = AnsibleModule(
         argument_spec={
-            "state": {"type": "str", "choices": ["described", "filled", "sent"], "required": True},
+            "state": {"type": "str", "choices": ["described", "filled", "decided", "sent"], "required": True},
+            "defined": {"type": "list", "elements": "str", "default": []},
             **{key: {"type": "dict", "default": {}} for key in ("plan", "answers", "staging")},
             "path": {"type": "str"},
             "account": {"type": "str"},
@@ -215,6 +227,8 @@ def main():
         supports_check_mode=True,
     )
     params = module.params
+    if params["state"] == "decided":
+        module.fail_json(msg="state: decided runs on the controller, in the action plugin llamacpp.cluster.seed.")
     work = {
         "described": lambda: described(params),
         "filled": lambda: filled(params, module.check_mode),

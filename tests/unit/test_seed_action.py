@@ -153,3 +153,22 @@ def test_whatever_a_host_says_is_judged(answer):
 
 def test_many_tensors_are_not_strange():
     assert not seed._strange({"tensors": TENSORS * 2000, "missing": {"cpu": NAMES * 2000}, "why": []})
+
+
+@pytest.mark.parametrize(
+    "missing, defined, sends",
+    [
+        ([], ["llamacpp-server"], False),
+        ([["a"]], ["llamacpp-server"], True),
+        ([["a"]], ["llamacpp-worker-cpu"], False),
+        ([["a"], []], [], False),
+        ([["a"], ["b", "c"]], [], True),
+    ],
+)
+def test_the_head_sends_where_something_serves_or_several_workers_lack_something(run, missing, defined, sends):
+    plan = copy.deepcopy(PLAN)
+    plan["hosts"]["head"]["names"] = {"server": "llamacpp-server"}
+    answers = {f"host{index}": {"missing": {"cpu": names}} for index, names in enumerate(missing)}
+    hosts = Hosts()
+    result, shown = run(hosts, "head", state="decided", plan=plan, answers={**answers, "away": {}}, defined=defined)
+    assert (result["sends"], shown, hosts.asked) == (sends, [], [])
