@@ -290,7 +290,7 @@ class ActionModule(planning.ActionModule):
             self._head.call("ended", plan=self._head.plan)
         except AnsibleActionFail as failure:
             raise AnsibleActionFail(
-                f"{str(failure).rstrip('.')}. A timer on {self._head.name} starts the server {SILENCE_SECONDS} s after the last look at the program, "
+                f"{str(failure).rstrip('.')}. A guard on {self._head.name} starts the server {SILENCE_SECONDS} s after the last look at the program, "
                 "and the next run of this playbook does it at once."
             ) from None
 

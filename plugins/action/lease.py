@@ -23,6 +23,8 @@ display = Display()
 
 RENEWAL_SECONDS, POLL_SECONDS = 30, 0.5
 RELEASE_TRIES = 3
+LEASE = "llamacpp.cluster.lease"
+"""The module; a task of another plugin may have it run, too."""
 
 
 class ActionModule(ActionBase):
@@ -45,12 +47,12 @@ class ActionModule(ActionBase):
     def _decided(self, arguments: dict, task_vars: dict) -> dict:
         mine = controller.run(os.getppid(), context.CLIARGS.get("args") or [])
         arguments["run"] = mine
-        result = self._execute_module(module_args=arguments, task_vars=task_vars)
+        result = self._execute_module(LEASE, module_args=arguments, task_vars=task_vars)
         holder = result.get("holder")
         begins = arguments.get("state", "held") == "held"
         if begins and holder and not untrusted.mismatch("", holder, lease.HOLDER) and controller.has_ended(holder):
             arguments["ended"] = holder["run"]
-            result = self._execute_module(module_args=arguments, task_vars=task_vars)
+            result = self._execute_module(LEASE, module_args=arguments, task_vars=task_vars)
         if result.get("taken_from"):
             display.display(
                 f"  [{task_vars['inventory_hostname']}] took over from {untrusted.printable(result['taken_from'])}"

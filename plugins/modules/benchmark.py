@@ -14,7 +14,8 @@ description:
   - Runs on the head. Given O(facts), an action plugin of the same name plans a load of a model for each part of the matrix of C(llama_benchmark_...),
     asks the server that serves, stops it, has C(llama-bench) measure with the workers in its place, starts it again, and shows what it measures.
   - What was measured is kept on the head, cell by cell. The next run with the same matrix goes on where one was cut off.
-  - While the server is stopped, a timer of systemd on the head starts it again when nobody has looked at the program for 120 seconds.
+  - While the server is stopped, a guard on the head starts it again when nobody has looked at the program for 120 seconds. It is a timer of systemd,
+    or a process of its own where supervisor runs the services.
 attributes:
   check_mode:
     support: full

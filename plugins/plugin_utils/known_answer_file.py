@@ -8,7 +8,8 @@ from __future__ import annotations
 import errno
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
@@ -32,25 +33,46 @@ def _matrix(rows: int, width: int, entries: dict[tuple[int, int], float]) -> num
     return matrix
 
 
-def _tensors(layers: int, width: int) -> Iterator[tuple[str, numpy.ndarray]]:
-    """All tensors in the file's order, as 32-bit floats; norms are one-dimensional."""
-    tokens = known_answer.first_piece() + len(known_answer.pieces())
+def _layer(layer: int, width: int) -> list[tuple[str, numpy.ndarray]]:
     ones = numpy.ones(width, numpy.float32)
     identity = numpy.eye(width, dtype=numpy.float32)
-    yield "token_embd.weight", _matrix(tokens, width, known_answer.embedding())
-    for layer in range(layers):
-        noise = numpy.frombuffer(random.Random(layer).randbytes(2 * width * width), numpy.int16).reshape(width, width)
-        noise = (noise / 32768 * math.sqrt(3) * ATTENTION_SPREAD / width).astype(numpy.float32)
-        name = f"blk.{layer}."
-        yield name + "attn_norm.weight", ones
-        for turn, part in enumerate(("attn_q", "attn_k", "attn_v", "attn_output")):
-            yield f"{name}{part}.weight", numpy.roll(noise, turn, axis=1)
-        yield name + "ffn_norm.weight", ones
-        yield name + "ffn_gate.weight", identity
-        yield name + "ffn_up.weight", identity
-        yield name + "ffn_down.weight", _matrix(width, width, known_answer.step(layer, width))
-    yield "output_norm.weight", ones
-    yield "output.weight", _matrix(tokens, width, known_answer.output(layers))
+    noise = numpy.frombuffer(random.Random(layer).randbytes(2 * width * width), numpy.int16).reshape(width, width)
+    noise = (noise / 32768 * math.sqrt(3) * ATTENTION_SPREAD / width).astype(numpy.float32)
+    parts = ("attn_q", "attn_k", "attn_v", "attn_output")
+    attention: list[tuple[str, numpy.ndarray]] = [
+        (part, numpy.roll(noise, turn, axis=1)) for turn, part in enumerate(parts)
+    ]
+    tensors = [
+        ("attn_norm", ones),
+        *attention,
+        ("ffn_norm", ones),
+        ("ffn_gate", identity),
+        ("ffn_up", identity),
+        ("ffn_down", _matrix(width, width, known_answer.step(layer, width))),
+    ]
+    return [(f"blk.{layer}.{name}.weight", values) for name, values in tensors]
+
+
+Stored = Callable[["numpy.ndarray"], "numpy.ndarray"]
+
+
+def _data(layers: int, width: int, threads: int, stored: Stored) -> Iterator[numpy.ndarray]:
+    """All tensors in the file's order, as they are stored; norms are one-dimensional.
+
+    :param threads: which compute that many layers at once.
+    """
+    tokens = known_answer.first_piece() + len(known_answer.pieces())
+
+    def of_layer(layer: int) -> list[numpy.ndarray]:
+        return [stored(values) for _name, values in _layer(layer, width)]
+
+    yield stored(_matrix(tokens, width, known_answer.embedding()))
+    with ThreadPoolExecutor(threads) as pool:
+        for first in range(0, layers, threads):
+            for tensors in pool.map(of_layer, range(first, min(first + threads, layers))):
+                yield from tensors
+    yield stored(numpy.ones(width, numpy.float32))
+    yield stored(_matrix(tokens, width, known_answer.output(layers)))
 
 
 def _add_metadata(writer: gguf.GGUFWriter, layers: int, width: int, kind: str) -> None:
@@ -62,10 +84,11 @@ def _add_metadata(writer: gguf.GGUFWriter, layers: int, width: int, kind: str) -
             writer.add_key_value(key, value, gguf.GGUFValueType[form])
 
 
-def write(path: Path, layers: int, width: int, kind: str) -> None:
+def write(path: Path, layers: int, width: int, kind: str, threads: int = 1) -> None:
     """Writes the model to ``path``.
 
     :param kind: type of the matrices: f32, f16 or q8_0; norms are always f32.
+    :param threads: each holds a layer in memory.
     :raises OSError: it does not fit there.
     """
     weight_type = gguf.GGMLQuantizationType[kind.upper()]
@@ -82,8 +105,8 @@ def write(path: Path, layers: int, width: int, kind: str) -> None:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        for _name, values in _tensors(layers, width):
-            writer.write_tensor_data(gguf.quantize(values, stored_as(values.shape)).view(numpy.uint8))
+        for values in _data(layers, width, threads, lambda values: gguf.quantize(values, stored_as(values.shape))):
+            writer.write_tensor_data(values.view(numpy.uint8))
         writer.close()
     except OSError as error:
         if error.errno is None:  # numpy says how much of its array does not fit, and nothing else

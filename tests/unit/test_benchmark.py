@@ -1,7 +1,9 @@
 """What a benchmark measures, how it reads what programs write, and that the server serves again whatever happens."""
 
 import copy
+import fcntl
 import json
+import os
 import re
 import socket
 import subprocess
@@ -893,11 +895,86 @@ def test_check_mode_stops_nothing(head, call):
     assert head.state(SERVER) == [services.RUNNING]
 
 
-def test_a_head_without_systemd_is_refused(head, call):
+def test_a_head_that_nothing_would_start_again_is_refused(head, call):
     head.host["service_manager"] = "openrc"
     answer = call(**asked("begun", head, runner="#"))
     assert answer["failed"]
-    assert "by openrc, and a benchmark needs systemd" in answer["msg"]
+    assert "by openrc, and a benchmark needs systemd or supervisor" in answer["msg"]
+
+
+@pytest.fixture
+def supervised(tmp_path, monkeypatch):
+    """A head without systemd whose server runs; processes of a guard that it starts."""
+    machine = machine_with("supervisor", tmp_path, monkeypatch)
+    machine.host["names"] = {"server": SERVER, "cluster": "llama_cluster"}
+    machine.apply(defined(SERVER))
+    machine.lines("calls"), machine.lines("events")
+    machine.guards = []
+    monkeypatch.setattr(stage, "start_detached", machine.guards.append)
+    return machine
+
+
+def test_beside_supervisor_a_process_guards_the_head(supervised, call, tmp_path):
+    assert call(**asked("begun", supervised, runner="#"))["changed"]
+    records = supervised.prefix / "benchmarks"
+    assert [argv[1:] for argv in supervised.guards] == [
+        [str(records / stage.RUNNER), "--guard", str(records / "guard"), "--silence", str(stage.SILENCE_SECONDS)]
+    ]
+    assert [command[-2:] for command in json.loads((records / "guard").read_text())] == [
+        ["stop", PROGRAM],
+        ["start", SERVER],
+    ]
+    call(**asked("run", supervised, definition="text"))
+    assert supervised.state(SERVER, PROGRAM) == [services.STOPPED, services.RUNNING]
+    os.utime(records / "guard", (0, 0))
+    assert call(**asked("looked", supervised, log="/none"))["runs"]
+    assert time.time() - (records / "guard").stat().st_mtime < 60, "each look winds the guard up"
+    assert call(**asked("recovered", supervised))["changed"]
+    assert supervised.state(SERVER, PROGRAM) == [services.RUNNING, services.STOPPED]
+    assert not (records / "guard").exists()
+    assert not call(**asked("recovered", supervised))["changed"]
+
+
+def test_a_guard_that_runs_is_not_started_twice(supervised, call):
+    call(**asked("begun", supervised, runner="#"))
+    with (supervised.prefix / "benchmarks/guard").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        call(**asked("looked", supervised, log="/none"))
+        assert len(supervised.guards) == 1
+        assert measuring.guard(supervised.prefix / "benchmarks/guard", 0) == 0, "it leaves the work to the first one"
+        assert (supervised.prefix / "benchmarks/guard").exists()
+    call(**asked("looked", supervised, log="/none"))
+    assert len(supervised.guards) == 2, "it runs no more"
+
+
+def guarded(tmp_path):
+    """A guard's file, and what its commands write."""
+    path, said = tmp_path / "guard", tmp_path / "said"
+    path.write_text(json.dumps([["/bin/sh", "-c", f"echo {word} >> {said}"] for word in ("stop", "start")]))
+    return path, said
+
+
+def test_a_guard_that_nobody_winds_up_starts_the_head(tmp_path, monkeypatch):
+    path, said = guarded(tmp_path)
+    os.utime(path, (0, 0))
+    assert measuring.main(["--guard", str(path), "--silence", "120"]) == 0
+    assert said.read_text().split() == ["stop", "start"]
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["ended", "begun again"])
+def test_a_guard_ends_with_its_benchmark(tmp_path, monkeypatch, again):
+    path, said = guarded(tmp_path)
+
+    def end(_seconds):
+        text = path.read_text()
+        path.rename(tmp_path / "old")
+        if again:
+            path.write_text(text)
+
+    monkeypatch.setattr(measuring.time, "sleep", end)
+    assert measuring.guard(path, 120) == 0
+    assert (said.exists(), path.exists()) == (False, again)
 
 
 # ----------------------------------------------------------------------------------------------------------------- API
@@ -1108,7 +1185,7 @@ def test_a_head_that_does_not_come_back_leaves_what_was_measured(matrix, tmp_pat
     run.away = ["looked"] * action.MOST_MISSED + ["ended", "written"]
     result = run.run(task_vars={})
     assert result["problem"].startswith(
-        "head cannot be reached any more: no route at the ended one. A timer on head starts the server 120 s"
+        "head cannot be reached any more: no route at the ended one. A guard on head starts the server 120 s"
     )
     assert run.calls[-2:] == ["ended", "written"], "once it is known to be away, it is not waited for again"
     SCHEMA.validate(result["record"])
@@ -1344,3 +1421,11 @@ def test_a_folder_that_cannot_be_made_is_named(matrix, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(AnsibleActionFail, match=r"llama_benchmark_path is .* which cannot be made"):
         action.write(str(tmp_path / "file" / "x"), EXAMPLE)
+
+
+def test_a_process_outlives_the_module(tmp_path):
+    stage.start_detached(["/bin/sh", "-c", f"ps -o sid= -p $$ > {tmp_path}/part; mv {tmp_path}/part {tmp_path}/sid"])
+    deadline = time.monotonic() + 10
+    while not (tmp_path / "sid").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert int((tmp_path / "sid").read_text()) != os.getsid(0)

@@ -363,6 +363,14 @@ def test_the_process_that_renews_it_does_so_until_the_run_has_ended(sleeper, tmp
     assert not (tmp_path / "lease.json").exists()
 
 
+def test_a_task_of_another_plugin_asks_the_module_of_the_lease(monkeypatch):
+    asked = []
+    plugin = lease_action.ActionModule.__new__(lease_action.ActionModule)
+    monkeypatch.setattr(plugin, "_execute_module", lambda name=None, **_rest: asked.append(name) or {})
+    plugin._decided({"prefix": "/opt/llamacpp", "state": "kept"}, {})
+    assert asked == ["llamacpp.cluster.lease"]
+
+
 def test_what_renews_it_leaves_the_lease_of_another_run_alone(sleeper, tmp_path, monkeypatch):
     mine = controller.run(sleeper.pid, [])
     sleeper.kill()

@@ -3,13 +3,17 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Runs a program that measures in place of the head, and sees to it that the head serves again, whoever is killed.
 
-While nothing serves, a timer of systemd runs that ends the program and starts the head. Whoever looks at the program winds it up again. All
-definitions are below /run: after a reboot the head starts as ever, and nothing of a benchmark is left.
+While nothing serves, a guard runs that ends the program and starts the head: a timer of systemd, or a process of its own beside supervisor.
+Whoever looks at the program winds it up again. After a reboot the head starts as ever, and no program of a benchmark does.
 """
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +26,7 @@ SILENCE_SECONDS = 120
 RUNNER = "measuring.py"
 VOLATILE = Path("/run/systemd/system")
 """Where definitions are that a reboot forgets."""
-MANAGERS = ("systemd", "systemd_user")
+SYSTEMD = ("systemd", "systemd_user")
 GUARD_SERVICE = """# {mark}; it is gone after a reboot.
 [Unit]
 Description=Ends a benchmark that nobody looks at, and starts {server}
@@ -44,28 +48,103 @@ AccuracySec=1s
 """
 
 
+def start_detached(command: list[str]) -> None:
+    """Starts a process that outlives this one."""
+    streams: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    subprocess.Popen(command, cwd="/", start_new_session=True, **streams)
+
+
+class Timer:
+    """A guard that systemd winds down; its definitions are below /run."""
+
+    def __init__(self, host: Mapping[str, Any], program: str) -> None:
+        self._user = ["--user"] if host["scope"] == "user" else []
+        self.units = Path(os.environ["XDG_RUNTIME_DIR"], "systemd/user") if self._user else VOLATILE
+        self._name, self._server, self._program = f"{program}-guard", host["names"]["server"], program
+
+    def _systemctl(self, *words: str, may_fail: bool = False) -> str:
+        return commands.run(["systemctl", *self._user, *words], services.COMMAND_SECONDS, may_fail=may_fail)
+
+    def is_left(self) -> bool:
+        return (self.units / f"{self._name}.timer").exists()
+
+    def wind_up(self) -> None:
+        self._systemctl("restart", f"{self._name}.timer")
+
+    def begin(self) -> None:
+        self.units.mkdir(parents=True, exist_ok=True)
+        systemctl = " ".join([commands.find("systemctl") or "/usr/bin/systemctl", *self._user])
+        values = {"mark": names.DEFINITION_MARK, "server": self._server, "program": self._program}
+        for ending, text in (("service", GUARD_SERVICE), ("timer", GUARD_TIMER)):
+            definition = text.format(**values, systemctl=systemctl, seconds=SILENCE_SECONDS)
+            files.replace_file(self.units / f"{self._name}.{ending}", definition, 0o644)
+        self._systemctl("daemon-reload")
+        self.wind_up()
+
+    def end(self) -> None:
+        self._systemctl("stop", f"{self._name}.timer", f"{self._name}.service", may_fail=True)
+        for ending in ("timer", "service"):
+            (self.units / f"{self._name}.{ending}").unlink(missing_ok=True)
+        self._systemctl("daemon-reload")
+
+
+class Watcher:
+    """A guard that is a process of its own, where no systemd is: measuring.py watches a file, which is touched to wind it up."""
+
+    def __init__(self, host: Mapping[str, Any], manager: services.Supervisor, program: str) -> None:
+        records = Path(host["prefix"], names.BENCHMARKS)
+        self.units = Path(host["units"])
+        self._runner, self._file = records / RUNNER, records / "guard"
+        self._commands = [manager.command("stop", program), manager.command("start", host["names"]["server"])]
+
+    def is_left(self) -> bool:
+        return self._file.exists()
+
+    def wind_up(self) -> None:
+        """Starts it where it does not run: it has done its work, or the host has restarted."""
+        if self._file.exists():
+            os.utime(self._file)
+        else:
+            files.replace_file(self._file, json.dumps(self._commands), 0o644)
+        if not self._runs():
+            command = [sys.executable, str(self._runner), "--guard", str(self._file), "--silence", str(SILENCE_SECONDS)]
+            start_detached(command)
+
+    def _runs(self) -> bool:
+        with self._file.open() as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                return True
+        return False
+
+    def begin(self) -> None:
+        self.wind_up()
+
+    def end(self) -> None:
+        self._file.unlink(missing_ok=True)
+
+
 class Stage:
     """The services of a benchmark on the head."""
 
     def __init__(self, host: Mapping[str, Any]) -> None:
         """:param host: the head's part of the plan.
-        :raises ServiceError: its services are not run by systemd.
+        :raises ServiceError: nothing would start the head again where its services are run by this manager.
         """
-        if host["service_manager"] not in MANAGERS:
-            raise services.ServiceError(
-                f"the head runs its services by {host['service_manager']}, and a benchmark needs systemd, which starts the head again whatever happens"
-            )
         self.serving = services.manager_of(host)
-        self.user = ["--user"] if host["scope"] == "user" else []
-        folder = Path(os.environ["XDG_RUNTIME_DIR"], "systemd/user") if self.user else VOLATILE
-        self.units = folder
-        self.volatile = services.manager_of({**host, "units": str(folder)})
         self.server = host["names"]["server"]
         self.program = names.of(host["names"]["cluster"]).service("benchmark")
-        self.guard = f"{self.program}-guard"
-
-    def _systemctl(self, *words: str, may_fail: bool = False) -> str:
-        return commands.run(["systemctl", *self.user, *words], services.COMMAND_SECONDS, may_fail=may_fail)
+        if host["service_manager"] in SYSTEMD:
+            self._guard: Timer | Watcher = Timer(host, self.program)
+        elif isinstance(self.serving, services.Supervisor):
+            self._guard = Watcher(host, self.serving, self.program)
+        else:
+            raise services.ServiceError(
+                f"the head runs its services by {host['service_manager']}, and a benchmark needs systemd or supervisor, which start the head again "
+                "whatever happens"
+            )
+        self.volatile = services.manager_of({**host, "units": str(self._guard.units)})
 
     def _apply(self, manager: services.Manager, **wanted: Any) -> bool:
         every = {"run": [], "restart": [], "start": [], "stop": [], "remove": [], **wanted}
@@ -73,7 +152,7 @@ class Stage:
 
     def is_left(self) -> bool:
         """Whether a benchmark has begun here, and did not end."""
-        return (self.units / f"{self.guard}.timer").exists() or self.runs()
+        return self._guard.is_left() or self.runs()
 
     def runs(self) -> bool:
         return self.volatile.state([self.program])[self.program] == services.RUNNING
@@ -83,19 +162,11 @@ class Stage:
 
     def wind_up(self) -> None:
         """Lets the guard wait again from now on."""
-        self._systemctl("restart", f"{self.guard}.timer")
+        self._guard.wind_up()
 
     def begin(self) -> None:
         """Stops the head, once somebody is there to start it again."""
-        self.units.mkdir(parents=True, exist_ok=True)
-        systemctl = " ".join([commands.find("systemctl") or "/usr/bin/systemctl", *self.user])
-        values = {"mark": names.DEFINITION_MARK, "server": self.server, "program": self.program, "systemctl": systemctl}
-        for ending, text in (("service", GUARD_SERVICE), ("timer", GUARD_TIMER)):
-            files.replace_file(
-                self.units / f"{self.guard}.{ending}", text.format(**values, seconds=SILENCE_SECONDS), 0o644
-            )
-        self._systemctl("daemon-reload")
-        self.wind_up()
+        self._guard.begin()
         self._apply(self.serving, stop=[self.server])
 
     def run(self, definition: str) -> None:
@@ -111,10 +182,7 @@ class Stage:
         """Starts the head again; then nobody has to see to it any more."""
         self.stop()
         self._apply(self.serving, start=[self.server])
-        self._systemctl("stop", f"{self.guard}.timer", f"{self.guard}.service", may_fail=True)
-        for ending in ("timer", "service"):
-            (self.units / f"{self.guard}.{ending}").unlink(missing_ok=True)
-        self._systemctl("daemon-reload")
+        self._guard.end()
 
 
 def prepare(prefix: str, runner: str) -> None:

@@ -306,8 +306,12 @@ class Supervisor(Manager):
             raise ServiceError(
                 "supervisor, which runs the services of this host, does not run: run site.yml, which starts it."
             )
+        return _run(self.command(*words), may_fail)
+
+    def command(self, *words: str) -> list[str]:
+        """The command line that tells supervisor so."""
         python, settings = f"{self.host.prefix}/venv/bin/python", f"{self.host.prefix}/supervisor/supervisord.conf"
-        return _run([python, "-m", "supervisor.supervisorctl", "-c", settings, *words], may_fail)
+        return [python, "-m", "supervisor.supervisorctl", "-c", settings, *words]
 
     def _runs(self) -> bool:
         return running.supervisor_runs(self.host.prefix)

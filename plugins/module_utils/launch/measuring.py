@@ -4,12 +4,17 @@
 """Runs a program that measures, on the head, and says when it wrote each line. On request it reaches the workers through a proxy that delays.
 
 python3 measuring.py --log FILE [--latency-ms L] [--bandwidth-mbit B] [--proxy ADDRESS:PORT]… -- PROGRAM ARGUMENT…
-Each line of the log is ``SECONDS KIND TEXT``: ``out`` and ``err`` of the program, ``run`` of this file. Needs the standard library alone.
+python3 measuring.py --guard FILE --silence S
+Each line of the log is ``SECONDS KIND TEXT``: ``out`` and ``err`` of the program, ``run`` of this file. As a guard it carries out the commands in a file once
+nobody has touched that for so many seconds, and ends where it is removed. Needs the standard library alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
+import json
+import os
 import queue
 import signal
 import socket
@@ -27,6 +32,8 @@ WAITING_BYTES = 64 << 20
 """Of one direction of a connection, that are on their way at most."""
 END_SECONDS = 10
 """For the program to end by itself after SIGTERM."""
+GUARD_SECONDS = 1.0
+"""Between two looks of the guard at its file."""
 SWITCH_SECONDS = 0.0002
 """After so long a thread lets another one run that waits: the delays are not much longer."""
 
@@ -192,7 +199,33 @@ def be_punctual() -> None:
         Path("/proc/self/timerslack_ns").write_text("1")
 
 
+def guard(path: Path, silence: float) -> int:
+    """Carries out the commands in the file once nobody touches it any more, and removes it. Another guard of the same file waits for none."""
+    with path.open() as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return 0
+        own = os.fstat(stream.fileno()).st_ino
+        while True:
+            try:
+                status = path.stat()
+            except FileNotFoundError:
+                return 0
+            if status.st_ino != own:
+                return 0
+            if time.time() - status.st_mtime >= silence:
+                break
+            time.sleep(GUARD_SECONDS)
+        for command in json.load(stream):
+            subprocess.run(command, check=False)
+        path.unlink(missing_ok=True)
+    return 0
+
+
 def main(arguments: list[str]) -> int:
+    if arguments[:1] == ["--guard"]:
+        return guard(Path(arguments[1]), float(arguments[3]))
     own, program = arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :]
     parser = argparse.ArgumentParser()
     parser.add_argument("--log", required=True)
