@@ -870,6 +870,7 @@ def test_a_copy_whose_file_is_gone_is_that_of_the_head(tmp_path, call, monkeypat
 # The playbook
 
 
+@pytest.mark.programs
 def test_a_plan_of_a_declared_host_asks_the_hub_and_touches_no_host(server, repo, tmp_path):
     (tmp_path / "hosts.yml").write_text(
         json.dumps(

@@ -464,6 +464,7 @@ def pages(tmp_path_factory, plan, served, large):
 SCREENS = [(1400, False), (1400, True), (400, False), (400, True)]
 
 
+@pytest.mark.programs
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "name, width, dark",
@@ -492,6 +493,7 @@ def test_a_browser_shows_the_page(browser, pages, name, width, dark):
     assert page.evaluate(CONTRAST) == []
 
 
+@pytest.mark.programs
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ["plan", "example", "large"])
 def test_a_page_is_printed_whole(browser, pages, name):
@@ -528,6 +530,7 @@ def files(tmp_path, plan):
     return tmp_path
 
 
+@pytest.mark.programs
 @pytest.mark.timeout(180)
 def test_report_yml_writes_a_page_of_files(files, plan, example):
     page = files / "report.html"
