@@ -53,7 +53,8 @@ class Stage:
         """
         if host["service_manager"] not in MANAGERS:
             raise services.ServiceError(
-                f"the head runs its services by {host['service_manager']}, and a benchmark needs systemd, which starts the head again whatever happens"
+                f"the head runs its services by {host['service_manager']}, and a benchmark needs systemd, which starts the head again whatever "
+                "happens: use a head with systemd"
             )
         self.serving = services.manager_of(host)
         self.user = ["--user"] if host["scope"] == "user" else []
