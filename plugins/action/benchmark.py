@@ -314,7 +314,7 @@ class ActionModule(planning.ActionModule):
         while True:
             answer = self._head.look(log)
             seen = measured.read(str(answer["lines"]))
-            cells = [measured.filled(cell, seen, argv, log) for cell in self._cells(load.keys)]
+            cells = [measured.fill(cell, seen, argv, log) for cell in self._cells(load.keys)]
             self._put([cell for cell in cells if cell])
             if answer["serves"]:
                 raise AnsibleActionFail(

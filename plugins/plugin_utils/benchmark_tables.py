@@ -178,7 +178,7 @@ def _loads(record: Mapping[str, Any]) -> str:
     return table(["model", "backend", "size", "hosts", "split", "load time", "tg (t/s)", "pp (t/s)", "status"], rows, 2)
 
 
-def _asked(record: Mapping[str, Any]) -> str:
+def _requests(record: Mapping[str, Any]) -> str:
     cells = [cell for cell in record["cells"] if cell["test"].startswith("api-") and cell["measured"]]
     rows = [
         [cell["model"], len(cell["hosts"]), cell["parallel"], cell["test"], speed(cell), cell["measured"]["unit"]]
@@ -187,7 +187,7 @@ def _asked(record: Mapping[str, Any]) -> str:
     return table(["model", "hosts", "parallel", "test", "measured", "unit"], rows, 1) if rows else ""
 
 
-def _delayed(record: Mapping[str, Any]) -> str:
+def _latencies(record: Mapping[str, Any]) -> str:
     """Tokens per second against added latency, beside those of the fewest hosts with the least of it."""
     cells = [cell for cell in record["cells"] if cell["proxied"] and cell["measured"]]
     first: dict[tuple[Any, ...], float] = {}
@@ -203,7 +203,7 @@ def _delayed(record: Mapping[str, Any]) -> str:
     return table(["model", "hosts", "test", "limit", "latency", "t/s", "vs baseline"], rows, 1) if rows else ""
 
 
-def _fitted(record: Mapping[str, Any]) -> str:
+def _fits(record: Mapping[str, Any]) -> str:
     rows = [
         [
             *(
@@ -222,7 +222,7 @@ def _fitted(record: Mapping[str, Any]) -> str:
     return table(names, rows, 1) if rows else ""
 
 
-def _visited(record: Mapping[str, Any]) -> str:
+def _visits(record: Mapping[str, Any]) -> str:
     """What a visit to a worker costs, with the variable that has the plan use it."""
     rows = [
         [*(visit[key] for key in ("model", "backend", "test", "visit_ms")), f"llama_link_visit_ms: {visit['visit_ms']}"]
@@ -246,10 +246,10 @@ def as_markdown(record: Mapping[str, Any]) -> str:
     ]
     for title, text in (
         ("Loads", _loads(record)),
-        ("Through the API", _asked(record)),
-        ("Against added latency", _delayed(record)),
-        ("Milliseconds per token = fixed + crossings * latency", _fitted(record)),
-        ("What a visit to a worker costs a token", _visited(record)),
+        ("Through the API", _requests(record)),
+        ("Against added latency", _latencies(record)),
+        ("Milliseconds per token = fixed + crossings * latency", _fits(record)),
+        ("What a visit to a worker costs a token", _visits(record)),
         ("Not measured", _missing(record)),
     ):
         parts += [f"## {title}\n", text] if text else []

@@ -126,14 +126,14 @@ def _varying(lines: Iterable[_Line], axis: str) -> list[str]:
     return [name for name in NAMES if name != axis and len({dimensions.get(name) for dimensions in whole}) > 1]
 
 
-def _divided(lines: list[_Line], axis: str) -> list[list[_Line]]:
+def _divide(lines: list[_Line], axis: str) -> list[list[_Line]]:
     """Lines that share a figure: few enough, and of a like size."""
     varying = [name for name in APART if name in _varying(lines, axis)]
     if len(lines) > MOST_CURVES and varying:
         groups: dict[Any, list[_Line]] = {}
         for line in lines:
             groups.setdefault(line.dimensions[varying[0]], []).append(line)
-        return [part for group in groups.values() for part in _divided(group, axis)]
+        return [part for group in groups.values() for part in _divide(group, axis)]
     parts: list[list[_Line]] = []
     for line in sorted(lines, key=lambda line: -line.largest):
         if not parts or line.largest * SAME_SCALE < parts[-1][0].largest or len(parts[-1]) == MOST_CURVES:
@@ -151,7 +151,7 @@ def words(dimensions: dict[str, Any], names: Iterable[str]) -> str:
     return ", ".join(NAMES[name](dimensions[name]) for name in names)
 
 
-def _numbered(labels: list[str], known: dict[str, int]) -> list[int]:
+def _numbers(labels: list[str], known: dict[str, int]) -> list[int]:
     """A number for each curve of a figure, by its name."""
     numbers: list[int] = []
     for label in labels:
@@ -169,7 +169,7 @@ def _figures(kind: str, axis: str, unit: str, lines: list[_Line], known: dict[st
     varying = _varying(lines, axis)
     fixed = [] if axis == "tokens" or kind == "load" else ["tokens"]
     found = []
-    for part in _divided(lines, axis):
+    for part in _divide(lines, axis):
         ordered = sorted(part, key=lines.index)
         own = _varying(part, axis)
         said = [name for name in (*varying, *fixed) if name not in own]
@@ -177,19 +177,19 @@ def _figures(kind: str, axis: str, unit: str, lines: list[_Line], known: dict[st
         if not own:
             labels, said = [words(ordered[0].dimensions, ["model"])], [name for name in said if name != "model"]
         curves = [
-            Curve(label, line.points, number) for label, line, number in zip(labels, ordered, _numbered(labels, known))
+            Curve(label, line.points, number) for label, line, number in zip(labels, ordered, _numbers(labels, known))
         ]
         common = words(ordered[0].dimensions, dict.fromkeys(said))
         found.append(Figure(KINDS[kind], common, AXES[axis], UNITS[unit], unit, tuple(curves)))
     return found
 
 
-def _known(measured: Benchmark) -> dict[str, int]:
+def _numbers_of_models(measured: Benchmark) -> dict[str, int]:
     """Numbers of the models, which have them first."""
     return {model: number for number, model in enumerate(measured.about["models"])}
 
 
-def _fitted(measured: Benchmark, known: dict[str, int]) -> list[Figure]:
+def _fits(measured: Benchmark, known: dict[str, int]) -> list[Figure]:
     """Milliseconds of a token over the added latency, and the lines that are fitted to them."""
     cells = {cell.key: cell for cell in measured.cells}
     lines = []
@@ -216,7 +216,7 @@ def _time(latency: float, measured: Measured, fit: dict[str, Any]) -> Point:
 def figures(measured: Benchmark) -> dict[str, list[Figure]]:
     """Dimension → the figures of all curves over it, without those that have none."""
     parts: dict[str, list[Figure]] = {}
-    known = _known(measured)
+    known = _numbers_of_models(measured)
     for axis in AXES:
         found = []
         for kind in TESTS:
@@ -228,7 +228,7 @@ def figures(measured: Benchmark) -> dict[str, list[Figure]]:
                 unit = next(cell.measured.unit for cell in cells if cell.measured)
                 found += _figures(kind, axis, unit, lines, known)
         if axis == "latency_ms":
-            found += _fitted(measured, known)
+            found += _fits(measured, known)
         if found:
             parts[axis] = found
     return parts
@@ -274,7 +274,7 @@ def load_figures(measured: Benchmark, rows: list[Load]) -> list[Figure]:
         for (model, backend), points in alike.items()
         if len(points) > 1
     ]
-    drawn = _figures("load", "hosts", "s", lines, _known(measured)) if lines else []
+    drawn = _figures("load", "hosts", "s", lines, _numbers_of_models(measured)) if lines else []
     return [figure._replace(shown="mean ± the farthest load") for figure in drawn]
 
 
@@ -314,7 +314,7 @@ class Comparison(NamedTuple):
     only_after: tuple[str, ...]
 
 
-def compared(before: Benchmark, after: Benchmark) -> Comparison:
+def compare(before: Benchmark, after: Benchmark) -> Comparison:
     """How the measurements of two benchmarks differ; a cell is the same where its key is."""
     old = {cell.key: cell for cell in before.cells if cell.measured}
     new = {cell.key: cell for cell in after.cells if cell.measured}

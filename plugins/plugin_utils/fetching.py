@@ -53,7 +53,7 @@ def run(action: ActionBase, task_vars: dict) -> dict:
     planned = fetched.of_plan(
         arguments["files"], arguments.get("records", ()), arguments.get("fetched_by") == "controller"
     )
-    for line in announced(host, compared, planned):
+    for line in announcements(host, compared, planned):
         display.display(line)
     if action._task.check_mode:
         return compared
@@ -87,7 +87,7 @@ def run(action: ActionBase, task_vars: dict) -> dict:
     return result if result.get("failed") else {**result, **compared}
 
 
-def announced(host: str, compared: dict, planned: list[fetched.File]) -> Iterator[str]:
+def announcements(host: str, compared: dict, planned: list[fetched.File]) -> Iterator[str]:
     """What is fetched and from where, in lines for a person."""
     for row in compared["fetch"]:
         file = next((file for file in planned if str(file.path) == row["path"]), None)
@@ -125,7 +125,7 @@ def _check(host: str, result: dict, form: dict) -> None:
     problem = untrusted.mismatch("", {key: result.get(key) for key in form}, form)
     if problem:
         raise AnsibleActionFail(
-            f"{host} says of its models what cannot be ({problem.where} {problem.why}): look at that host"
+            f"{host} reports its models in an unknown form ({problem.where} {problem.why}): check that host"
         )
 
 

@@ -95,8 +95,8 @@ def _all(action: ActionBase, task_vars: dict, request: ModelRequest, arguments: 
         known = _known(source, there, arguments["prefix"], base)
         if known is None or (source.copy and os.path.exists(_beside(base, source.copy))):
             token = _token(request, source, base)
-            pinned = _pinned(source, there, arguments["prefix"])
-            known = _looked_up(Asked(pinned, token, base), arguments["timeout"])
+            pinned = _pin(source, there, arguments["prefix"])
+            known = _look_up(Asked(pinned, token, base), arguments["timeout"])
         found[source.role] = known
     return found
 
@@ -192,7 +192,7 @@ def _known(source: ModelSource, there: Mapping[str, Any], prefix: str | None, ba
     return _in_its_folder(source, own) if own else None
 
 
-def _pinned(source: ModelSource, there: Mapping[str, Any], prefix: str | None) -> ModelSource:
+def _pin(source: ModelSource, there: Mapping[str, Any], prefix: str | None) -> ModelSource:
     """The source, at the commit of its record where that has lost a file: a branch may have moved since."""
     record = _record_of(source, _entry(there.get("folders"), model_source.folder(prefix, source))) if prefix else None
     if not source.huggingface or not record:
@@ -258,7 +258,7 @@ def _in_its_folder(source: ModelSource, own: Mapping[str, Any]) -> Found | None:
 # What servers and the controller have
 
 
-def _looked_up(asked: Asked, seconds: float) -> Found:
+def _look_up(asked: Asked, seconds: float) -> Found:
     source = asked.source
     look = _huggingface if source.huggingface else _ollama if source.ollama else _copy if source.copy else _url
     try:
@@ -303,7 +303,7 @@ def _huggingface(asked: Asked) -> Found:
             "bytes": file.bytes,
             "sha256": file.sha256,
         }
-        for file in hub.chosen(there, source)
+        for file in hub.choose(there, source)
     ]
     urls = {model_files.base_name(str(file["name"])): str(file["url"]) for file in files}
     named = f"{wanted.repo}, {files[0]['name']}"

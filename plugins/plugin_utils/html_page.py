@@ -175,7 +175,7 @@ def page(
     :param verified: of verification.judge.
     :param earlier: a benchmark with which ``measured`` is compared.
     """
-    placed = measured_page.placed(measured, plan) if measured and plan else None
+    placed = measured_page.memory_of_plan(measured, plan) if measured and plan else None
     view = _of_plan(plan, changed, placed) if plan else {"parts": [], "other": {}}
     of_benchmark = measured_page.view(measured, earlier) if measured else {"parts": [], "measured": {}}
     before = [name for name in of_benchmark["parts"] if name in MEASURED_BEFORE]

@@ -60,7 +60,7 @@ def endpoint() -> str:
 def read_token(path: str | None) -> str | None:
     """The token in a file that its owner alone can read; None without a file.
 
-    :raises Refusal: there is none.
+    :raises Refusal: the file has no token, or others can read it.
     """
     if path is None:
         return None
@@ -70,7 +70,7 @@ def read_token(path: str | None) -> str | None:
         if not stat.S_ISREG(status.st_mode):
             raise Refusal(f"{named} is not a file: write the token into a file")
         if status.st_mode & 0o077:
-            raise Refusal(f"{named} others can read: chmod 600 {path}")
+            raise Refusal(f"{named} others can read: run chmod 600 {path}")
         with Path(path).open("rb") as stream:
             token = stream.read(TOKEN_BYTES).decode("utf-8", "replace").strip()
     except OSError as error:
@@ -106,22 +106,24 @@ def listing(source: ModelSource, token: str | None) -> Listing:
         ]
         commit = about.sha
     except HfHubHTTPError as error:
-        raise Refusal(f"{_named(source)} {_refused(api, wanted, error, token)}") from None
+        raise Refusal(f"{_subject(source)} {_why_refused(api, wanted, error, token)}") from None
     except (HTTPError, OSError) as error:
-        raise Refusal(f"{_named(source)} cannot be asked for at {endpoint()} ({_short(error)}): {_offline()}") from None
+        raise Refusal(
+            f"{_subject(source)} cannot be looked up at {endpoint()} ({_short(error)}): {_offline()}"
+        ) from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise Refusal(
-            f"{_named(source)} is answered for by {endpoint()} with something else than a repository ({_short(error)}): {_offline()}"
+            f"{_subject(source)} {endpoint()} does not describe as a repository ({_short(error)}): {_offline()}"
         ) from None
-    problem = untrusted.mismatch("", {"commit": commit}, {"commit": Text(COMMIT)}) or _strange(said)
+    problem = untrusted.mismatch("", {"commit": commit}, {"commit": Text(COMMIT)}) or _problem(said)
     if problem:
         raise Refusal(
-            f"{_named(source)} is answered for by {endpoint()} with what cannot be ({problem.where} {problem.why}): {_offline()}"
+            f"{_subject(source)} {endpoint()} describes with a value that is not possible ({problem.where} {problem.why}): {_offline()}"
         )
     return Listing(str(commit), tuple(Listed(**entry) for entry in said if untrusted.is_plain(entry["name"])))
 
 
-def _strange(said: Sequence[Mapping[str, Any]]) -> untrusted.Problem | None:
+def _problem(said: Sequence[Mapping[str, Any]]) -> untrusted.Problem | None:
     if len(said) > MOST_FILES:
         return untrusted.Problem("files", f"are {len(said)}")
     return next(filter(None, (untrusted.mismatch("files", entry, LISTED) for entry in said)), None)
@@ -135,11 +137,11 @@ def _offline() -> str:
     return "check the network, https_proxy and HF_ENDPOINT, or use a model that the head has (llama_model_path)"
 
 
-def _named(source: ModelSource) -> str:
+def _subject(source: ModelSource) -> str:
     return f"{source.variable} has the repo {cast(HuggingFace, source.huggingface).repo}, which"
 
 
-def _refused(api: Any, wanted: HuggingFace, error: Any, token: str | None) -> str:
+def _why_refused(api: Any, wanted: HuggingFace, error: Any, token: str | None) -> str:
     """What a server's refusal means, as the end of a sentence."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -148,9 +150,9 @@ def _refused(api: Any, wanted: HuggingFace, error: Any, token: str | None) -> st
     if isinstance(error, RevisionNotFoundError):
         return f"has no revision {wanted.revision!r}: {_revisions(api, wanted)}"
     if isinstance(error, GatedRepoError) and not token:
-        return f"is not given to everybody (HTTP {code}): accept its conditions on {page}, and set {TOKEN_FILE} to a file with a token of that account"
+        return f"is gated (HTTP {code}): accept its conditions on {page}, and set {TOKEN_FILE} to a file with a token of that account"
     if isinstance(error, GatedRepoError):
-        return f"is not given to the account of the token in {TOKEN_FILE} (HTTP {code}): accept its conditions on {page} with that account"
+        return f"is gated, and the account of the token in {TOKEN_FILE} has no access (HTTP {code}): accept its conditions on {page} with that account"
     if isinstance(error, RepositoryNotFoundError):
         seen = f"or is not shown to the account of the token in {TOKEN_FILE}" if token else "or is private"
         remedy = "correct the name" + (
@@ -158,12 +160,13 @@ def _refused(api: Any, wanted: HuggingFace, error: Any, token: str | None) -> st
         )
         return f"does not exist at {endpoint()}, {seen} (HTTP {code}): {remedy}"
     if code in (401, 403) and token:
-        return f"is refused to the token in {TOKEN_FILE} (HTTP {code}): write a valid one into that file"
+        return f"cannot be read with the token in {TOKEN_FILE} (HTTP {code}): write a valid token into that file"
     if code in (401, 403):
         return f"needs a token (HTTP {code}): set {TOKEN_FILE}"
     if code == 429:
-        return f"is asked for too often (HTTP {code}): wait a while" + ("" if token else f", or set {TOKEN_FILE}")
-    return f"cannot be asked for at {endpoint()} (HTTP {code}): try again later"
+        remedy = "wait some minutes" + ("" if token else f", or set {TOKEN_FILE}")
+        return f"cannot be read now, because its server has had too many requests (HTTP {code}): {remedy}"
+    return f"cannot be looked up at {endpoint()} (HTTP {code}): try again later"
 
 
 def _revisions(api: Any, wanted: HuggingFace) -> str:
@@ -233,7 +236,7 @@ def quantisations(found: Listing, role: str) -> list[Quantisation]:
     return sorted((Quantisation(name, size) for name, size in sizes.items()), key=lambda one: one.bytes)
 
 
-def chosen(found: Listing, source: ModelSource) -> tuple[Listed, ...]:
+def choose(found: Listing, source: ModelSource) -> tuple[Listed, ...]:
     """The files that are wanted, parts in their order.
 
     :raises Refusal: the repository does not have them, or several models are meant.
@@ -242,12 +245,12 @@ def chosen(found: Listing, source: ModelSource) -> tuple[Listed, ...]:
     if wanted.files:
         return _by_name(found, source, wanted.files)
     models = candidates(found, source.role)
-    named = f"{_named(source)} has"
+    named = f"{_subject(source)} has"
     if not models:
         kind = "projector (mmproj)" if source.role == model_files.MMPROJ else "GGUF file"
         others = _names(file.name for file in found.files)
         raise Refusal(f"{named} no {kind}: use a repository that has one; it has {others or 'no files'}")
-    fitting = models if wanted.quantisation is None else _labelled(models, wanted.quantisation)
+    fitting = models if wanted.quantisation is None else _of_quantisation(models, wanted.quantisation)
     if not fitting:
         raise Refusal(f"{named} no quantisation {wanted.quantisation}: it has {_labels(models)}")
     if len(fitting) > 1:
@@ -261,8 +264,8 @@ def chosen(found: Listing, source: ModelSource) -> tuple[Listed, ...]:
     return _with_sizes(source, fitting[0].files)
 
 
-def _labelled(models: Sequence[Candidate], quantisation: str) -> list[Candidate]:
-    """Those of a quantisation; where it is no usual name, those that have it as a word in the name of a file or a folder."""
+def _of_quantisation(models: Sequence[Candidate], quantisation: str) -> list[Candidate]:
+    """Those of a quantisation; where its name is not a usual one, those that have it as a word in the name of a file or a folder."""
     same = [model for model in models if model.label.lower() == quantisation.lower()]
     if same:
         return same
@@ -278,8 +281,8 @@ def _by_name(found: Listing, source: ModelSource, names: Sequence[str]) -> tuple
     known = {file.name: file for file in found.files}
     missing = [name for name in names if name not in known]
     if len(missing) == len(names) or (missing and not parts.PART.fullmatch(names[0])):
-        there = [name for name in known if name.lower().endswith(".gguf")]
-        raise Refusal(f"{_named(source)} has no {missing[0]}: it has {_names(there or known)}")
+        models = [name for name in known if name.lower().endswith(".gguf")]
+        raise Refusal(f"{_subject(source)} has no {missing[0]}: it has {_names(models or known)}")
     _check_whole(source, missing)
     return _with_sizes(source, [known[name] for name in names])
 
@@ -287,7 +290,7 @@ def _by_name(found: Listing, source: ModelSource, names: Sequence[str]) -> tuple
 def _check_whole(source: ModelSource, missing: Sequence[str]) -> None:
     if missing:
         raise Refusal(
-            f"{_named(source)} lacks {len(missing)} parts of that model, like {missing[0]}: use another quantisation or revision"
+            f"{_subject(source)} lacks {len(missing)} of the parts of that model, like {missing[0]}: use another quantisation or revision"
         )
 
 
@@ -295,7 +298,7 @@ def _with_sizes(source: ModelSource, files: Sequence[Listed]) -> tuple[Listed, .
     strange = next((file.name for file in files if file.bytes is None or model_files.problem_of_name(file.name)), None)
     if strange:
         raise Refusal(
-            f"{_named(source)} has {untrusted.show(strange)}, which has no size or no name for a file of a model: use another file"
+            f"{_subject(source)} has {untrusted.show(strange)}, which has no size or no name for a file of a model: use another file"
         )
     return tuple(files)
 

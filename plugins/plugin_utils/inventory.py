@@ -222,7 +222,7 @@ def hosts(
             f"Group {cluster} has no host that is also in llama_head or llama_workers: put the head and the workers there."
         )
     _name_who_left(kept, {*members, *retired})
-    return cluster, members
+    return cluster, entry.settle(cluster, members)
 
 
 def _name_who_left(kept: Any, known: Collection[str]) -> None:

@@ -78,7 +78,7 @@ class Names:
         return f"Where a name does not say something else: {curves.words(self.usual, (*SETTINGS, *USUAL))}."
 
 
-def placed(measured: Benchmark, plan: dict) -> Placed | None:
+def memory_of_plan(measured: Benchmark, plan: dict) -> Placed | None:
     """What was measured of the memory that a plan places: of the cell with the same model and devices that needs most; None where there is none."""
     devices = [entry["device"] for entry in plan.get("placement", [])]
     path = plan.get("model", {}).get("path")
@@ -109,7 +109,7 @@ def _rows(figure: Figure) -> list[list[str]]:
     return rows
 
 
-def _said(figure: Figure) -> str:
+def _description(figure: Figure) -> str:
     """What a figure shows, for those who do not see it."""
 
     def course(curve: Curve) -> str:
@@ -120,12 +120,12 @@ def _said(figure: Figure) -> str:
     return f"{what}{', ' if figure.common else ''}{figure.common}. {'; '.join(map(course, figure.curves))}. The table below has all points."
 
 
-def _drawn(figures: list[Figure]) -> list[dict[str, Any]]:
+def _drawings(figures: list[Figure]) -> list[dict[str, Any]]:
     possible = not plots.missing()
     return [
         {
             "figure": figure,
-            "svg": Markup(plots.svg(figure, _said(figure))) if possible else "",
+            "svg": Markup(plots.svg(figure, _description(figure))) if possible else "",
             "predicted": any(point.predicted is not None for curve in figure.curves for point in curve.points),
             "rows": _rows(figure),
         }
@@ -272,16 +272,16 @@ def _all(measured: Benchmark, name: Names) -> list[dict[str, Any]]:
     return groups
 
 
-def _compared(earlier: Benchmark, measured: Benchmark) -> dict[str, Any]:
-    found = curves.compared(earlier, measured)
+def _comparison(earlier: Benchmark, measured: Benchmark) -> dict[str, Any]:
+    found = curves.compare(earlier, measured)
     name = Names([*earlier.cells, *measured.cells])
     alike: dict[str, list[dict[str, str]]] = {}
     for row in sorted(found.differences, key=lambda row: row.part):
         alike.setdefault(row.verdict, []).append(
             {
                 "name": name(row.after),
-                "before": _sampled(row.before.measured),
-                "after": _sampled(row.after.measured),
+                "before": _samples(row.before.measured),
+                "after": _samples(row.after.measured),
                 "change": f"{row.change:+.3g}{'' if row.spread is None else f' ± {shown(row.spread)}'}",
                 "part": f"{100 * row.part:+.1f}",
                 "verdict": row.verdict,
@@ -295,7 +295,7 @@ def _compared(earlier: Benchmark, measured: Benchmark) -> dict[str, Any]:
     ]
     return {
         "said": f"Earlier: {_when(earlier)}, {_release(earlier)}. Of {len(found.differences)} cells that both measured: {said or 'none'}.",
-        "changed": _changed(earlier, measured),
+        "changed": _changes(earlier, measured),
         "groups": [
             {
                 "title": f"{len(alike[verdict])} cells: {verdict}",
@@ -309,11 +309,11 @@ def _compared(earlier: Benchmark, measured: Benchmark) -> dict[str, Any]:
     }
 
 
-def _sampled(measured: Measured | None) -> str:
+def _samples(measured: Measured | None) -> str:
     return f"{_mean(measured)}, {measured.samples}" if measured else ""
 
 
-def _changed(earlier: Benchmark, measured: Benchmark) -> list[str]:
+def _changes(earlier: Benchmark, measured: Benchmark) -> list[str]:
     """How the two benchmarks differ beside their figures."""
     old, new = earlier.about, measured.about
     lines = [] if old["cluster"] == new["cluster"] else [f"cluster: {old['cluster']}, now {new['cluster']}"]
@@ -346,7 +346,7 @@ def _release(measured: Benchmark) -> str:
 def view(measured: Benchmark, earlier: Benchmark | None) -> dict[str, Any]:
     """What the template takes of a benchmark, the names of its parts in ``parts``."""
     cells, about = measured.cells, measured.about
-    figures = {OVER[axis]: _drawn(found) for axis, found in curves.figures(measured).items()}
+    figures = {OVER[axis]: _drawings(found) for axis, found in curves.figures(measured).items()}
     loads = curves.loads(measured)
     name = Names(cells)
     every = _all(measured, name)
@@ -363,7 +363,7 @@ def view(measured: Benchmark, earlier: Benchmark | None) -> dict[str, Any]:
         "figures": figures,
         "fits": about["fits"],
         "loads": loads,
-        "load_figures": _drawn(curves.load_figures(measured, loads)),
+        "load_figures": _drawings(curves.load_figures(measured, loads)),
         "ratios": _ratios(cells),
         "matrices": _matrices(measured, name),
         "memory": _memory(measured),
@@ -388,5 +388,5 @@ def view(measured: Benchmark, earlier: Benchmark | None) -> dict[str, Any]:
         "parts": [name for name, content in wanted.items() if content],
         "title": f"Benchmark of {about['cluster']}",
         "measured": of_template,
-        "compared": _compared(earlier, measured) if earlier else None,
+        "compared": _comparison(earlier, measured) if earlier else None,
     }

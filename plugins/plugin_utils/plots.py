@@ -56,7 +56,7 @@ def _labels(values: set[float]) -> list[float]:
     return sorted({ordered[0], *kept})
 
 
-def _named(figure: Figure) -> list[int]:
+def _lettered_points(figure: Figure) -> list[int]:
     """Of each curve the point that has its letter: the last one, or one before it where letters would cover each other."""
     whole = [point for curve in figure.curves for point in curve.points]
     left, right = min(point.x for point in whole), max(point.x for point in whole)
@@ -90,7 +90,7 @@ def _values(curve: Curve, figure: Figure, named: int) -> list[dict[str, Any]]:
     return entries
 
 
-def _predicted(curve: Curve, figure: Figure) -> list[dict[str, Any]]:
+def _predictions(curve: Curve, figure: Figure) -> list[dict[str, Any]]:
     return [
         {
             "value": (point.x, point.predicted),
@@ -177,8 +177,8 @@ def svg(figure: Figure, label: str) -> str:
     classes: dict[int, str] = {}
     for curve in dashed:
         classes[len(classes)] = f"predicted c{curve.number}"
-        chart.add(letter(curve.number), _predicted(curve, figure), dots_size=2)
-    for curve, named in zip(figure.curves, _named(figure)):
+        chart.add(letter(curve.number), _predictions(curve, figure), dots_size=2)
+    for curve, named in zip(figure.curves, _lettered_points(figure)):
         classes[len(classes)] = f"measured c{curve.number}"
         chart.add(letter(curve.number), _values(curve, figure, named))
     chart.add_xml_filter(lambda root: _clean(root, classes, label))

@@ -68,8 +68,8 @@ class Cluster:
         return self
 
     def plan(self, staging=False, only=None, schema=SCHEMA):
-        hosts = copy.deepcopy(self.hosts)
         try:
+            hosts = entry.settle("llama_cluster", copy.deepcopy(self.hosts))
             plan = make(entry.read("llama_cluster", hosts), self.model, CATALOGUE, "runtime-id", staging, only)
         except Refusal as refusal:
             plan = refused("llama_cluster", refusal)

@@ -516,12 +516,12 @@ def test_a_visit_costs_what_each_further_host_adds():
 
 def test_cells_get_what_their_test_measured():
     cell = {**EXAMPLE["cells"][0], "test": "tg32", "depth": 256, "memory_mib": [{"device": "RPC0[127.0.0.1:41152]"}]}
-    filled = measured.filled(cell, measured.read(LOG), ["llama-bench"], "/x.log")
+    filled = measured.fill(cell, measured.read(LOG), ["llama-bench"], "/x.log")
     assert filled["measured"]["samples"] == [868.103, 771.509]
     assert filled["measured"]["mean"] == pytest.approx(819.806)
     assert filled["memory_mib"][0]["measured_mib"] == pytest.approx(15.35)
     assert filled["log"] == "/x.log"
-    assert measured.filled({**cell, "depth": 1}, measured.read(LOG), [], "") is None
+    assert measured.fill({**cell, "depth": 1}, measured.read(LOG), [], "") is None
 
 
 # -------------------------------------------------------------------------------------------------------------- tables

@@ -320,6 +320,7 @@ def test_a_cache_that_cannot_be_written(install, small_disk, monkeypatch):
     assert kept().record()
 
 
+@pytest.mark.programs
 def test_controllers_that_keep_a_build_of_two_clusters_at_once(tmp_path):
     (tmp_path / "llama-server").write_bytes(os.urandom(1 << 20))
     with tarfile.open(tmp_path / "packed.tar.gz", "w:gz") as packed:

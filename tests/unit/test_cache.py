@@ -93,6 +93,7 @@ def test_a_model_that_is_whole_is_not_written_again(monkeypatch):
     assert model() == (SHA, SHA + "\n")
 
 
+@pytest.mark.programs
 def test_controllers_that_write_the_same_model_at_once():
     size = (4, 512, "f16")
     code = (
@@ -140,6 +141,7 @@ def of_path(tmp_path):
     }
 
 
+@pytest.mark.programs
 def test_controllers_that_fetch_the_same_at_once(repository, tmp_path, folder):
     path, commit = repository
     request = {"source": "git", "repository": str(path), "ref": commit}

@@ -104,7 +104,7 @@ def test_names_of_hosts_and_clusters(pair, name):
 
 def test_the_name_of_a_cluster(local):
     with pytest.raises(Refusal, match=r"the cluster has the name 'a\\x1bb' in the inventory") as raised:
-        entry.read("a\x1bb", local.hosts)
+        entry.settle("a\x1bb", local.hosts)
     assert refused("a\x1bb", raised.value)["cluster"] == r"a\x1bb"
 
 
@@ -421,19 +421,30 @@ def test_facts_in_which_null_stands_for_nothing(pair):
     assert not pair.plan()["refused"]
 
 
-@pytest.mark.parametrize("answer", [{"facts": [1]}, {"facts": "x"}, ["facts"], "facts", 3])
-def test_an_answer_of_another_shape(answer):
-    groups = {"llama_cluster": ["a"], "llama_head": ["a"]}
-    _cluster, hosts = inventory.hosts({"groups": groups, "hostvars": {"a": {}}}, {"a": answer})
-    assert not isinstance(hosts["a"]["facts"], dict)
-
-
-@pytest.mark.parametrize("kept", [None, [1], "x", {"b": 1}])
-def test_facts_that_the_head_kept_of_another_shape(pair, kept):
+def hosts_of(answer):
     groups = {"llama_cluster": ["a", "b"], "llama_head": ["a"], "llama_workers": ["b"]}
-    facts = {**pair.hosts["head"]["facts"], "kept": kept}
-    _cluster, hosts = inventory.hosts({"groups": groups, "hostvars": {"a": {}, "b": {}}}, {"a": {"facts": facts}})
-    assert hosts["b"]["facts"] == (1 if isinstance(kept, dict) else None)
+    return inventory.hosts({"groups": groups, "hostvars": {"a": {}, "b": {}}}, {"a": answer})[1]
+
+
+@pytest.mark.parametrize("answer", [["facts"], "facts", 3])
+def test_an_answer_of_another_shape(answer):
+    assert hosts_of(answer)["a"]["facts"] is None
+
+
+@pytest.mark.parametrize("facts", [[1], "x"])
+def test_an_answer_with_facts_of_another_shape(facts):
+    with pytest.raises(Refusal, match="the facts of a are not as"):
+        hosts_of({"facts": facts})
+
+
+@pytest.mark.parametrize("kept", [None, [1], "x"])
+def test_facts_that_the_head_kept_of_another_shape(pair, kept):
+    assert hosts_of({"facts": {**pair.hosts["head"]["facts"], "kept": kept}})["b"]["facts"] is None
+
+
+def test_facts_of_a_host_that_the_head_kept_of_another_shape(pair):
+    with pytest.raises(Refusal, match="the facts of b are not as"):
+        hosts_of({"facts": {**pair.hosts["head"]["facts"], "kept": {"b": 1}}})
 
 
 @pytest.mark.parametrize(

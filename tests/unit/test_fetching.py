@@ -388,6 +388,7 @@ class Zeros:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.programs
 def test_a_model_of_eight_parts_and_two_gigabytes_over_a_connection_that_is_cut_every_hundred_megabytes(
     server, models, fetch
 ):

@@ -18,7 +18,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import wor
 from test_rpc import Server, worker
 from test_runtime import MODULES, children, free_port, lines_until, until
 
-pytestmark = pytest.mark.skipif(not progress.ON_LINUX, reason="what moves is read from the kernel of Linux")
+pytestmark = [
+    pytest.mark.skipif(not progress.ON_LINUX, reason="what moves is read from the kernel of Linux"),
+    pytest.mark.programs,
+]
 
 SILENCE = 3.0
 HASTY = """

@@ -5,6 +5,7 @@ import pytest
 import yaml
 from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+from conftest import FACTS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -203,7 +204,7 @@ def test_a_host_that_left_without_llama_retired_is_named(monkeypatch, retired, k
     monkeypatch.setattr(inventory.Display, "warning", lambda _display, text: said.append(text))
     groups = {"llama_cluster": ["a", *retired], "llama_head": ["a"], "llama_retired": retired}
     task_vars = {"groups": groups, "hostvars": {name: {} for name in ("a", *retired)}}
-    inventory.hosts(task_vars, {"a": {"facts": {"kept": kept}}})
+    inventory.hosts(task_vars, {"a": {"facts": {**FACTS, "kept": kept}}})
     assert len(said) == len(warned)
     assert all(text in sentence for text, sentence in zip(warned, said))
     assert all("llama_retired" in sentence for sentence in said)

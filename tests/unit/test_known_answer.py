@@ -88,6 +88,7 @@ def test_planning_writes_no_model(local, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.programs
 def test_a_model_for_which_a_host_has_no_room(small_disk, tmp_path):
     """Ansible's own copy hands over a chain of events in place of a message."""
     target = small_disk / "known-answer.gguf"

@@ -294,6 +294,7 @@ def operator(tmp_path):
     return Operator(tmp_path)
 
 
+@pytest.mark.programs
 def test_the_second_of_two_runs_changes_no_host_and_the_first_goes_on(operator):
     first = operator.start("first", f"sh -c 'until [ -e {operator.path}/go ]; do sleep 0.2; done'")
     operator.wait_for(lambda: operator.touched("first") == ["head-first", "worker-first"])
@@ -307,6 +308,7 @@ def test_the_second_of_two_runs_changes_no_host_and_the_first_goes_on(operator):
     assert "worker-first-services" in operator.touched("first")
 
 
+@pytest.mark.programs
 def test_a_run_that_is_taken_over_touches_no_service(operator):
     first = operator.start("first", f"sh -c 'until [ -e {operator.path}/go ]; do sleep 0.2; done'")
     operator.wait_for(lambda: operator.touched("first") == ["head-first", "worker-first"])
@@ -318,6 +320,7 @@ def test_a_run_that_is_taken_over_touches_no_service(operator):
     assert operator.touched("first") == ["head-first", "worker-first"]
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("how", ["failure", "SIGKILL", "SIGINT"])
 def test_a_run_that_ends_in_any_way_gives_it_back(operator, how):
     """Within seconds, so that another controller need not wait until it is stale."""
@@ -389,6 +392,7 @@ def test_what_renews_it_leaves_the_lease_of_another_run_alone(sleeper, tmp_path,
     assert lease.read(tmp_path).age > 100
 
 
+@pytest.mark.programs
 def test_a_head_that_cannot_be_reached_keeps_nobody_from_stopping_the_others(operator):
     operator.lose("head")
     alone = operator.start("only", "true", "--limit", "worker")
@@ -398,6 +402,7 @@ def test_a_head_that_cannot_be_reached_keeps_nobody_from_stopping_the_others(ope
     assert alone.returncode == 0
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("lost, answers", [("head", "worker"), ("worker", "head")])
 def test_all_but_a_host_that_cannot_be_reached_are_stopped(operator, lost, answers):
     operator.lose(lost)

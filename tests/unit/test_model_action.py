@@ -74,6 +74,7 @@ def playbook(tmp_path, models):
     return Playbook(tmp_path, models)
 
 
+@pytest.mark.programs
 def test_check_mode_says_what_would_be_fetched_and_asks_no_server(server, models, playbook):
     part = models / "source" / "m.gguf.part"
     part.parent.mkdir(parents=True)
@@ -86,6 +87,7 @@ def test_check_mode_says_what_would_be_fetched_and_asks_no_server(server, models
     assert below(models) == ["source/m.gguf.part"]
 
 
+@pytest.mark.programs
 def test_a_second_run_changes_nothing_and_asks_no_server(server, models, playbook):
     files = [planned(server, models)]
     assert "changed=1" in playbook.run(files)
@@ -95,6 +97,7 @@ def test_a_second_run_changes_nothing_and_asks_no_server(server, models, playboo
     assert len(server.asked) == asked
 
 
+@pytest.mark.programs
 def test_why_a_server_refuses_reaches_the_operator_and_the_token_does_not(server, models, playbook, tmp_path):
     server.faults["/m.gguf"] = answer(403)
     (tmp_path / "token").write_text("hf_secret\n")
@@ -105,6 +108,7 @@ def test_why_a_server_refuses_reaches_the_operator_and_the_token_does_not(server
     assert "hf_secret" not in said
 
 
+@pytest.mark.programs
 def test_a_download_goes_on_when_the_controller_is_killed_and_the_next_run_waits_for_it(server, models, playbook):
     waits = threading.Event()
 
@@ -292,7 +296,7 @@ def test_a_host_that_reports_nonsense_is_named(copied, tmp_path, models):
     action = Action(tmp_path, files=[copied[1]], folder=str(models))
     action._execute_module = lambda **_given: {"changed": True, "fetch": [{"path": 1}], "bytes": 0}
     with pytest.raises(
-        AnsibleActionFail, match=r"head says of its models what cannot be \(fetch\[0\]\.bytes is missing\)"
+        AnsibleActionFail, match=r"head reports its models in an unknown form \(fetch\[0\]\.bytes is missing\)"
     ):
         action.run()
 

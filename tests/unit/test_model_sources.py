@@ -69,7 +69,7 @@ def on_huggingface(**keys):
 
 
 def looked_up(request, token=None, base="", seconds=20):
-    return finding._looked_up(finding.Asked(request.sources()[0], token, base), seconds)
+    return finding._look_up(finding.Asked(request.sources()[0], token, base), seconds)
 
 
 def names(found):
@@ -216,7 +216,7 @@ def test_a_repository_with_one_model_needs_no_quantisation(server):
 
 def test_a_projector_is_looked_for_among_projectors(repo):
     request = request_of(llama_model_path="/m.gguf", llama_model_mmproj={"huggingface": {"repo": REPO}})
-    found = finding._looked_up(finding.Asked(request.mmproj, None, ""), 20)
+    found = finding._look_up(finding.Asked(request.mmproj, None, ""), 20)
     assert names(found) == ["mmproj-F16.gguf"]
     assert found.summary is None
 
@@ -274,7 +274,7 @@ def test_models_of_one_quantisation_are_told_apart_by_files(repo):
 def test_a_model_without_all_of_its_parts_is_refused(repo):
     (repo / "UD-Q2_K_XL" / "some-model-UD-Q2_K_XL-00002-of-00003.gguf").unlink()
     message = refusal(looked_up, on_huggingface(quantisation="UD-Q2_K_XL"))
-    assert "lacks 1 parts of that model, like UD-Q2_K_XL/some-model-UD-Q2_K_XL-00002-of-00003.gguf" in message
+    assert "lacks 1 of the parts of that model, like UD-Q2_K_XL/some-model-UD-Q2_K_XL-00002-of-00003.gguf" in message
 
 
 def test_parts_of_two_models_under_names_of_one_are_refused(repo):
@@ -306,9 +306,9 @@ def test_a_repository_that_is_not_given_to_everybody(server, repo):
     server.tokens[REPO] = TOKEN
     request = on_huggingface(quantisation="Q4_K_M")
     message = refusal(looked_up, request)
-    assert f"is not given to everybody (HTTP 401): accept its conditions on {server.url}/{REPO}" in message
+    assert f"is gated (HTTP 401): accept its conditions on {server.url}/{REPO}" in message
     message = refusal(looked_up, request, "hf_of_somebody_else")
-    assert "is not given to the account of the token in llama_model_token_file (HTTP 403)" in message
+    assert "is gated, and the account of the token in llama_model_token_file has no access (HTTP 403)" in message
     assert "hf_of_somebody_else" not in message
     assert names(looked_up(request, TOKEN)) == ["some-model-Q4_K_M.gguf"]
 
@@ -365,14 +365,16 @@ def test_no_token_of_the_environment_is_sent(server, repo, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "code, said", [(429, "is asked for too often (HTTP 429)"), (503, "(HTTP 503): try again later")]
+    "code, said", [(429, "its server has had too many requests (HTTP 429)"), (503, "(HTTP 503): try again later")]
 )
 def test_a_server_that_refuses(server, repo, code, said):
     server.faults[f"/api/models/{REPO}/revision/main"] = lambda handler: server.reply(handler, code, b"{}", {})
     assert said in refusal(looked_up, on_huggingface())
 
 
-@pytest.mark.parametrize("token, said", [(None, "needs a token (HTTP 403)"), (TOKEN, "is refused to the token in")])
+@pytest.mark.parametrize(
+    "token, said", [(None, "needs a token (HTTP 403)"), (TOKEN, "cannot be read with the token in")]
+)
 def test_a_server_that_wants_another_token(server, repo, token, said):
     server.faults[f"/api/models/{REPO}/revision/main"] = lambda handler: server.reply(handler, 403, b"{}", {})
     assert said in refusal(looked_up, on_huggingface(), token)
@@ -393,7 +395,8 @@ def test_a_server_that_wants_another_token(server, repo, token, said):
 )
 def test_a_server_that_is_no_hub(server, repo, answer):
     server.faults[f"/api/models/{REPO}/revision/main"] = lambda handler: server.reply(handler, 200, answer, {})
-    assert f"is answered for by {server.url} with" in refusal(looked_up, on_huggingface())
+    message = refusal(looked_up, on_huggingface())
+    assert f"which {server.url} describes with " in message or f"which {server.url} does not describe as" in message
 
 
 @pytest.mark.parametrize("name", ["a\nb.gguf", "-m.gguf", "x/.gguf"])
@@ -403,7 +406,7 @@ def test_names_of_a_server_that_cannot_be_on_a_host(server, repo, name):
         handler, 200, json.dumps(said).encode(), {}
     )
     message = refusal(looked_up, on_huggingface())
-    assert "no name for a file of a model" in message or "with what cannot be (files.name is" in message
+    assert "no name for a file of a model" in message or "a value that is not possible (files.name is" in message
     assert "\n" not in message
 
 
@@ -419,7 +422,7 @@ def test_offline(monkeypatch):
         free.bind(("127.0.0.1", 0))
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free.getsockname()[1]}")
         message = refusal(looked_up, on_huggingface())
-    assert "cannot be asked for at http://127.0.0.1" in message
+    assert "cannot be looked up at http://127.0.0.1" in message
     assert "check the network, https_proxy and HF_ENDPOINT" in message
 
 
@@ -463,7 +466,7 @@ def test_a_token_is_read_from_a_file_of_its_owner(tmp_path):
 @pytest.mark.parametrize(
     "content, mode, said",
     [
-        (TOKEN, 0o640, "which others can read: chmod 600"),
+        (TOKEN, 0o640, "which others can read: run chmod 600"),
         ("", 0o600, "which has no token"),
         ("two words", 0o600, "which has no token"),
         (None, 0o600, "which cannot be read on the controller"),
@@ -545,9 +548,9 @@ def test_a_projector_of_ollama(server, library):
     (library / "4b.mmproj").write_bytes(gguf_files.model())
     name = f"{server.url}/library/gemma3:4b"
     request = request_of(llama_model_path="/m.gguf", llama_model_mmproj={"ollama": name})
-    assert names(finding._looked_up(finding.Asked(request.mmproj, None, ""), 20)) == ["gemma3-4b-mmproj.gguf"]
+    assert names(finding._look_up(finding.Asked(request.mmproj, None, ""), 20)) == ["gemma3-4b-mmproj.gguf"]
     (library / "4b.mmproj").unlink()
-    assert "has no files with a projector" in refusal(finding._looked_up, finding.Asked(request.mmproj, None, ""), 20)
+    assert "has no files with a projector" in refusal(finding._look_up, finding.Asked(request.mmproj, None, ""), 20)
 
 
 def test_a_name_that_ollama_does_not_have(server, library):
@@ -870,6 +873,7 @@ def test_a_copy_whose_file_is_gone_is_that_of_the_head(tmp_path, call, monkeypat
 # The playbook
 
 
+@pytest.mark.programs
 def test_a_plan_of_a_declared_host_asks_the_hub_and_touches_no_host(server, repo, tmp_path):
     (tmp_path / "hosts.yml").write_text(
         json.dumps(

@@ -277,7 +277,7 @@ def test_what_a_single_sample_says(example):
     for data in (old, new):
         data["cells"] = [cell for cell in data["cells"] if cell["measured"]][:1]
     new["cells"][0]["measured"].update(samples=[5.0], mean=5.0, deviation=0)
-    found = curves.compared(benchmarks.read(old), benchmarks.read(new)).differences
+    found = curves.compare(benchmarks.read(old), benchmarks.read(new)).differences
     assert [(row.verdict, row.spread) for row in found] == [("spread not known", None)]
 
 
@@ -296,7 +296,7 @@ def test_a_difference_counts_where_it_is_larger_than_its_spread(test, before, af
     for data, (mean, deviation) in ((old, before), (new, after)):
         data["cells"] = [cell for cell in data["cells"] if cell["measured"] and cell["test"] == test][:1]
         data["cells"][0]["measured"].update(mean=mean, deviation=deviation, samples=[mean] * 3)
-    (row,) = curves.compared(benchmarks.read(old), benchmarks.read(new)).differences
+    (row,) = curves.compare(benchmarks.read(old), benchmarks.read(new)).differences
     assert row.verdict == verdict
     assert row.change == pytest.approx(after[0] - before[0])
     assert row.spread == pytest.approx(2 * ((before[1] ** 2 + after[1] ** 2) / 3) ** 0.5)
@@ -372,9 +372,9 @@ def test_what_was_measured_of_the_planned_memory_stands_beside_it(example):
     cell = next(cell for cell in example.cells if len(cell.memory) == 3 and cell.measured)
     path = example.about["models"][cell.dimensions["model"]]["path"]
     plan = {"placement": [{"device": row.device} for row in cell.memory], "model": {"path": path}}
-    assert measured_page.placed(example, plan).mib == tuple(row.measured for row in cell.memory)
-    assert measured_page.placed(example, {**plan, "model": {"path": "/another.gguf"}}) is None
-    assert measured_page.placed(example, {**plan, "placement": []}) is None
+    assert measured_page.memory_of_plan(example, plan).mib == tuple(row.measured for row in cell.memory)
+    assert measured_page.memory_of_plan(example, {**plan, "model": {"path": "/another.gguf"}}) is None
+    assert measured_page.memory_of_plan(example, {**plan, "placement": []}) is None
 
 
 def test_the_page_of_a_verified_plan_has_each_check(plan):
@@ -464,6 +464,7 @@ def pages(tmp_path_factory, plan, served, large):
 SCREENS = [(1400, False), (1400, True), (400, False), (400, True)]
 
 
+@pytest.mark.programs
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "name, width, dark",
@@ -492,6 +493,7 @@ def test_a_browser_shows_the_page(browser, pages, name, width, dark):
     assert page.evaluate(CONTRAST) == []
 
 
+@pytest.mark.programs
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ["plan", "example", "large"])
 def test_a_page_is_printed_whole(browser, pages, name):
@@ -528,6 +530,7 @@ def files(tmp_path, plan):
     return tmp_path
 
 
+@pytest.mark.programs
 @pytest.mark.timeout(180)
 def test_report_yml_writes_a_page_of_files(files, plan, example):
     page = files / "report.html"

@@ -67,6 +67,7 @@ def test_a_host_is_not_spared_by_fallbacks_without_one_of_its_workers():
     assert "on no fallback" in changes.while_away(plan(["two:cpu", "two:hip"], 60), "two")
 
 
+@pytest.mark.programs
 def test_it_says_before_what_serves_meanwhile(tmp_path):
     planned = plan(["one:cpu"], 60)
     tasks = [{"ansible.builtin.include_tasks": f"{ROOT}/playbooks/tasks/reboot.yml"}]
@@ -77,6 +78,7 @@ def test_it_says_before_what_serves_meanwhile(tmp_path):
     assert "top reboots. The cluster does not answer until it is back: it is the head." in said
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("needed", [True, False])
 def test_only_hosts_that_need_it_where_that_is_asked_for(tmp_path, needed):
     steps = yaml.safe_load((ROOT / "playbooks/tasks/reboot_needed.yml").read_text())
@@ -104,6 +106,7 @@ def test_every_reboot_is_the_same_task():
     assert used == [ROOT / "roles/llama_host/tasks/reboot.yml"]
 
 
+@pytest.mark.programs
 def test_the_first_host_that_does_not_come_back_ends_it(tmp_path):
     steps = yaml.safe_load((ROOT / "playbooks/tasks/reboot.yml").read_text())
     steps[1]["block"] = [{"ansible.builtin.fail": {"msg": "Timed out waiting\x1b[2J for last boot time check"}}]

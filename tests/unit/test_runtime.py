@@ -201,6 +201,7 @@ def test_a_lost_worker_ends_an_idle_server(launch, tmp_path):
     assert (told["number"], told["how"]) == (1, f"since it had lost worker {endpoint}")
 
 
+@pytest.mark.programs
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux ends a child with its parent")
 def test_the_server_does_not_outlive_a_killed_launcher(launch):
     _server, endpoint = a_worker()
@@ -212,6 +213,7 @@ def test_the_server_does_not_outlive_a_killed_launcher(launch):
     until(lambda: not os.path.exists(f"/proc/{child}"))
 
 
+@pytest.mark.programs
 def test_how_often_and_how_the_server_ended_is_written_down_over_all_starts(tmp_path, monkeypatch):
     """A service manager starts the launcher anew each time; here each call is such a start."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)
@@ -473,6 +475,7 @@ def test_connections_that_cannot_be_read_end_nothing(tmp_path, monkeypatch):
 DEAF = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
 
 
+@pytest.mark.programs
 def test_a_server_that_does_not_end_by_itself_is_not_waited_for(tmp_path):
     """Clients of a cluster that is upgraded wait for it."""
     head = llama_server.Head([sys.executable, "-c", DEAF], [], "http://127.0.0.1:1", tmp_path)
@@ -582,6 +585,7 @@ def test_a_worker_starts_and_goes_on_without_files_that_were_cut_off(tmp_path, m
     assert sorted(path.name for path in cache.iterdir()) == sorted([*left, *([] if sizes else ["later"])])
 
 
+@pytest.mark.programs
 def test_a_worker_ends_with_its_launcher_however_that_ends(worker_service, tmp_path):
     for number, status in ((signal.SIGTERM, 0), (signal.SIGKILL, -9)):
         process = worker_service(tmp_path / "cache")
@@ -623,6 +627,7 @@ def test_a_reader_that_takes_a_little_now_and_then_holds_nobody_up(monkeypatch):
         os.close(writer)
 
 
+@pytest.mark.programs
 def test_a_worker_that_does_not_end_by_itself_is_not_waited_for():
     """One that a signal has stopped, for instance: systemd would wait 30 s for it, in the gap of an upgrade."""
     program = (

@@ -1,11 +1,12 @@
 """The action plugin that fills caches in steps: what it asks of hosts, what it shows, and what it does with answers that cannot be."""
 
 import copy
+import os
 from unittest import mock
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import seed
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 MIB = 1 << 20
@@ -138,6 +139,8 @@ def test_an_answer_that_cannot_be_is_a_sentence(run, answer):
     assert shown[-1].endswith("look at that host")
 
 
+@pytest.mark.fuzz
+@settings(max_examples=int(os.environ.get("FUZZ_EXAMPLES", "200")), deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from(["tensors", "missing", "given", "why", "left_mib", "copied_mib", "changed"]),

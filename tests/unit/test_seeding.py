@@ -347,7 +347,7 @@ def test_the_head_sends_to_all_workers_at_once_and_one_that_fails_keeps_nobody_e
     assert answer[ends[0]] == tensors
     assert answer[ends[1]] == tensors[1:]
     assert "did not start" in str(answer[nobody])
-    assert len(seeding.cached(tmp_path / "one" / "rpc")) == 2
+    assert len(seeding.cached_tensors(tmp_path / "one" / "rpc")) == 2
 
 
 @pytest.mark.parametrize("fork, version", [("llama.cpp", (9, 0, 0)), ("ik_llama.cpp", (7, 0, 0))])
@@ -377,14 +377,14 @@ def test_a_folder_with_too_many_files(tmp_path, monkeypatch):
     for name in "ab":
         (tmp_path / (name * 16)).touch()
     with pytest.raises(seeding.SeedError, match="has more than 1 files"):
-        seeding.cached(tmp_path)
+        seeding.cached_tensors(tmp_path)
 
 
 def test_what_is_no_tensor_of_a_cache_is_left_out(tmp_path):
     (tmp_path / "0123456789abcdef").write_bytes(bytes(100))
     (tmp_path / "model.gguf").write_bytes(bytes(transfer.THRESHOLD + 1))
     (tmp_path / ("a" * 16)).symlink_to(tmp_path / "model.gguf")
-    assert seeding.cached(tmp_path) == {}
+    assert seeding.cached_tensors(tmp_path) == {}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

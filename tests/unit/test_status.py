@@ -501,6 +501,7 @@ def playbook(tmp_path, *options):
     )
 
 
+@pytest.mark.programs
 @pytest.mark.timeout(300)
 def test_a_run(tmp_path):
     path = tmp_path / "status.json"
@@ -516,6 +517,7 @@ def test_a_run(tmp_path):
     assert "changed=1" not in shown
 
 
+@pytest.mark.programs
 @pytest.mark.timeout(300)
 def test_a_run_that_is_followed_goes_on_until_it_is_interrupted(tmp_path):
     process = playbook(tmp_path, "-e", "llama_status_follow=1.5")

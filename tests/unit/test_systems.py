@@ -38,7 +38,19 @@ def of_file(name):
     return DataLoader().load_from_file(str(FOLDER / name), trusted_as_template=True)
 
 
-def plan(source, **extra):
+PLANS = {}
+"""What was planned: many tests look at the same plan."""
+
+
+def plan(name, **extra):
+    """The plan of a folder of inventories/ with extra variables."""
+    asked = (name, repr(extra))
+    if asked not in PLANS:
+        PLANS[asked] = plan_of(name, **extra)
+    return copy.deepcopy(PLANS[asked])
+
+
+def plan_of(source, **extra):
     """The plan of an inventory, a folder of inventories/ or the path of a file, with extra variables."""
     loader = DataLoader()
     manager = InventoryManager(loader, sources=[str(FOLDER / source)])
@@ -164,7 +176,7 @@ def written(tmp_path):
     def run(data, **extra):
         path = tmp_path / "hosts.yml"
         path.write_text(json.dumps(data))
-        return plan(path, **extra)
+        return plan_of(path, **extra)
 
     return run
 
@@ -364,7 +376,7 @@ def test_wide_models_are_served_with_the_patch_or_a_newer_build(monkeypatch):
     wide = of_file("models/qwen3_coder_480b.yml")
     git = {"source": "git", "ref": "b6110"}
     assert "wide-model-abort" in reason(plan("strix_halo_quad", **wide, llama_release=git))
-    assert not plan("strix_halo_quad", **wide, llama_release={**git, "patches": ["send.patch"]})["refused"]
+    assert not plan_of("strix_halo_quad", **wide, llama_release={**git, "patches": ["send.patch"]})["refused"]
     assert not plan("strix_halo_quad", **wide, llama_release="b6141")["refused"]
 
 

@@ -121,6 +121,7 @@ PLAYBOOK = f"""
 """
 
 
+@pytest.mark.programs
 def test_the_head_that_cannot_be_reached_is_named(tmp_path):
     (tmp_path / "run.yml").write_text(PLAYBOOK)
     hosts = {"head": {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}}
@@ -139,6 +140,7 @@ def test_the_head_that_cannot_be_reached_is_named(tmp_path):
     assert done.stdout.index("torn down]") < done.stdout.index("head could not be reached or failed above")
 
 
+@pytest.mark.programs
 def test_models_of_others_stay_and_nothing_else(tmp_path):
     """Below the installation: the known-answer models were generated."""
     (tmp_path / "models").mkdir()

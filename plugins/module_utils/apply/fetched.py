@@ -93,7 +93,7 @@ def size_of(path: Path) -> int | None:
     return None
 
 
-def recorded(path: Path) -> dict[str, dict[str, Any]]:
+def read_record(path: Path) -> dict[str, dict[str, Any]]:
     """Path → ``bytes``, ``sha256`` and ``modified`` (the file's time when it was checked) of a record's files; empty where there is none."""
     with suppress(OSError, ValueError, TypeError, KeyError):
         checked = reading.read_object(path, model_files.RECORD_BYTES)[CHECKED]
@@ -115,7 +115,7 @@ def _is_whole(file: File, entry: Mapping[str, Any] | None) -> bool:
 
 def compare(files: Sequence[File]) -> list[Need]:
     """What is not whole here, or is not known to be."""
-    known = {record: recorded(record) for record in {file.record for file in files}}
+    known = {record: read_record(record) for record in {file.record for file in files}}
     needs = []
     for file in files:
         if _is_whole(file, known[file.record].get(str(file.path))):
@@ -138,7 +138,7 @@ class Differences(NamedTuple):
 def differences(files: Sequence[File], records: Iterable[Mapping[str, Any]]) -> Differences:
     found = Differences([], [], [])
     for need in compare(files):
-        entry = recorded(need.file.record).get(str(need.file.path))
+        entry = read_record(need.file.record).get(str(need.file.path))
         other = entry is not None and need.file.sha256 not in (None, entry.get("sha256"))
         same_size = size_of(need.file.path) == need.file.bytes
         (found.unchecked if same_size and not other else found.missing).append(str(need.file.path))

@@ -352,7 +352,7 @@ def fetch(
             need.file.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         fetcher = _Fetcher(token, fetched.token_server(files, records), Progress(lock, needs))
         digests = _fetch_all(needs, fetcher)
-        known = {record: fetched.recorded(record) for record in {file.record for file in files}}
+        known = {record: fetched.read_record(record) for record in {file.record for file in files}}
         entries = {file.path: digests.get(file.path) or known[file.record][str(file.path)]["sha256"] for file in files}
         _record(files, {str(record["path"]): fetched.content(record) for record in records}, entries)
     return {str(path): digest for path, digest in entries.items()}

@@ -142,7 +142,7 @@ class Stage:
         else:
             raise services.ServiceError(
                 f"the head runs its services by {host['service_manager']}, and a benchmark needs systemd or supervisor, which start the head again "
-                "whatever happens"
+                "whatever happens: use a head with one of them"
             )
         self.volatile = services.manager_of({**host, "units": str(self._guard.units)})
 

@@ -99,7 +99,7 @@ def _files(paths: set[str]) -> Iterator[dict[str, IO[bytes]]]:
             file.close()
 
 
-def cached(folder: Path) -> dict[str, Path]:
+def cached_tensors(folder: Path) -> dict[str, Path]:
     """Fingerprint of each tensor that is in a cache → its file.
 
     :param folder: ``rpc`` in LLAMA_CACHE; it may be missing.
@@ -134,7 +134,7 @@ class Worker(NamedTuple):
 
 def missing(worker: Worker, wanted: Sequence[Tensor]) -> list[Tensor]:
     """Those that are not in its cache; of tensors that are alike one."""
-    there = cached(worker.folder)
+    there = cached_tensors(worker.folder)
     return list({tensor.fingerprint: tensor for tensor in wanted if tensor.fingerprint not in there}.values())
 
 
@@ -145,7 +145,7 @@ def link(worker: Worker, lacking: Sequence[Tensor], beside: Sequence[Path]) -> l
     """
     found: dict[str, Path] = {}
     for folder in beside:
-        found.update(cached(folder))
+        found.update(cached_tensors(folder))
     linked = []
     for tensor in lacking:
         source = found.get(tensor.fingerprint)

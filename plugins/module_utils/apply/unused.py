@@ -371,12 +371,12 @@ def _remove(planned: Mapping[str, Any], item: Item) -> None:
     steps = path.relative_to(planned["prefix"]).parts
     for inside in item.files or ("",):
         *folders, name = [*steps, *Path(inside).parts]
-        with suppress(FileNotFoundError), _opened(planned["prefix"], folders) as folder:
+        with suppress(FileNotFoundError), _open_folder(planned["prefix"], folders) as folder:
             _remove_at(folder, name)
 
 
 @contextmanager
-def _opened(prefix: str, steps: Sequence[str]) -> Iterator[int]:
+def _open_folder(prefix: str, steps: Sequence[str]) -> Iterator[int]:
     """A folder below the prefix, opened step by step without following a link."""
     handle = os.open(prefix, os.O_RDONLY | os.O_DIRECTORY)
     try:

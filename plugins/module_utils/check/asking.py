@@ -81,7 +81,7 @@ def _ask(plan: Mapping[str, Any], question: Question, seconds: float) -> Heard:
             f"the server did not answer: {f'status {reply.status}: ' if reply.status else ''}{printable(reply.text)}"
         )
     if len(times) < question.generated / 2:
-        raise Refusal(f"the server sent {len(times)} of {question.generated} tokens")
+        raise Refusal(f"the server sent {len(times)} of {question.generated} tokens: its log says why")
     return Heard(asked, times[0], times[-1], len(times))
 
 

@@ -86,7 +86,7 @@ def result_of(text: str) -> Result | None:
     return Result(f"pp{prompt}" if prompt else f"tg{generated}", depth, samples, mean, deviation)
 
 
-def swept(text: str) -> list[Result]:
+def sweep_results(text: str) -> list[Result]:
     """A row of the table of llama-sweep-bench; empty for any other line."""
     found = SWEPT.match(text.strip())
     if not found:
@@ -119,7 +119,7 @@ def read(text: str) -> Log:
     results, said, proxies, status = [], [], {}, None
     for line in lines:
         own = result_of(line[3])
-        results += [own] if own else swept(line[3])
+        results += [own] if own else sweep_results(line[3])
         leads = re.fullmatch(r"(127\.0\.0\.1:\d+) leads to (\S+)", line[3])
         ended = re.fullmatch(r"ended with (-?\d{1,9})", line[3])
         if line[2] == "run" and leads:
@@ -142,7 +142,7 @@ def measured_of(samples: Sequence[float], unit: str) -> dict[str, Any]:
     }
 
 
-def _as_said(result: Result) -> dict[str, float]:
+def _figures(result: Result) -> dict[str, float]:
     said = {"mean": result.mean, "deviation": result.deviation}
     return {name: round(value, 4) for name, value in said.items() if value is not None}
 
@@ -153,14 +153,14 @@ def with_memory(cell: Mapping[str, Any], log: Log) -> dict[str, Any]:
     return {**cell, "memory_mib": rows}
 
 
-def filled(cell: Mapping[str, Any], log: Log, argv: Sequence[str], path: str) -> dict[str, Any] | None:
+def fill(cell: Mapping[str, Any], log: Log, argv: Sequence[str], path: str) -> dict[str, Any] | None:
     """The cell with what the log says of it; None where it does not say it yet."""
     own = [result for result in log.results if (result.test, result.depth) == (cell["test"], cell["depth"])]
     if not own:
         return None
     return {
         **with_memory(cell, log),
-        "measured": {**measured_of(own[-1].samples, "t/s"), **_as_said(own[-1])},
+        "measured": {**measured_of(own[-1].samples, "t/s"), **_figures(own[-1])},
         "load_s": log.load_s,
         "skipped": None,
         "argv": list(argv),

@@ -89,6 +89,8 @@ def problem(where: str, value: Any) -> Problem | None:
 
     :param where: the variable or fact.
     """
+    if value is None or isinstance(value, bool):
+        return None
     parts: list[tuple[tuple[Any, ...], Any]] = [((), value)]
     seen, characters = 1, 0
     while parts:

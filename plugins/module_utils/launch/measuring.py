@@ -144,7 +144,7 @@ class Proxy:
         )
 
 
-def proxied(words: Iterable[str], proxies: Iterable[Proxy]) -> list[str]:
+def with_proxies(words: Iterable[str], proxies: Iterable[Proxy]) -> list[str]:
     """A command line that reaches the workers through the proxies."""
     words = list(words)
     for proxy in proxies:
@@ -169,7 +169,7 @@ def run(argv: list[str], proxies: list[Proxy], log: Log) -> int:
     for proxy in proxies:
         log.write("run", f"{proxy.endpoint} leads to {proxy.target}")
         proxy.start()
-    argv = proxied(argv, proxies)
+    argv = with_proxies(argv, proxies)
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, text=True, errors="replace", **pipes)
 

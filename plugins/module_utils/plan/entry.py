@@ -194,12 +194,13 @@ STANDS_IN = {"system", "architecture", "distribution", "service_manager", "home"
 """What ``llama_hardware`` may say of a host that is not contacted. Where there are facts, an apply needs those."""
 
 
-def read(name: str, hosts: Mapping[str, Mapping[str, Any]]) -> Cluster:
-    """The cluster of an inventory.
+def settle(cluster: str, hosts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The hosts of a cluster, checked, with facts of the shape KNOWN: what each host says, overridden by its ``llama_hardware``.
 
     :param hosts: name → ``groups`` (head, worker), ``ansible_host``, ``variables`` (with their defaults), ``unknown_variables`` and ``facts``, what
         host_info returned, or None.
-    :raises Refusal: what the inventory says is not possible.
+    :returns: the same; ``facts`` are None where nothing is known.
+    :raises Refusal: no plan can hold what an operator or a host says.
     """
     for host, given in hosts.items():
         # After types were converted: a text may have become a mapping, and that has texts of its own.
@@ -207,6 +208,17 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]]) -> Cluster:
         misspelt = untrusted.problem("a variable", given["unknown_variables"])
         if misspelt:
             raise Refusal(f"{misspelt.where} {misspelt.why} (host {host})")
+    _check_name("the cluster", cluster)
+    names.of(cluster)
+    return {name: {**given, "facts": _facts(cluster, name, given)} for name, given in hosts.items()}
+
+
+def read(name: str, hosts: Mapping[str, Mapping[str, Any]]) -> Cluster:
+    """The cluster of an inventory.
+
+    :param hosts: what settle returns.
+    :raises Refusal: what the inventory says is not possible.
+    """
     heads = [host for host, given in hosts.items() if "head" in given["groups"]]
     if len(heads) != 1:
         raise Refusal(
@@ -214,12 +226,9 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]]) -> Cluster:
             "it must have exactly one"
         )
     variables = hosts[heads[0]]["variables"]
-    _check_name("the cluster", name)
-    names.of(name)
     return Cluster(
         name=name,
         head=heads[0],
-        hosts={host: _host(name, host, given, hosts) for host, given in hosts.items()},
         server=server_of(variables),
         model=model_entry.request_of(variables),
         placement=variables["llama_placement"],
@@ -227,6 +236,7 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]]) -> Cluster:
         releases=_releases(variables),
         external=_external(variables["llama_external_workers"] or (), hosts),
         measures=variables["llama_benchmark_programs"],
+        hosts={host: _host(host, given, hosts) for host, given in hosts.items()},
     )
 
 
@@ -262,27 +272,32 @@ def catalogue(packages: Mapping[str, Any]) -> Catalogue:
     return Catalogue(packages["tools"], packages["llama"])
 
 
-def _host(cluster: str, name: str, given: Mapping[str, Any], hosts: Collection[str]) -> Host:
-    """:param hosts: names of all hosts of the cluster."""
+def _facts(cluster: str, name: str, given: Mapping[str, Any]) -> dict[str, Any] | None:
     variables = given["variables"]
     if given["facts"]:
         _check_facts(name, given["facts"])
     facts = merge_hardware(name, given["facts"], variables["llama_hardware"], variables["llama_host_scope"], cluster)
+    if facts and is_numeric(str(given["ansible_host"])):
+        facts.pop("reached_at", None)
+    declared = untrusted.mismatch("llama_hardware", facts, Maybe(KNOWN))
+    if declared:
+        raise Refusal(f"{declared.where} of {name} {declared.why}: correct it, or leave it out")
+    return facts
+
+
+def _host(name: str, given: Mapping[str, Any], hosts: Collection[str]) -> Host:
+    """:param hosts: names of all hosts of the cluster."""
+    variables = given["variables"]
+    facts = given["facts"]
     if facts is None:
         raise Refusal(
             f"{name} could not be reached or --limit leaves it out, and llama_hardware does not declare it: bring the host up, or declare it"
         )
-    given_address = str(given["ansible_host"])
-    if is_numeric(given_address):
-        facts.pop("reached_at", None)
-    declared = untrusted.mismatch("llama_hardware", facts, KNOWN)
-    if declared:
-        raise Refusal(f"{declared.where} of {name} {declared.why}: correct it, or leave it out")
     return Host(
         name=name,
         is_head="head" in given["groups"],
         is_worker="worker" in given["groups"],
-        address=facts.get("reached_at") or given_address,
+        address=facts.get("reached_at") or str(given["ansible_host"]),
         facts=facts_of(facts),
         kept_facts=facts_for_plan(facts),
         backends=_backends(name, variables["llama_backend"]),
@@ -297,7 +312,6 @@ def _host(cluster: str, name: str, given: Mapping[str, Any], hosts: Collection[s
         toolchain=variables["llama_build_toolchain"],
         build_host=_build_host(name, variables["llama_build_host"], hosts),
         share_builds=variables["llama_build_share"],
-        keep_releases=_keep(name, variables["llama_build_keep"]),
         tuning=Tuning(
             bool(variables["llama_host_tuning"]),
             variables["llama_host_tuning_gtt_mib"],
@@ -307,6 +321,7 @@ def _host(cluster: str, name: str, given: Mapping[str, Any], hosts: Collection[s
         releases=_releases(variables),
         unknown_variables=dict(given["unknown_variables"]),
         visit_ms=_visit_ms(name, variables["llama_link_visit_ms"]),
+        keep_releases=_keep(name, variables["llama_build_keep"]),
     )
 
 
