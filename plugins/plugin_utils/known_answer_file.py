@@ -23,6 +23,7 @@ except ImportError:
 
 ATTENTION_SPREAD = 0.25
 """Standard deviation of attention weights times the width; more loses the answer on wide models."""
+WITHOUT_BLOCKS = ("f32", "f16")
 
 
 def _matrix(rows: int, width: int, entries: dict[tuple[int, int], float]) -> numpy.ndarray:
@@ -32,25 +33,42 @@ def _matrix(rows: int, width: int, entries: dict[tuple[int, int], float]) -> num
     return matrix
 
 
-def _tensors(layers: int, width: int) -> Iterator[tuple[str, numpy.ndarray]]:
-    """All tensors in the file's order, as 32-bit floats; norms are one-dimensional."""
+def _stored(values: numpy.ndarray, kind: str) -> numpy.ndarray:
+    """Values as the file has them."""
+    return gguf.quantize(values, gguf.GGMLQuantizationType[kind.upper()])
+
+
+def _attention(layer: int, width: int, kind: str) -> Iterator[numpy.ndarray]:
+    """Four matrices of noise, each the one before with its columns moved by one.
+
+    It has 65536 different values, and a type without blocks converts these alone: most are subnormal as f16, which numpy converts slowly.
+    """
+    places = numpy.frombuffer(random.Random(layer).randbytes(2 * width * width), numpy.uint16).reshape(width, width)
+    values = numpy.arange(1 << 16, dtype=numpy.uint16).view(numpy.int16)
+    values = (values / 32768 * math.sqrt(3) * ATTENTION_SPREAD / width).astype(numpy.float32)
+    if kind in WITHOUT_BLOCKS:
+        noise = _stored(values, kind)[places]
+        yield from (numpy.roll(noise, turn, axis=1) for turn in range(4))
+    else:
+        noise = values[places]
+        yield from (_stored(numpy.roll(noise, turn, axis=1), kind) for turn in range(4))
+
+
+def _tensors(layers: int, width: int, kind: str) -> Iterator[numpy.ndarray]:
+    """All tensors in the file's order, as they are stored; norms are one-dimensional."""
     tokens = known_answer.first_piece() + len(known_answer.pieces())
     ones = numpy.ones(width, numpy.float32)
-    identity = numpy.eye(width, dtype=numpy.float32)
-    yield "token_embd.weight", _matrix(tokens, width, known_answer.embedding())
+    identity = _stored(numpy.eye(width, dtype=numpy.float32), kind)
+    yield _stored(_matrix(tokens, width, known_answer.embedding()), kind)
     for layer in range(layers):
-        noise = numpy.frombuffer(random.Random(layer).randbytes(2 * width * width), numpy.int16).reshape(width, width)
-        noise = (noise / 32768 * math.sqrt(3) * ATTENTION_SPREAD / width).astype(numpy.float32)
-        name = f"blk.{layer}."
-        yield name + "attn_norm.weight", ones
-        for turn, part in enumerate(("attn_q", "attn_k", "attn_v", "attn_output")):
-            yield f"{name}{part}.weight", numpy.roll(noise, turn, axis=1)
-        yield name + "ffn_norm.weight", ones
-        yield name + "ffn_gate.weight", identity
-        yield name + "ffn_up.weight", identity
-        yield name + "ffn_down.weight", _matrix(width, width, known_answer.step(layer, width))
-    yield "output_norm.weight", ones
-    yield "output.weight", _matrix(tokens, width, known_answer.output(layers))
+        yield ones
+        yield from _attention(layer, width, kind)
+        yield ones
+        yield identity
+        yield identity
+        yield _stored(_matrix(width, width, known_answer.step(layer, width)), kind)
+    yield ones
+    yield _stored(_matrix(tokens, width, known_answer.output(layers)), kind)
 
 
 def _add_metadata(writer: gguf.GGUFWriter, layers: int, width: int, kind: str) -> None:
@@ -82,8 +100,8 @@ def write(path: Path, layers: int, width: int, kind: str) -> None:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        for _name, values in _tensors(layers, width):
-            writer.write_tensor_data(gguf.quantize(values, stored_as(values.shape)).view(numpy.uint8))
+        for values in _tensors(layers, width, kind):
+            writer.write_tensor_data(values.view(numpy.uint8))
         writer.close()
     except OSError as error:
         if error.errno is None:  # numpy says how much of its array does not fit, and nothing else
