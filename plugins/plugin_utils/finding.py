@@ -313,7 +313,7 @@ def _huggingface(asked: Asked) -> Found:
             raise Refusal(
                 f"{source.variable} is {named}, whose size is {file['bytes']} in the repository and {read['bytes']} of the file itself: try again"
             )
-    offered = [one._asdict() for one in hub.quantisations(there, source.role)]
+    offered = [one._asdict() for one in hub.quantisations(there, source, str(files[0]["name"]))]
     offered = [{"quantisation": one["name"], "bytes": one["bytes"]} for one in offered]
     return Found(model_source.shown(source, there.commit), there.commit, files, summary, offered=offered)
 

@@ -239,6 +239,17 @@ def test_quantisations_are_offered_with_their_sizes_the_smallest_first(repo):
     assert all(offered)
 
 
+def test_only_quantisations_of_that_model_which_can_be_chosen_are_offered(repo):
+    """Two files of one quantisation need ``files``, and another model is no remedy."""
+    for name in ("some-model-IQ1_S.gguf", "other-IQ1_S.gguf", "other-IQ2_M.gguf", "some-model-f16.gguf"):
+        (repo / name).write_bytes(gguf_files.model())
+    offered = looked_up(on_huggingface(files=["some-model-Q4_K_M.gguf"])).offered
+    named = {entry["quantisation"] for entry in offered}
+    assert named == {"Q4_K_M", "UD-Q4_K_M", "UD-Q2_K_XL", "Q8_0", "f16"}
+    for name in named:
+        assert looked_up(on_huggingface(quantisation=name)).files
+
+
 @pytest.mark.parametrize(
     "keys, said",
     [
@@ -992,6 +1003,16 @@ def test_the_largest_quantisation_that_fits_is_named(pair, big_model):
     for index, fits in ((named, True), (named + 1, False)):
         pair.model["summary"] = model_source.scaled(big_model, own * index // 20)
         assert planned(pair, {"repo": REPO, "quantisation": f"Q{index}_K"})["fits"] is fits
+
+
+def test_files_go_where_a_quantisation_is_named(pair, big_model):
+    """Both together are refused."""
+    pair.model = {"summary": big_model, "closed": None}
+    for host in pair.hosts.values():
+        host["facts"]["memory_mib"] = 24576
+    refused = planned(pair, {"repo": REPO, "files": ["m-Q8_0.gguf"]}, [("Q1_0", 4 << 30)])
+    said = "set quantisation in llama_model_huggingface to Q1_0 and remove files from it, the largest of its repository"
+    assert any(said in reason for reason in refused["reasons"])
 
 
 def test_no_quantisation_is_named_where_none_fits(pair, big_model):
