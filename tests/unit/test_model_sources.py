@@ -132,7 +132,7 @@ def refusal(call, *arguments, **keywords):
         ),
         (
             {"llama_model_path": "/m.gguf", "llama_model_checksum": ["sha256:" + "a" * 64]},
-            "llama_model_checksum is set, and only files of llama_model_url have one",
+            "llama_model_checksum is set, and only files of llama_model_url and llama_model_copy have one",
         ),
         ({"llama_model_ollama": "a b"}, "llama_model_ollama is 'a b': use [HOST/NAMESPACE/]NAME:TAG"),
         ({"llama_model_ollama": "../..:x"}, "llama_model_ollama is '../..:x': use [HOST/NAMESPACE/]NAME:TAG"),
@@ -614,6 +614,15 @@ def test_a_model_of_the_controller(tmp_path):
     assert "of the controller, which is not a GGUF file" in message
 
 
+def test_a_model_of_the_controller_with_its_checksums(tmp_path):
+    paths = gguf_files.write_parts(tmp_path, 2)
+    sums = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
+    given = {"llama_model_copy": str(paths[0]), "llama_model_checksum": [f"sha256:{one}" for one in sums]}
+    assert [file["sha256"] for file in looked_up(request_of(**given)).files] == sums
+    message = refusal(looked_up, request_of(**{**given, "llama_model_checksum": [f"sha256:{sums[0]}"]}))
+    assert "of the controller, a model of 2 parts, and has 1 checksums: give one for each part" in message
+
+
 # Without a server: what the host has
 
 
@@ -978,6 +987,7 @@ def test_folders_of_sources_differ_where_their_variables_do(tmp_path):
         request_of(llama_model_url=["http://h/m.gguf"], llama_model_checksum=["sha256:" + "a" * 64]),
         request_of(llama_model_ollama="m:1"),
         request_of(llama_model_copy="m.gguf"),
+        request_of(llama_model_copy="m.gguf", llama_model_checksum=["sha256:" + "a" * 64]),
     ]
     folders = [model_source.folder(PREFIX, request.source) for request in requests]
     assert len(set(folders)) == len(folders)
