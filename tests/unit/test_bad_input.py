@@ -1,5 +1,6 @@
-"""Bad input on the way of a model, from its name to its files: the real huggingface_hub asks a hub on this machine, what that has is resolved to
-files, and the module fetches them. One sentence says why it does not work, what served stays as it is, and nothing that is not whole gets its name.
+"""Bad input on the way of a model, from its name to its files: the real huggingface_hub asks a hub on this machine, or Ollama's registry is asked, what
+that has is resolved to files, and the module fetches them. One sentence says why it does not work, what served stays as it is, and nothing that is not
+whole gets its name.
 
 What a repository does not have, forty quantisations and none named, parts of two models, and names that cannot be are refused while the model is
 looked up: test_model_sources.py.
@@ -10,6 +11,7 @@ import json
 import re
 import threading
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import gguf_files
 import pytest
@@ -17,7 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import model_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import model_source
 from ansible_collections.llamacpp.cluster.plugins.modules import model as model_module
-from test_model_sources import REPO, TOKEN, looked_up, on_huggingface, play, refusal
+from test_model_sources import REPO, TOKEN, looked_up, on_huggingface, play, refusal, request_of
 
 MODULE = model_module
 NAME = "some-model-Q4_K_M.gguf"
@@ -35,6 +37,9 @@ def hub(tmp_path, monkeypatch):
     served = play.Hub(tmp_path / "hub").start()
     (tmp_path / "hub" / REPO).mkdir(parents=True)
     (tmp_path / "hub" / REPO / NAME).write_bytes(CONTENT)
+    library = tmp_path / "hub" / "ollama" / "library" / "some-model"
+    library.mkdir(parents=True)
+    (library / "4b.gguf").write_bytes(CONTENT)
     monkeypatch.setenv("HF_ENDPOINT", served.url)
     yield served
     served.stop()
@@ -43,8 +48,10 @@ def hub(tmp_path, monkeypatch):
 class Host:
     """Where the model goes; another one is there and serves."""
 
-    def __init__(self, prefix, call):
+    def __init__(self, prefix, call, hub, kind="huggingface"):
         self.models, self._call = prefix / "models", call
+        ollama = request_of(llama_model_ollama=f"{hub.url}/library/some-model:4b")
+        self.request = ollama if kind == "ollama" else on_huggingface(quantisation="Q4_K_M")
         serving = self.models / "serving-0123abcd"
         serving.mkdir(parents=True)
         (serving / "m.gguf").write_bytes(b"GGUF, and somebody reads it")
@@ -56,11 +63,11 @@ class Host:
 
     def resolved(self, token=None):
         """What the hub has now of what is wanted, as the plan has it."""
-        found = looked_up(on_huggingface(quantisation="Q4_K_M"), token)
+        found = looked_up(self.request, token)
         said = {"role": "model", "source": found.source, "revision": found.revision}
         report = {"files": [{**file, "role": "model"} for file in found.files], "sources": [said]}
         assert model_source.check({**report, "offered": list(found.offered)}) is None
-        return model_source.resolve(on_huggingface(quantisation="Q4_K_M"), report, str(self.prefix))
+        return model_source.resolve(self.request, report, str(self.prefix))
 
     def fetch(self, resolved, token=None):
         """The module's result."""
@@ -86,8 +93,8 @@ class Host:
         serving = self.models / "serving-0123abcd"
         assert self.state(serving) == self.serving
         others = [path for path in self.models.rglob("*") if path.is_file() and serving not in path.parents]
-        placed = [path for path in others if path.name == NAME and path.read_bytes() == whole]
-        assert {path.name for path in others if path not in placed} <= {".fetching", f"{NAME}.part"}
+        strange = [path for path in others if path.name != ".fetching" and path.suffix != ".part"]
+        assert all(path.suffix == ".gguf" and path.read_bytes() == whole for path in strange)
 
     def check_whole(self, resolved):
         (file,), (record,) = resolved.files, resolved.records
@@ -96,14 +103,20 @@ class Host:
         assert not Path(f"{file.path}.part").exists()
 
 
+@pytest.fixture(params=["huggingface", "ollama"])
+def host(tmp_path, call, hub, request):
+    return Host(tmp_path / "llamacpp", call, hub, request.param)
+
+
 @pytest.fixture
-def host(tmp_path, call):
-    return Host(tmp_path / "llamacpp", call)
+def of_hub(tmp_path, call, hub):
+    """A host whose model is on Hugging Face."""
+    return Host(tmp_path / "llamacpp", call, hub)
 
 
-def path_of(resolved):
-    """Where the hub has the file."""
-    return resolved.files[0].url.partition("/unsloth/")[2].join(("/unsloth/", ""))
+def at(hub, resolved, answer):
+    """Lets the server answer so where it has the file."""
+    hub.faults[urlsplit(resolved.files[0].url).path] = answer
 
 
 def breaks_after(hub, count):
@@ -158,9 +171,10 @@ def test_a_transfer_that_breaks_off_for_good_keeps_what_came(hub, host):
         (CONTENT[:-1] + b"x", rf"has the sha256 [0-9a-f]{{64}}, planned is {WHOLE}: what was fetched is removed"),
     ],
 )
-def test_a_file_of_another_size_or_hash_than_the_repository_said(hub, host, content, said):
+def test_a_file_of_another_size_or_hash_than_its_source_said(hub, host, tmp_path, content, said):
     resolved = host.resolved()
-    (hub.folder / REPO / NAME).write_bytes(content)
+    (tmp_path / "other").write_bytes(content)
+    at(hub, resolved, lambda handler: hub.send(handler, tmp_path / "other"))
     message = host.refused(resolved)
     assert re.search(rf"{re.escape(resolved.files[0].url)} {said}", message), message
     assert not list(host.models.rglob("*.part"))
@@ -173,11 +187,11 @@ def test_a_file_of_another_size_or_hash_than_the_repository_said(hub, host, cont
         ("hf_of_somebody_else", 403, "the token of llama_model_token_file is not entitled to it"),
     ],
 )
-def test_a_model_that_is_closed_after_it_was_planned(hub, host, token, code, said):
+def test_a_model_that_is_closed_after_it_was_planned(hub, of_hub, token, code, said):
     """Before that it is refused while it is looked up: test_a_repository_that_is_not_given_to_everybody."""
-    resolved = host.resolved()
+    resolved = of_hub.resolved()
     hub.tokens[REPO] = TOKEN
-    message = host.refused(resolved, token)
+    message = of_hub.refused(resolved, token)
     assert f"needs permission (HTTP {code}): " in message
     assert said in message
     assert sum("/resolve/" in path and status == code for path, _headers, status in hub.asked) == 1
@@ -185,32 +199,36 @@ def test_a_model_that_is_closed_after_it_was_planned(hub, host, token, code, sai
 
 def test_a_file_that_is_gone_after_it_was_planned(hub, host):
     resolved = host.resolved()
-    (hub.folder / REPO / NAME).rename(hub.folder / REPO / "other-Q8_0.gguf")
+    at(hub, resolved, lambda handler: hub.reply(handler, 404, b"", {}))
     assert f"{resolved.files[0].url} does not exist (HTTP 404)" in host.refused(resolved)
-    message = refusal(host.resolved)
-    assert "has no quantisation Q4_K_M: it has Q8_0" in message
 
 
-def test_a_token_does_not_follow_a_redirect_to_another_host(hub, host, tmp_path):
+def test_a_quantisation_that_is_gone_is_answered_with_those_that_are_there(hub, of_hub):
+    (hub.folder / REPO / NAME).rename(hub.folder / REPO / "other-Q8_0.gguf")
+    assert "has no quantisation Q4_K_M: it has Q8_0" in refusal(of_hub.resolved)
+
+
+def test_a_token_does_not_follow_a_redirect_to_another_host(hub, of_hub, tmp_path):
     other = play.Hub(tmp_path / "other").start()
     (other.folder / "plain").mkdir(parents=True)
     (other.folder / "plain" / "unsloth").symlink_to(hub.folder / "unsloth")
     hub.tokens[REPO], hub.redirect = TOKEN, other.url
     try:
-        resolved = host.resolved(TOKEN)
-        assert "failed" not in host.fetch(resolved, TOKEN)
+        resolved = of_hub.resolved(TOKEN)
+        assert "failed" not in of_hub.fetch(resolved, TOKEN)
     finally:
         other.stop()
-    host.check_whole(resolved)
+    of_hub.check_whole(resolved)
     assert other.asked
     assert not any("authorization" in map(str.lower, headers) for _path, headers, _code in other.asked)
     assert f"Bearer {TOKEN}" in {headers.get("Authorization") for _path, headers, _code in hub.asked}
 
 
-@pytest.mark.parametrize("what", ["", NAME, f"{NAME}.part"])
+@pytest.mark.parametrize("what", ["folder", "file", "part"])
 def test_a_symbolic_link_out_of_the_folder(hub, host, tmp_path, what):
     resolved = host.resolved()
-    link = Path(resolved.files[0].path).parent / what
+    file = Path(resolved.files[0].path)
+    link = {"folder": file.parent, "file": file, "part": Path(f"{file}.part")}[what]
     link.parent.mkdir(exist_ok=True)
     link.symlink_to(tmp_path / "elsewhere")
     before = len(hub.asked)
@@ -245,7 +263,7 @@ def test_two_runs_at_once(hub, host):
 
 
 def test_a_disk_without_room_for_it_is_named_before_a_byte_is_fetched(hub, small_disk, call):
-    host = Host(small_disk, call)
+    host = Host(small_disk, call, hub)
     (hub.folder / REPO / NAME).write_bytes(CONTENT + bytes(300_000))
     resolved = host.resolved()
     before = len(hub.asked)
@@ -257,7 +275,7 @@ def test_a_disk_without_room_for_it_is_named_before_a_byte_is_fetched(hub, small
 @pytest.mark.parametrize("pages", range(16))
 def test_a_disk_that_fills_meanwhile(hub, small_disk, call, monkeypatch, pages):
     """Each step in turn finds it full, since somebody else writes after the room was looked at; the run after it goes on."""
-    host = Host(small_disk, call)
+    host = Host(small_disk, call, hub)
     resolved, filler = host.resolved(), small_disk / "filler"
 
     def fill(needs, folder):
