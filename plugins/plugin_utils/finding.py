@@ -313,7 +313,7 @@ def _huggingface(asked: Asked) -> Found:
             raise Refusal(
                 f"{source.variable} is {named}, whose size is {file['bytes']} in the repository and {read['bytes']} of the file itself: try again"
             )
-    offered = [one._asdict() for one in hub.quantisations(there, source.role)]
+    offered = [one._asdict() for one in hub.quantisations(there, source, str(files[0]["name"]))]
     offered = [{"quantisation": one["name"], "bytes": one["bytes"]} for one in offered]
     return Found(model_source.shown(source, there.commit), there.commit, files, summary, offered=offered)
 
@@ -324,12 +324,7 @@ def _url(asked: Asked) -> Found:
     one = len(urls) == 1
     read = partial(remote.read, source.url[0], asked.token) if one else partial(_from_urls, urls, asked.token)
     model, summary = _headers(source, read, remote.shown(source.url[0]))
-    if source.checksum and len(source.checksum) != len(model.files):
-        raise Refusal(
-            f"{source.variable} is {remote.shown(source.url[0])}, a model of {len(model.files)} parts, and has {len(source.checksum)} checksums: give "
-            "one for each part, in their order"
-        )
-    sums = source.checksum or (None,) * len(model.files)
+    sums = _checksums(source, model, remote.shown(source.url[0]))
     files = [
         {
             "name": read_file["name"],
@@ -340,6 +335,16 @@ def _url(asked: Asked) -> Found:
         for read_file, checksum in zip(model.files, sums)
     ]
     return Found(model_source.shown(source), None, files, summary)
+
+
+def _checksums(source: ModelSource, model: gguf.Model, named: str) -> Sequence[str | None]:
+    """The sha256 of each file of a model, where the operator gives them."""
+    if source.checksum and len(source.checksum) != len(model.files):
+        raise Refusal(
+            f"{source.variable} is {named}, a model of {len(model.files)} parts, and has {len(source.checksum)} checksums: give one for each part, in "
+            "their order"
+        )
+    return source.checksum or (None,) * len(model.files)
 
 
 def _beside_url(url: str, name: str) -> str:
@@ -416,7 +421,7 @@ def _copy(asked: Asked) -> Found:
             f"{source.variable} is {path} of the controller, which cannot be read ({error.strerror}): correct the path, or put the file there"
         ) from None
     files = [
-        {"name": file["name"], "url": (path.parent / file["name"]).as_uri(), "bytes": file["bytes"], "sha256": None}
-        for file in model.files
+        {"name": file["name"], "url": (path.parent / file["name"]).as_uri(), "bytes": file["bytes"], "sha256": checksum}
+        for file, checksum in zip(model.files, _checksums(source, model, f"{path} of the controller"))
     ]
     return Found(model_source.shown(source), None, files, summary)

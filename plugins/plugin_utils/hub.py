@@ -9,6 +9,7 @@ import os
 import re
 import stat
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -220,20 +221,37 @@ def candidates(found: Listing, role: str) -> list[Candidate]:
 
 def label_of(name: str) -> str:
     """The quantisation in the name of a file, else in that of its folder; empty without one."""
-    match = parts.PART.fullmatch(name)
-    stem = match[1] if match else re.sub(r"\.gguf$", "", name, flags=re.IGNORECASE)
-    folder, _slash, base = stem.rpartition("/")
+    folder, _slash, base = _stem(name).rpartition("/")
     labels = LABEL.findall(base) or LABEL.findall(folder)
     return labels[-1] if labels else ""
 
 
-def quantisations(found: Listing, role: str) -> list[Quantisation]:
-    """Those that a repository has whole, the smallest first; of a name that several models have, the smallest."""
-    sizes: dict[str, int] = {}
-    for model in sorted(candidates(found, role), key=lambda one: -one.bytes):
-        if model.label and not model.missing:
-            sizes[model.label] = model.bytes
-    return sorted((Quantisation(name, size) for name, size in sizes.items()), key=lambda one: one.bytes)
+def _stem(name: str) -> str:
+    """The name of a file without its number and its ending."""
+    match = parts.PART.fullmatch(name)
+    return match[1] if match else re.sub(r"\.gguf$", "", name, flags=re.IGNORECASE)
+
+
+def _without_label(name: str) -> str:
+    """What the files of one model are called in every quantisation."""
+    return LABEL.sub("", model_files.base_name(_stem(name))).lower()
+
+
+def quantisations(found: Listing, source: ModelSource, name: str) -> list[Quantisation]:
+    """Those of a model that ``quantisation`` chooses and that the repository has whole, the smallest first.
+
+    :param name: of a file of the model.
+    """
+    models = candidates(found, source.role)
+    count = Counter(model.label.lower() for model in models)
+    own = [
+        Quantisation(model.label, model.bytes)
+        for model in models
+        if count[model.label.lower()] == 1
+        and not model.missing
+        and _without_label(model.files[0].name) == _without_label(name)
+    ]
+    return sorted((one for one in own if one.name), key=lambda one: one.bytes)
 
 
 def choose(found: Listing, source: ModelSource) -> tuple[Listed, ...]:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import errno
 import math
 import random
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
@@ -24,6 +23,7 @@ except ImportError:
 
 ATTENTION_SPREAD = 0.25
 """Standard deviation of attention weights times the width; more loses the answer on wide models."""
+WITHOUT_BLOCKS = ("f32", "f16")
 
 
 def _matrix(rows: int, width: int, entries: dict[tuple[int, int], float]) -> numpy.ndarray:
@@ -33,46 +33,42 @@ def _matrix(rows: int, width: int, entries: dict[tuple[int, int], float]) -> num
     return matrix
 
 
-def _layer(layer: int, width: int) -> list[tuple[str, numpy.ndarray]]:
-    ones = numpy.ones(width, numpy.float32)
-    identity = numpy.eye(width, dtype=numpy.float32)
-    noise = numpy.frombuffer(random.Random(layer).randbytes(2 * width * width), numpy.int16).reshape(width, width)
-    noise = (noise / 32768 * math.sqrt(3) * ATTENTION_SPREAD / width).astype(numpy.float32)
-    parts = ("attn_q", "attn_k", "attn_v", "attn_output")
-    attention: list[tuple[str, numpy.ndarray]] = [
-        (part, numpy.roll(noise, turn, axis=1)) for turn, part in enumerate(parts)
-    ]
-    tensors = [
-        ("attn_norm", ones),
-        *attention,
-        ("ffn_norm", ones),
-        ("ffn_gate", identity),
-        ("ffn_up", identity),
-        ("ffn_down", _matrix(width, width, known_answer.step(layer, width))),
-    ]
-    return [(f"blk.{layer}.{name}.weight", values) for name, values in tensors]
+def _stored(values: numpy.ndarray, kind: str) -> numpy.ndarray:
+    """Values as the file has them."""
+    return gguf.quantize(values, gguf.GGMLQuantizationType[kind.upper()])
 
 
-Stored = Callable[["numpy.ndarray"], "numpy.ndarray"]
+def _attention(layer: int, width: int, kind: str) -> Iterator[numpy.ndarray]:
+    """Four matrices of noise, each the one before with its columns moved by one.
 
-
-def _data(layers: int, width: int, threads: int, stored: Stored) -> Iterator[numpy.ndarray]:
-    """All tensors in the file's order, as they are stored; norms are one-dimensional.
-
-    :param threads: which compute that many layers at once.
+    It has 65536 different values, and a type without blocks converts these alone: most are subnormal as f16, which numpy converts slowly.
     """
+    places = numpy.frombuffer(random.Random(layer).randbytes(2 * width * width), numpy.uint16).reshape(width, width)
+    values = numpy.arange(1 << 16, dtype=numpy.uint16).view(numpy.int16)
+    values = (values / 32768 * math.sqrt(3) * ATTENTION_SPREAD / width).astype(numpy.float32)
+    if kind in WITHOUT_BLOCKS:
+        noise = _stored(values, kind)[places]
+        yield from (numpy.roll(noise, turn, axis=1) for turn in range(4))
+    else:
+        noise = values[places]
+        yield from (_stored(numpy.roll(noise, turn, axis=1), kind) for turn in range(4))
+
+
+def _tensors(layers: int, width: int, kind: str) -> Iterator[numpy.ndarray]:
+    """All tensors in the file's order, as they are stored; norms are one-dimensional."""
     tokens = known_answer.first_piece() + len(known_answer.pieces())
-
-    def of_layer(layer: int) -> list[numpy.ndarray]:
-        return [stored(values) for _name, values in _layer(layer, width)]
-
-    yield stored(_matrix(tokens, width, known_answer.embedding()))
-    with ThreadPoolExecutor(threads) as pool:
-        for first in range(0, layers, threads):
-            for tensors in pool.map(of_layer, range(first, min(first + threads, layers))):
-                yield from tensors
-    yield stored(numpy.ones(width, numpy.float32))
-    yield stored(_matrix(tokens, width, known_answer.output(layers)))
+    ones = numpy.ones(width, numpy.float32)
+    identity = _stored(numpy.eye(width, dtype=numpy.float32), kind)
+    yield _stored(_matrix(tokens, width, known_answer.embedding()), kind)
+    for layer in range(layers):
+        yield ones
+        yield from _attention(layer, width, kind)
+        yield ones
+        yield identity
+        yield identity
+        yield _stored(_matrix(width, width, known_answer.step(layer, width)), kind)
+    yield ones
+    yield _stored(_matrix(tokens, width, known_answer.output(layers)), kind)
 
 
 def _add_metadata(writer: gguf.GGUFWriter, layers: int, width: int, kind: str) -> None:
@@ -84,11 +80,10 @@ def _add_metadata(writer: gguf.GGUFWriter, layers: int, width: int, kind: str) -
             writer.add_key_value(key, value, gguf.GGUFValueType[form])
 
 
-def write(path: Path, layers: int, width: int, kind: str, threads: int = 1) -> None:
+def write(path: Path, layers: int, width: int, kind: str) -> None:
     """Writes the model to ``path``.
 
     :param kind: type of the matrices: f32, f16 or q8_0; norms are always f32.
-    :param threads: each holds a layer in memory.
     :raises OSError: it does not fit there.
     """
     weight_type = gguf.GGMLQuantizationType[kind.upper()]
@@ -105,7 +100,7 @@ def write(path: Path, layers: int, width: int, kind: str, threads: int = 1) -> N
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        for values in _data(layers, width, threads, lambda values: gguf.quantize(values, stored_as(values.shape))):
+        for values in _tensors(layers, width, kind):
             writer.write_tensor_data(values.view(numpy.uint8))
         writer.close()
     except OSError as error:

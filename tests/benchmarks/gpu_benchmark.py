@@ -282,15 +282,11 @@ def table(record: dict) -> str:
 
 
 def write_served(options: argparse.Namespace) -> None:
-    """Writes the model that is served with many threads; the playbooks find it in the cache."""
+    """Writes the model that is served; the playbooks find it in the cache."""
     size = (options.layers, options.width, "f16")
     path = cache.folder("models", sources.KNOWN_ANSWER) / f"{known_answer.FORM}-{known_answer.file_name(*size)}"
-    known_answer_file.write(path, *size, threads())
+    known_answer_file.write(path, *size)
     path.with_name(path.name + ".sha256").write_text(sources.sha256(path) + "\n")
-
-
-def threads() -> int:
-    return max(1, min(12, (os.cpu_count() or 1) // 2))
 
 
 def measure_loads(cluster: Cluster, options: argparse.Namespace) -> None:
@@ -343,7 +339,7 @@ def main() -> None:
         with results.phase("models"):
             write_served(options)
         with results.phase("site.yml"), ThreadPoolExecutor(1) as pool:
-            size = (options.load_layers, options.width, "f16", threads())
+            size = (options.load_layers, options.width, "f16")
             written = pool.submit(known_answer_file.write, work / LOADED, *size) if options.load_layers else None
             cluster.install()
             if written:

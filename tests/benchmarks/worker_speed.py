@@ -57,8 +57,8 @@ def run(*argv: str) -> None:
 @contextmanager
 def network() -> Iterator[None]:
     """A bridge to which each worker's namespace is joined by a link that is limited in both directions."""
+    run("ip", "link", "add", BRIDGE, "type", "bridge")  # that fails where another run has one, whose network stays
     try:
-        run("ip", "link", "add", BRIDGE, "type", "bridge")
         run("ip", "address", "add", f"{NETWORK}.1/24", "dev", BRIDGE)
         run("ip", "link", "set", BRIDGE, "up")
         for index, name in enumerate(WORKERS):

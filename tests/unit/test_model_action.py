@@ -1,5 +1,6 @@
 """How a model gets onto a host: the action plugin, which compares, sends, waits and shows, run by ansible-playbook and by itself."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -244,6 +245,18 @@ def test_a_file_of_the_controller_that_has_changed_is_named(copied, tmp_path, mo
     copied[0].unlink()
     with pytest.raises(AnsibleActionFail, match=r"On the controller: .*with space\.gguf: No such file"):
         Action(tmp_path, files=[copied[1]], folder=str(models)).run()
+
+
+def test_a_file_of_the_controller_that_is_not_what_its_checksum_says_is_removed(copied, tmp_path, models):
+    file = {**copied[1], "sha256": SHA}
+    copied[0].write_bytes(DATA[:-1] + b"x")
+    result = Action(tmp_path, files=[file], folder=str(models)).run()
+    assert result["failed"]
+    assert f"has the sha256 {hashlib.sha256(copied[0].read_bytes()).hexdigest()}, planned is {SHA}" in result["msg"]
+    assert not [path for path in models.rglob("*") if "m.gguf" in path.name]
+    copied[0].write_bytes(DATA)
+    assert Action(tmp_path, files=[file], folder=str(models)).run()["changed"]
+    assert Path(file["path"]).read_bytes() == DATA
 
 
 def test_a_piece_that_is_damaged_on_its_way_is_not_added(copied, tmp_path, models, monkeypatch):

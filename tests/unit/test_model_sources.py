@@ -132,7 +132,7 @@ def refusal(call, *arguments, **keywords):
         ),
         (
             {"llama_model_path": "/m.gguf", "llama_model_checksum": ["sha256:" + "a" * 64]},
-            "llama_model_checksum is set, and only files of llama_model_url have one",
+            "llama_model_checksum is set, and only files of llama_model_url and llama_model_copy have one",
         ),
         ({"llama_model_ollama": "a b"}, "llama_model_ollama is 'a b': use [HOST/NAMESPACE/]NAME:TAG"),
         ({"llama_model_ollama": "../..:x"}, "llama_model_ollama is '../..:x': use [HOST/NAMESPACE/]NAME:TAG"),
@@ -237,6 +237,17 @@ def test_quantisations_are_offered_with_their_sizes_the_smallest_first(repo):
     assert {entry["quantisation"] for entry in offered} == {"Q4_K_M", "UD-Q4_K_M", "UD-Q2_K_XL", "Q8_0", "IQ1_S"}
     assert sizes == sorted(sizes)
     assert all(offered)
+
+
+def test_only_quantisations_of_that_model_which_can_be_chosen_are_offered(repo):
+    """Two files of one quantisation need ``files``, and another model is no remedy."""
+    for name in ("some-model-IQ1_S.gguf", "other-IQ1_S.gguf", "other-IQ2_M.gguf", "some-model-f16.gguf"):
+        (repo / name).write_bytes(gguf_files.model())
+    offered = looked_up(on_huggingface(files=["some-model-Q4_K_M.gguf"])).offered
+    named = {entry["quantisation"] for entry in offered}
+    assert named == {"Q4_K_M", "UD-Q4_K_M", "UD-Q2_K_XL", "Q8_0", "f16"}
+    for name in named:
+        assert looked_up(on_huggingface(quantisation=name)).files
 
 
 @pytest.mark.parametrize(
@@ -606,6 +617,15 @@ def test_a_model_of_the_controller(tmp_path):
     assert "of the controller, which is not a GGUF file" in message
 
 
+def test_a_model_of_the_controller_with_its_checksums(tmp_path):
+    paths = gguf_files.write_parts(tmp_path, 2)
+    sums = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
+    given = {"llama_model_copy": str(paths[0]), "llama_model_checksum": [f"sha256:{one}" for one in sums]}
+    assert [file["sha256"] for file in looked_up(request_of(**given)).files] == sums
+    message = refusal(looked_up, request_of(**{**given, "llama_model_checksum": [f"sha256:{sums[0]}"]}))
+    assert "of the controller, a model of 2 parts, and has 1 checksums: give one for each part" in message
+
+
 # Without a server: what the host has
 
 
@@ -971,6 +991,7 @@ def test_folders_of_sources_differ_where_their_variables_do(tmp_path):
         request_of(llama_model_url=["http://h/m.gguf"], llama_model_checksum=["sha256:" + "a" * 64]),
         request_of(llama_model_ollama="m:1"),
         request_of(llama_model_copy="m.gguf"),
+        request_of(llama_model_copy="m.gguf", llama_model_checksum=["sha256:" + "a" * 64]),
     ]
     folders = [model_source.folder(PREFIX, request.source) for request in requests]
     assert len(set(folders)) == len(folders)
@@ -996,6 +1017,16 @@ def test_the_largest_quantisation_that_fits_is_named(pair, big_model):
     for index, fits in ((named, True), (named + 1, False)):
         pair.model["summary"] = model_source.scaled(big_model, own * index // 20)
         assert planned(pair, {"repo": REPO, "quantisation": f"Q{index}_K"})["fits"] is fits
+
+
+def test_files_go_where_a_quantisation_is_named(pair, big_model):
+    """Both together are refused."""
+    pair.model = {"summary": big_model, "closed": None}
+    for host in pair.hosts.values():
+        host["facts"]["memory_mib"] = 24576
+    refused = planned(pair, {"repo": REPO, "files": ["m-Q8_0.gguf"]}, [("Q1_0", 4 << 30)])
+    said = "set quantisation in llama_model_huggingface to Q1_0 and remove files from it, the largest of its repository"
+    assert any(said in reason for reason in refused["reasons"])
 
 
 def test_no_quantisation_is_named_where_none_fits(pair, big_model):

@@ -250,6 +250,29 @@ def test_mac_loopback_with_another_model():
 
 
 @pytest.mark.parametrize(
+    "file, source, name",
+    [
+        (
+            "models/tulu3_405b.yml",
+            "bartowski/Llama-3.1-Tulu-3-405B-GGUF",
+            "Llama-3.1-Tulu-3-405B-Q4_K_M/Llama-3.1-Tulu-3-405B-Q4_K_M-00001-of-00007.gguf",
+        ),
+        (
+            "models/deepseek_r1_q4_k_m.yml",
+            "bartowski/DeepSeek-R1-GGUF",
+            "DeepSeek-R1-Q4_K_M/DeepSeek-R1-Q4_K_M-00001-of-00011.gguf",
+        ),
+    ],
+)
+def test_models_of_the_notes_are_named_by_repository_and_file(file, source, name):
+    planned = plan("strix_halo_quad", **of_file(file))
+    assert not planned["refused"]
+    assert planned["model"]["source"] == f"huggingface:{source}@main"
+    assert planned["model"]["files"][0]["name"] == name
+    assert f"/{Path(name).name} " in line(planned)
+
+
+@pytest.mark.parametrize(
     "generation, program, devices",
     [
         ("0.3.16", "rpc-server", "RPC[127.0.0.1:50053],RPC[127.0.0.1:50052]"),

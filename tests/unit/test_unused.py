@@ -253,7 +253,7 @@ def test_what_is_not_ours_is_left_alone(here, tmp_path):
     assert not (here.prefix / "models" / "owner-repo-0123abcd").exists()
 
 
-@pytest.mark.parametrize("folder", ["models", "state", "state/cache", "releases"])
+@pytest.mark.parametrize("folder", ["state", "state/cache", "releases"])
 def test_a_folder_of_ours_that_is_a_link_is_not_looked_into(here, tmp_path, folder):
     old_things(here)
     real = tmp_path / "real"
@@ -282,6 +282,48 @@ def test_where_a_kept_plan_cannot_be_read_nothing_is_removed(here):
     with pytest.raises(Refusal, match=r"it is not known what a kept plan uses: .*Remove that file"):
         here.remove(*unused.KINDS)
     assert here.left() == before
+
+
+def on_another_disk(here, tmp_path):
+    """``models`` as a link to a folder on another disk, as an operator makes it."""
+    disk = tmp_path / "disk"
+    (here.prefix / "models").rename(disk)
+    (here.prefix / "models").symlink_to(disk)
+    return disk
+
+
+def test_the_folder_of_models_may_be_a_link_to_another_disk(here, tmp_path):
+    old_things(here)
+    expected, disk = set(here.found()), on_another_disk(here, tmp_path)
+    assert set(here.found()) == expected
+    assert here.remove("models", "parts")
+    assert sorted(path.name for path in disk.iterdir()) == [
+        Path(here.model["path"]).name,
+        f"{Path(here.model['path']).name}.1.sha256",
+    ]
+    assert (here.prefix / "models").is_symlink()
+
+
+def test_a_model_behind_that_link_which_a_process_has_open_is_used(here, tmp_path, monkeypatch):
+    """The process names it by the path behind the link."""
+    old_things(here)
+    disk = on_another_disk(here, tmp_path)
+    monkeypatch.setattr(unused, "_of_processes", lambda: [f"{disk}/owner-repo-0123abcd/Q4_K_M.gguf"])
+    monkeypatch.setattr(state, "processes", lambda *_arguments: {})
+    if sys.platform != "darwin":
+        assert "models/owner-repo-0123abcd" not in here.found()
+    assert "models/known-answer-9x9-f32.gguf" in here.found()
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o757])
+def test_a_link_of_models_that_another_account_can_have_put_there_is_not_followed(here, tmp_path, mode):
+    old_things(here)
+    disk = on_another_disk(here, tmp_path)
+    before = sorted(disk.rglob("*"))
+    here.prefix.chmod(mode)
+    assert not any(path.startswith("models") for path in here.found())
+    assert not here.remove("models", "parts")
+    assert sorted(disk.rglob("*")) == before
 
 
 def test_a_prefix_that_is_a_link(here, tmp_path):
@@ -343,6 +385,24 @@ def test_a_file_system_that_notes_no_reads_says_nothing_of_tensors(here, monkeyp
     assert "state/cache/one" in here.found()
     monkeypatch.setattr(unused.os, "statvfs", lambda _path: os.statvfs_result((1,) * 8 + (os.ST_NOATIME, 255)))
     assert "state/cache/one" not in here.found()
+
+
+def test_the_playbook_says_what_is_wrong_with_the_names_before_it_takes_the_lease(tmp_path):
+    (tmp_path / "llamacpp").mkdir()
+    variables = {"llama_host_scope": "user", "llama_model_known_answer": {"layers": 2, "width": 256, "type": "f32"}}
+    host = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    groups = {"llama_head": {"hosts": {"localhost": host}}, "llama_workers": {"hosts": {}}}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"llama_cluster": {"children": groups, "vars": variables}}))
+    done = subprocess.run(
+        [Path(sys.executable).with_name("ansible-playbook"), "playbooks/clean.yml", "-i", tmp_path / "hosts.yml"],
+        cwd=ROOT,
+        env={**os.environ, "XDG_DATA_HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "llama_clean names nothing: use models, parts" in done.stdout + done.stderr
+    assert not (tmp_path / "llamacpp" / "lease.lock").exists()
 
 
 def test_the_module(here, call):
@@ -432,6 +492,7 @@ def test_the_playbook_removes_under_the_lease_and_needs_a_plan():
     names = [task["name"] for task in play["tasks"]]
     order = [
         "Stop where the inventory has no plan",
+        "Find what nothing uses",
         "Let one run at a time change the cluster",
         "Remove what nothing uses",
     ]

@@ -265,7 +265,7 @@ class _Fetcher:
                     part.place()
                     return digest
                 os.unlink(part.path)
-            if not begun:
+            if not begun or file.sent:
                 break
         raise Refusal(
             f"{_source(file)} has the sha256 {digest}, planned is {file.sha256}: what was fetched is removed. Run the playbook again; where that "

@@ -4,7 +4,8 @@
 """What an installation has on its disk that nothing uses: models, parts of models, workers' caches and releases. It is found, and removed on request.
 
 Used is what the plan, a plan that any cluster keeps on this host, the definition of a service or a process names, and what a process has open. Only
-our own folders are looked into, and no symbolic link is followed: the account of the services may write into some of them.
+our own folders are looked into, and no symbolic link is followed: the account of the services may write into some of them. The folder of models alone may
+be a link, where only who administers the installation can have put it there.
 """
 
 from __future__ import annotations
@@ -75,13 +76,19 @@ def _measure(path: Path) -> _Size:
 
 
 def _entries(prefix: str, *steps: str) -> list[Path]:
-    """What a folder below the prefix holds; nothing where it, or a folder above it, is missing or a link."""
+    """What a folder below the prefix holds; nothing where it, or a folder above it, is missing or a link that is not followed."""
     folder = Path(prefix)
     for step in steps:
         folder = folder / step
-        if folder.is_symlink() or not folder.is_dir():
+        if not folder.is_dir() or (folder.is_symlink() and not _may_follow(folder)):
             return []
     return sorted(folder.iterdir())
+
+
+def _may_follow(folder: Path) -> bool:
+    """Whether a folder is that of models, in a prefix into which no other account writes."""
+    above = folder.parent.stat()
+    return folder.name == names.MODELS and above.st_uid in (0, os.geteuid()) and not above.st_mode & 0o022
 
 
 def _is_folder(path: Path) -> bool:
@@ -101,6 +108,7 @@ class Used:
         :param model: of the plan, what it says of the model.
         """
         self.prefix = planned["prefix"]
+        self.models = os.path.realpath(Path(self.prefix, names.MODELS))
         self.prefixes = {self.prefix, os.path.realpath(self.prefix)}
         self.texts = [*_words(model), *_words(planned["services"])]
         for prefix in _installations(planned):
@@ -116,14 +124,15 @@ class Used:
             self.texts += [" ".join(argv) for argv in state.processes(planned["prefix"], planned["account"]).values()]
         else:
             self.texts += _of_processes()
-        self.texts = [text for text in self.texts if any(prefix in text for prefix in self.prefixes)]
+        self.texts = [text for text in self.texts if any(place in text for place in (*self.prefixes, self.models))]
 
     def names(self, path: Path) -> bool:
         """Whether something uses this path, or one below it."""
-        below = os.path.relpath(path, self.prefix)
-        return any(
-            re.search(re.escape(f"{prefix}/{below}") + END, text) for prefix in self.prefixes for text in self.texts
-        )
+        below = path.relative_to(self.prefix)
+        places = {f"{prefix}/{below}" for prefix in self.prefixes}
+        if below.parts[0] == names.MODELS:  # which may be a link: processes have files open by the path behind it
+            places.add(str(Path(self.models, *below.parts[1:])))
+        return any(re.search(re.escape(place) + END, text) for place in places for text in self.texts)
 
 
 def _words(value: Any) -> Iterator[str]:
@@ -377,11 +386,12 @@ def _remove(planned: Mapping[str, Any], item: Item) -> None:
 
 @contextmanager
 def _open_folder(prefix: str, steps: Sequence[str]) -> Iterator[int]:
-    """A folder below the prefix, opened step by step without following a link."""
+    """A folder below the prefix, opened step by step without following a link, but of models."""
     handle = os.open(prefix, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        for step in steps:
-            inner = os.open(step, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=handle)
+        for index, step in enumerate(steps):
+            follow = index == 0 and _may_follow(Path(prefix, step))
+            inner = os.open(step, os.O_RDONLY | os.O_DIRECTORY | (0 if follow else os.O_NOFOLLOW), dir_fd=handle)
             os.close(handle)
             handle = inner
         yield handle

@@ -78,8 +78,8 @@ def _source(role: str, prefix: str, given: Mapping[str, Any]) -> ModelSource:
     """:param given: KINDS, of which one is set, and ``checksum``."""
     kind = next(kind for kind in KINDS if _is_set(given.get(kind)))
     variable, value = prefix + kind, given[kind]
-    if _is_set(given.get("checksum")) and kind != "url":
-        raise Refusal(f"{prefix}checksum is set, and only files of {prefix}url have one: remove it")
+    if _is_set(given.get("checksum")) and kind not in ("url", "copy"):
+        raise Refusal(f"{prefix}checksum is set, and only files of {prefix}url and {prefix}copy have one: remove it")
     if kind == "huggingface":
         return ModelSource(role, variable, huggingface=_huggingface(variable, value))
     if kind == "url":
@@ -93,7 +93,8 @@ def _source(role: str, prefix: str, given: Mapping[str, Any]) -> ModelSource:
     if kind == "path" and not str(value).startswith("/"):
         raise Refusal(f"{variable} is {value!r}: use the absolute path on the head")
     if kind == "copy":
-        return ModelSource(role, variable, copy=str(value))
+        sums = _checksums(f"{prefix}checksum", given.get("checksum") or (), 1)
+        return ModelSource(role, variable, copy=str(value), checksum=sums)
     return ModelSource(role, variable, path=str(value))
 
 

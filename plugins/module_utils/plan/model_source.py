@@ -49,7 +49,7 @@ def asked(source: ModelSource) -> dict[str, Any]:
     elif source.ollama:
         what = {"ollama": source.ollama}
     elif source.copy:
-        what = {"copy": source.copy}
+        what = {"copy": source.copy, **({"checksum": list(source.checksum)} if source.checksum else {})}
     return what if source.role == model_files.MODEL else {**what, "role": source.role}
 
 

@@ -292,7 +292,7 @@ class ModelSource(NamedTuple):
     url: tuple[str, ...] = ()
     """Of each part, or of the first one where the others lie beside it."""
     checksum: tuple[str, ...] = ()
-    """sha256 of each part, as 64 hexadecimal digits."""
+    """sha256 of each part of ``url`` or ``copy``, as 64 hexadecimal digits."""
     ollama: str | None = None
     """HOST/NAMESPACE/NAME:TAG."""
     copy: str | None = None
