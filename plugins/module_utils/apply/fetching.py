@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import json
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -170,11 +171,14 @@ class _Part:
     def __init__(self, file: fetched.File, fresh: bool) -> None:
         path = fetched.part_of(file.path)
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise Refusal(f"{path} is a symbolic link: remove it, and run the playbook again") from None
             raise
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise Refusal(f"{path} is not a regular file: remove it, and run the playbook again")
         self.file, self.path, self.digest, self.count = file, path, hashlib.sha256(), 0
         self.stream: BinaryIO = os.fdopen(descriptor, "r+b", buffering=0)
         os.fchmod(descriptor, 0o644)
@@ -386,8 +390,15 @@ def _record(
         checked.setdefault(file.record, {})[str(file.path)] = entry
     for path, entries in checked.items():
         text = json.dumps({**contents.get(str(path), {}), fetched.CHECKED: entries}, indent=1, sort_keys=True) + "\n"
-        if not path.is_file() or path.read_text(errors="replace") != text:
+        if _text_of(path, len(text.encode())) != text:
             replace_file(path, text, 0o644)
+
+
+def _text_of(path: Path, size: int) -> str | None:
+    """Of a file of this size; None where there is none."""
+    with suppress(OSError):
+        return reading.read(path, size + 1).decode("utf-8", "replace")
+    return None
 
 
 # ---------------------------------------------------------------------------------------------------- what the controller sends
