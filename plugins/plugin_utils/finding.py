@@ -166,8 +166,8 @@ def _at_path(
             name, None, [{"name": base, "path": source.path, "bytes": said.get("bytes"), "url": None, "sha256": None}]
         )
     result = _module(action, task_vars, READER, {"path": source.path, "account": arguments["account"]})
-    folder, said = str(source.path).rpartition("/")[0], result.get("summary")
-    summary: Mapping[str, Any] = said if isinstance(said, Mapping) else {}
+    folder, reported = str(source.path).rpartition("/")[0], result.get("summary")
+    summary: Mapping[str, Any] = reported if isinstance(reported, Mapping) else {}
     wrong = gguf.problem(summary)
     strange = None if wrong else untrusted.mismatch("files", summary.get("files"), FILES)
     if wrong or strange:
