@@ -14,7 +14,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import mode
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer, model_files, ollama
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import model_source
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import benchmark_tables, finding, hub
-from hypothesis import given
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.fetching import sentence
+from hypothesis import example, given
 from hypothesis import strategies as st
 from test_fuzz_planning import OFTEN, changed
 from test_fuzz_report import JUNK, news
@@ -151,12 +152,16 @@ def test_any_manifest_of_a_registry(server, new, text, code):
     assert untrusted.is_plain(str(refused.value))
 
 
+PROGRESS = {"file": "m.gguf", "step": "fetch", "files": 1, "done": 5, "total": 9, "rate": 2}
+
+
 @pytest.mark.fuzz
 @OFTEN
-@given(JUNK.map(json.dumps) | st.text())
+@given(JUNK.map(json.dumps) | st.text() | news(PROGRESS).map(lambda new: json.dumps(changed(PROGRESS, new))))
+@example(json.dumps({**PROGRESS, "total": "9" * 900}))
 def test_any_progress_of_a_download(text):
     said = fetching.parse_progress(text)
-    assert said is None or set(said) == {"file", "step", "files", "done", "total", "rate"}
+    assert said is None or untrusted.is_plain(sentence(said["file"], *map(said.get, ("step", "done", "total", "rate"))))
 
 
 ROW = {"n_prompt": 512, "n_gen": 0, "n_depth": 0, "avg_ts": 10.0, "stddev_ts": 0.1, "samples_ts": [10.0, 10.1]}

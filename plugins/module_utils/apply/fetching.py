@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetched, stored
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, reading, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import existing, replace_file, sync_folder
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import amount
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import model_files, remote
 
 AT_ONCE = 4
@@ -36,6 +37,12 @@ PAUSES = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0, 60.0, 60.0)
 PIECE = 1 << 20
 FETCH, CHECK = "fetch", "check"
 """What is done with a file: bytes come, or those that are here are read."""
+SAID: dict[str, Any] = {
+    "file": Text(),
+    "step": (FETCH, CHECK),
+    **dict.fromkeys(("files", "done", "total", "rate"), Number()),
+}
+"""How far all files are."""
 SAID_SECONDS = 1.0
 RATE_SECONDS = 15.0
 """Over which the rate is taken."""
@@ -150,11 +157,10 @@ class Progress:
 
 
 def parse_progress(text: str) -> dict[str, Any] | None:
-    """What ``Progress.say`` wrote; None where that is nothing, or not whole."""
-    with suppress(ValueError, KeyError, TypeError):
+    """What ``Progress.say`` wrote; None where that is nothing, not whole, or has another form: its host may write anything there."""
+    with suppress(ValueError):
         said = reading.parse(text)
-        counts = {key: int(said[key]) for key in ("files", "done", "total", "rate")}
-        return {"file": str(said["file"]), "step": str(said["step"]), **counts}
+        return None if untrusted.mismatch("it", said, SAID) else {key: said[key] for key in SAID}
     return None
 
 
