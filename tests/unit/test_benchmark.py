@@ -439,6 +439,14 @@ def test_a_log_that_lies_ends_nothing():
     assert measured.read("1.0000 run ended with " + "9" * 5000).status is None
 
 
+def test_a_speed_that_is_kept_as_nothing_is_no_result():
+    """A record with it could neither be fitted nor read again."""
+    row = {"n_prompt": 0, "n_gen": 8, "samples_ts": [4e-5], "avg_ts": 4e-5, "stddev_ts": 0}
+    assert measured.result_of(json.dumps(row)) is None
+    assert measured.result_of(json.dumps({**row, "avg_ts": 1e-4, "samples_ts": [1e-4]})).samples == (1e-4,)
+    assert measured.measured_of([measured.SLOWEST], "t/s")["mean"] == measured.SLOWEST
+
+
 def test_a_log_may_name_any_number_of_contexts_devices_and_proxies():
     """All of each with all of the others took hours."""
     number = 2 * verification.DEVICES

@@ -34,8 +34,8 @@ ERRORS = 3
 """Last lines of a program that failed, which are shown."""
 ENDPOINT = re.compile(r"127\.0\.0\.1:[0-9]+")
 LOG_LINE = 500
-SLOWEST, FASTEST = 1e-6, 1e9
-"""Tokens per second, or seconds."""
+SLOWEST, FASTEST = 1e-4, 1e9
+"""Tokens per second, or seconds. Figures are kept with four digits: a smaller one would be none."""
 
 
 class Result(NamedTuple):
