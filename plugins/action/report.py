@@ -13,6 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import unt
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Text
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import html_page, measurements, output, plots
+from jinja2 import TemplateError
 
 INPUTS = {
     "plan": "llama_plan_path",
@@ -62,10 +63,11 @@ def write(arguments: dict[str, str]) -> None:
         raise AnsibleActionFail(str(refusal)) from None
     try:
         page = html_page.page(read["plan"], None, read["verified"], read["benchmark"], read["compare"])
-    except (KeyError, TypeError, AttributeError, ValueError):
+    except (ArithmeticError, LookupError, TypeError, AttributeError, ValueError, TemplateError):
+        name, what = ("plan", "plan") if arguments["plan"] else ("benchmark", "benchmark")
         raise AnsibleActionFail(
-            f"llama_plan_path is {untrusted.show(arguments['plan'])}, and the file holds no plan that this collection can read. Use a "
-            "file that plan.yml of this version wrote."
+            f"{INPUTS[name]} is {untrusted.show(arguments[name])}, and the file holds no {what} that this collection can read. Use a "
+            f"file that {what}.yml of this version wrote."
         ) from None
     output.write("llama_report_path", arguments["path"], page)
 

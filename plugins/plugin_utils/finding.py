@@ -24,10 +24,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, model_files, ollama, remote
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import model_entry, model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import HuggingFace, ModelRequest, ModelSource
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import hub, inventory
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import copying, hub, inventory
 
 MODULE = "llamacpp.cluster.model"
 READER = "llamacpp.cluster.gguf_info"
+FILES = [{"name": untrusted.Text(longest=1024), "bytes": untrusted.Number()}]
+"""Of the files of a summary."""
 SPECIFICATION = {
     "state": {"type": "str", "choices": ["found"], "default": "found"},
     "prefix": {"type": "path"},
@@ -124,7 +126,7 @@ def _beside(base: str, path: str) -> str:
 def _module(action: ActionBase, task_vars: dict, name: str, arguments: dict) -> dict:
     result = action._execute_module(module_name=name, module_args=arguments, task_vars=task_vars)
     if result.get("failed"):
-        raise AnsibleActionFail(str(result.get("msg")), result=result)
+        raise AnsibleActionFail(copying.why(result), result=result)
     return result
 
 
@@ -152,22 +154,32 @@ def _at_path(
     if source.role != model_files.MODEL:
         said = _entry(there.get("paths"), source.path)
         if said.get("error"):
-            raise Refusal(f"{source.variable} is {source.path}, which cannot be read on the head: {said['error']}")
+            raise Refusal(
+                f"{source.variable} is {source.path}, which cannot be read on the head: {untrusted.printable(said['error'])}"
+            )
         if said.get("closed"):
             raise Refusal(
-                f"{source.variable} is {source.path}, but its service cannot read {said['closed']}: open it with chmod o+rX"
+                f"{source.variable} is {source.path}, but its service cannot read {untrusted.printable(said['closed'])}: open it with chmod o+rX"
             )
         folder, _slash, base = str(source.path).rpartition("/")
         return Found(
             name, None, [{"name": base, "path": source.path, "bytes": said.get("bytes"), "url": None, "sha256": None}]
         )
     result = _module(action, task_vars, READER, {"path": source.path, "account": arguments["account"]})
-    folder = str(source.path).rpartition("/")[0]
+    folder, reported = str(source.path).rpartition("/")[0], result.get("summary")
+    summary: Mapping[str, Any] = reported if isinstance(reported, Mapping) else {}
+    wrong = gguf.problem(summary)
+    strange = None if wrong else untrusted.mismatch("files", summary.get("files"), FILES)
+    if wrong or strange:
+        why = f"{strange.where} {strange.why}" if strange else f"its summary {wrong}"
+        raise Refusal(
+            f"{source.variable} is {source.path}, of which the head says what cannot be ({untrusted.printable(why)}): look at that host"
+        )
     files = [
         {"name": file["name"], "path": f"{folder}/{file['name']}", "bytes": file["bytes"], "url": None, "sha256": None}
-        for file in result["summary"]["files"]
+        for file in summary["files"]
     ]
-    return Found(name, None, files, result["summary"], result["closed"])
+    return Found(name, None, files, summary, result.get("closed"))
 
 
 def _entry(value: Any, name: Any) -> Mapping[str, Any]:
@@ -378,7 +390,8 @@ def _manifest(source: ModelSource, name: ollama.Name) -> tuple[Mapping[str, Any]
     """The manifest of a model in its registry, and its digest."""
     whole = source.ollama
     try:
-        with Request(timeout=hub.SECONDS).open("GET", name.manifest_url, headers={"Accept": ollama.ACCEPT}) as reply:
+        client = Request(timeout=hub.SECONDS, decompress=False)
+        with client.open("GET", name.manifest_url, headers={"Accept": ollama.ACCEPT}) as reply:
             text = reply.read(ollama.MANIFEST_BYTES + 1)
         manifest = reading.parse(text)
     except urllib.error.HTTPError as error:

@@ -19,7 +19,7 @@ from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
 from ansible_collections.llamacpp.cluster.plugins.action import benchmark as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import measuring as stage
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import asking, measured, records
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import asking, measured, records, verification
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import measuring
@@ -440,6 +440,27 @@ def test_a_log_that_lies_ends_nothing():
     assert measured.read("1.0000 run ended with " + "9" * 5000).status is None
 
 
+def test_a_speed_that_is_kept_as_nothing_is_no_result():
+    """A record with it could neither be fitted nor read again."""
+    row = {"n_prompt": 0, "n_gen": 8, "samples_ts": [4e-5], "avg_ts": 4e-5, "stddev_ts": 0}
+    assert measured.result_of(json.dumps(row)) is None
+    assert measured.result_of(json.dumps({**row, "avg_ts": 1e-4, "samples_ts": [1e-4]})).samples == (1e-4,)
+    assert measured.measured_of([measured.SLOWEST], "t/s")["mean"] == measured.SLOWEST
+
+
+def test_a_log_may_name_any_number_of_contexts_devices_and_proxies():
+    """All of each with all of the others took hours."""
+    number = 2 * verification.DEVICES
+    text = "".join(
+        f"1.0000 err llama_init_from_model: n_ctx = 1\n1.0000 err x: RPC{index}[127.0.0.1:{index}] compute buffer size = 1.00 MiB\n"
+        f"1.0000 run 127.0.0.1:{index} leads to 192.0.2.1:{index}\n"
+        for index in range(number)
+    )
+    memory = measured.read(text).memory_mib
+    assert len(memory) == verification.DEVICES
+    assert memory["RPC11[192.0.2.1:11]"] == 1
+
+
 def test_the_table_of_llama_sweep_bench_is_read():
     rows = [
         "|    PP |     TG |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |",
@@ -751,6 +772,20 @@ def test_a_program_whose_log_cannot_be_written_is_ended():
     assert "the log cannot be written: [Errno 28] No space left on device" in done.stderr
 
 
+def test_a_program_that_writes_without_an_end_is_ended(tmp_path, monkeypatch):
+    """Neither its log nor one of its lines grows without an end."""
+    monkeypatch.setattr(measuring, "LOG_BYTES", 100_000)
+    monkeypatch.setattr(measuring, "LINE_BYTES", 1000)
+    path = tmp_path / "log"
+    with path.open("w") as stream:
+        program = "import sys\nwhile True: sys.stderr.write('x' * 500)"
+        assert measuring.run([sys.executable, "-c", program], [], measuring.Log(stream)) == -9
+    lines = path.read_text().splitlines()
+    assert lines[-1].endswith(" run ended with -9")
+    assert {len(line.split(" ", 2)[2]) for line in lines[:-1]} == {1000}
+    assert path.stat().st_size < 110_000
+
+
 # ------------------------------------------------------------------------------------------------------------- records
 
 
@@ -789,6 +824,25 @@ def test_of_a_log_comes_what_matters(tmp_path):
     path.write_text(long + "0.2000 out {}\n")
     assert len(records.lines_of(str(path)).splitlines()) == records.LAST_LINES
     assert records.lines_of(str(tmp_path / "none")) == ""
+
+
+def test_of_a_log_comes_what_matters_in_bounded_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "KEPT_BYTES", 1000)
+    monkeypatch.setattr(records, "LINE_BYTES", 100)
+    path = tmp_path / "x.log"
+    said = [f"0.1000 err error {number:05}" for number in range(2000)]
+    path.write_text("\n".join([*said, "0.2000 out {}", "0.2000 out " + "x" * 1000, "0.3000 run ended with 0", ""]))
+    lines = records.lines_of(str(path)).splitlines()
+    assert lines[0] == said[0]
+    assert lines[-3:] == [said[-1], "0.2000 out {}", "0.3000 run ended with 0"]
+    assert 1000 < len("\n".join(lines)) < 1200
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/etc/passwd", path)])
+def test_a_log_that_is_no_file_is_not_read(tmp_path, make):
+    make(tmp_path / "x.log")
+    with pytest.raises(OSError, match=r"not a regular file|Too many levels|Is a directory"):
+        records.lines_of(str(tmp_path / "x.log"))
 
 
 def test_measured_runs_on_the_controller(call):

@@ -23,9 +23,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import (
     fetched,
     fetching,
     firewall,
+    seeding,
     services,
     stored,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import records
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, failures, files
 from ansible_collections.llamacpp.cluster.plugins.modules import (
     benchmark,
@@ -452,6 +454,56 @@ def test_a_model_after_a_fault(server, tmp_path, monkeypatch, kind):
     assert sorted(expected) == ["source/.source.json", "source/m.gguf", "source/n.gguf"]
     broken = faults.Faults(monkeypatch, kind, *(tmp_path / str(number) for number in range(1, 99)))
     assert failed_runs(broken, make, run, state, expected, str(tmp_path)) > 5
+
+
+@pytest.mark.faults
+@KINDS
+def test_a_cache_that_gets_links_after_a_fault(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(seeding.transfer, "THRESHOLD", 10)
+    names = [f"{number:016x}" for number in range(3)]
+
+    def make(number):
+        beside = tmp_path / str(number) / "one"
+        beside.mkdir(parents=True)
+        for name in names:
+            (beside / name).write_bytes(name.encode() * 20)
+        return tmp_path / str(number)
+
+    def run(host):
+        worker = seeding.Worker("two", host / "two" / "rpc", [], "", {}, "")
+        wanted = [seeding.Tensor(path.name, 320, mark) for mark, path in seeding.cached(host / "one").items()]
+        return bool(seeding.link(worker, seeding.missing(worker, wanted), [host / "one"]))
+
+    whole = make("whole")
+    assert run(whole)
+    expected = faults.tree(whole)
+    assert len(expected) == 6
+    broken = faults.Faults(monkeypatch, kind, *(tmp_path / str(number) for number in range(1, 99)))
+    assert failed_runs(broken, make, run, faults.tree, expected, str(tmp_path)) > 3
+
+
+@pytest.mark.faults
+@KINDS
+def test_a_record_of_a_benchmark_after_a_fault(tmp_path, monkeypatch, kind):
+    """Whoever reads it meanwhile finds the one before it, whole."""
+    before = {"id": "20261122-150000-1a2b3c4d", "cells": [], "ended": None}
+    after = {**before, "cells": [{"key": "x" * 9000}], "ended": 1}
+
+    def make(number):
+        (tmp_path / str(number)).mkdir()
+        records.write(str(tmp_path / str(number)), before)
+        return tmp_path / str(number)
+
+    def run(host):
+        found = records.find(str(host))["record"]
+        assert found in (before, after)
+        records.write(str(host), after)
+        return found != after
+
+    whole = make("whole")
+    assert run(whole)
+    broken = faults.Faults(monkeypatch, kind, *(tmp_path / str(number) for number in range(1, 99)))
+    assert failed_runs(broken, make, run, faults.tree, faults.tree(whole), str(tmp_path)) >= 3
 
 
 # -------------------------------------------------------------------------------------------------------------- releases

@@ -274,6 +274,44 @@ def test_a_part_that_is_a_symbolic_link_within_the_folder_is_refused(server, mod
     assert (models / "other").read_bytes() == b"kept"
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_part_that_is_no_file_is_refused(server, models, fetch, make):
+    """Of a pipe nothing would ever come."""
+    (models / "source").mkdir(parents=True)
+    make(models / "source" / "m.gguf.part")
+    with pytest.raises((Refusal, IsADirectoryError), match=r"m\.gguf\.part( is not a regular file: remove it|')"):
+        fetch()
+
+
+@pytest.mark.parametrize(
+    "checked",
+    [
+        [],
+        "x",
+        {"FILE": 5},
+        {"FILE": {}},
+        {"FILE": {"bytes": SIZE, "sha256": [], "modified": 0}},
+        {"FILE": {"bytes": SIZE, "sha256": SHA, "modified": True}},
+    ],
+    ids=str,
+)
+def test_a_record_of_another_form_is_none(server, models, fetch, checked):
+    fetch()
+    place = models / "source" / model_files.RECORD
+    whole = place.read_text()
+    entry = {str(models / "source" / "m.gguf"): checked["FILE"]} if isinstance(checked, dict) else checked
+    place.write_text(json.dumps({**json.loads(whole), "checked": entry}))
+    fetch()
+    assert place.read_text() == whole
+
+
+def test_a_record_that_is_a_pipe_is_replaced(server, models, fetch):
+    (models / "source").mkdir(parents=True)
+    os.mkfifo(models / "source" / model_files.RECORD)
+    fetch()
+    assert json.loads((models / "source" / model_files.RECORD).read_text())["checked"]
+
+
 def test_the_folder_itself_may_be_a_symbolic_link(server, models, fetch, tmp_path):
     (tmp_path / "large").mkdir()
     models.symlink_to(tmp_path / "large")

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import gguf_files
@@ -15,7 +16,7 @@ from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import models
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, model_files
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, known_answer, model_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import model_entry, model_source, rollback
 from ansible_collections.llamacpp.cluster.plugins.modules import model as model_module
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import finding, hub, inventory
@@ -585,6 +586,14 @@ def test_a_registry_that_answers_something_else(server, library, code, answer, s
     assert said in refusal(looked_up, of_ollama(server))
 
 
+@pytest.mark.parametrize("data", [b"", b"\x1f\x8b\x08\0", b"not packed", zlib.compress(b"{}")], ids=str)
+def test_a_registry_that_says_its_manifest_is_packed(server, library, data):
+    server.faults["/v2/library/gemma3/manifests/4b"] = lambda handler: server.reply(
+        handler, 200, data, {"Content-Encoding": "gzip"}
+    )
+    assert "sends no manifest" in refusal(looked_up, of_ollama(server))
+
+
 def test_a_blob_of_another_size_than_its_manifest_says(server, library):
     layer = {"mediaType": "application/vnd.ollama.image.model", "size": 7}
     layer["digest"] = "sha256:" + hashlib.sha256((library / "4b.gguf").read_bytes()).hexdigest()
@@ -778,6 +787,37 @@ def test_a_host_that_says_what_cannot_be_is_not_believed(server, repo, tmp_path)
             prefix=PREFIX,
         )
         assert found["revision"] == play.commit_of(REPO)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"summary": 5},
+        {"summary": {}},
+        {"summary": {"files": 5}},
+        {"summary": {**known_answer.summary(4, 128, "f32"), "files": [{"name": 5}]}},
+        {"summary": {**known_answer.summary(4, 128, "f32"), "files": [{"name": "m.gguf"}]}},
+        {"summary": {"files": [], "architecture": "\x1b[2J"}},
+    ],
+    ids=str,
+)
+def test_what_a_host_says_of_a_file_of_the_operator_is_not_believed(said):
+    found, _action = run(lambda **arguments: said, {"llama_model_path": "/srv/m.gguf"}, prefix=PREFIX)
+    assert found["refused"].startswith("llama_model_path is /srv/m.gguf, of which the head says what cannot be (")
+    assert found["refused"].isprintable()
+
+
+@pytest.mark.parametrize("said", [{"error": "\x1b[2J\n"}, {"closed": "/a\x1b[2J", "bytes": 5}], ids=["error", "closed"])
+def test_what_a_host_says_of_a_projector_does_not_control_the_screen(said):
+    given = {"llama_model_path": "/srv/m.gguf", "llama_model_mmproj": {"path": "/srv/p.gguf"}}
+    summary = {**known_answer.summary(4, 128, "f32"), "files": [{"name": "m.gguf", "bytes": 5}]}
+    found, _action = run(
+        lambda **arguments: {"paths": {"/srv/p.gguf": said}, "summary": summary, "closed": None}, given, prefix=PREFIX
+    )
+    assert "/srv/p.gguf" in found["refused"]
+    assert "\\x1b[2J" in found["refused"]
+    assert found["refused"].isprintable()
 
 
 def test_a_host_that_is_not_contacted_is_not_asked(server, repo):

@@ -197,8 +197,12 @@ while True:
 """
 
 
+RIGHT = "(28).to_bytes(8, 'little') + bytes([7, 0, 0]) + bytes(25)"
+"""A handshake as a worker of protocol 7 answers it."""
+
+
 @pytest.mark.parametrize(
-    "reply", ["b''", "b'HTTP/1.1 200 OK'", "b'\\xff' * 8", "(1 << 40).to_bytes(8, 'little') + b'x' * 1000000"]
+    "reply", ["b''", "b'HTTP/1.1 200 OK'", "b'\\xff' * 8", "(1 << 40).to_bytes(8, 'little') + b'x' * 1000000", RIGHT]
 )
 def test_what_answers_at_a_worker_s_port_is_checked(reply):
     """Whoever took the worker over stopped it, and answers himself."""

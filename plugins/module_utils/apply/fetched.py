@@ -15,7 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import model_files
 
 PART = ".part"
@@ -24,6 +25,8 @@ LOCK = ".fetching"
 """File in the folder of models whose lock belongs to the process that fetches, and that says how far it is."""
 CHECKED = "checked"
 """In a record: what was found of each file when it was whole."""
+ENTRY = {"bytes": Number(), "sha256": Text(model_files.SHA256), "modified": Number(-untrusted.LARGEST)}
+"""Of a file there."""
 OF_CONTROLLER = "file:"
 """How the URL of a file begins that lies on the controller."""
 
@@ -94,22 +97,23 @@ def size_of(path: Path) -> int | None:
 
 
 def read_record(path: Path) -> dict[str, dict[str, Any]]:
-    """Path → ``bytes``, ``sha256`` and ``modified`` (the file's time when it was checked) of a record's files; empty where there is none."""
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        checked = reading.read_object(path, model_files.RECORD_BYTES)[CHECKED]
-        return {name: dict(entry) for name, entry in checked.items()}
-    return {}
+    """Path → ``bytes``, ``sha256`` and ``modified`` (the file's time when it was checked) of a record's files, as far as it has their form."""
+    checked: Any = None
+    with suppress(OSError, ValueError):
+        checked = reading.read_object(path, model_files.RECORD_BYTES).get(CHECKED)
+    if not isinstance(checked, dict):
+        return {}
+    return {name: entry for name, entry in checked.items() if not untrusted.mismatch("it", entry, ENTRY)}
 
 
 def _is_whole(file: File, entry: Mapping[str, Any] | None) -> bool:
     """Whether the file is here as its record says, and as the plan does."""
-    if not entry or entry.get("bytes") != file.bytes or entry.get("sha256") is None:
-        return False
-    if file.sha256 not in (None, entry["sha256"]):
+    if not entry or entry["bytes"] != file.bytes or file.sha256 not in (None, entry["sha256"]):
         return False
     with suppress(OSError):
         status = os.stat(file.path)
-        return status.st_size == file.bytes and int(status.st_mtime) == entry.get("modified")
+        same = status.st_size == file.bytes and int(status.st_mtime) == entry["modified"]
+        return same and stat.S_ISREG(status.st_mode)
     return False
 
 

@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import json
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,10 +24,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetched, stored
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, reading, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import existing, replace_file, sync_folder
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import amount
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import model_files, remote
 
 AT_ONCE = 4
@@ -35,6 +37,12 @@ PAUSES = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0, 60.0, 60.0)
 PIECE = 1 << 20
 FETCH, CHECK = "fetch", "check"
 """What is done with a file: bytes come, or those that are here are read."""
+SAID: dict[str, Any] = {
+    "file": Text(),
+    "step": (FETCH, CHECK),
+    **dict.fromkeys(("files", "done", "total", "rate"), Number()),
+}
+"""How far all files are."""
 SAID_SECONDS = 1.0
 RATE_SECONDS = 15.0
 """Over which the rate is taken."""
@@ -149,11 +157,10 @@ class Progress:
 
 
 def parse_progress(text: str) -> dict[str, Any] | None:
-    """What ``Progress.say`` wrote; None where that is nothing, or not whole."""
-    with suppress(ValueError, KeyError, TypeError):
+    """What ``Progress.say`` wrote; None where that is nothing, not whole, or has another form: its host may write anything there."""
+    with suppress(ValueError):
         said = reading.parse(text)
-        counts = {key: int(said[key]) for key in ("files", "done", "total", "rate")}
-        return {"file": str(said["file"]), "step": str(said["step"]), **counts}
+        return None if untrusted.mismatch("it", said, SAID) else {key: said[key] for key in SAID}
     return None
 
 
@@ -170,11 +177,14 @@ class _Part:
     def __init__(self, file: fetched.File, fresh: bool) -> None:
         path = fetched.part_of(file.path)
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise Refusal(f"{path} is a symbolic link: remove it, and run the playbook again") from None
             raise
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise Refusal(f"{path} is not a regular file: remove it, and run the playbook again")
         self.file, self.path, self.digest, self.count = file, path, hashlib.sha256(), 0
         self.stream: BinaryIO = os.fdopen(descriptor, "r+b", buffering=0)
         os.fchmod(descriptor, 0o644)
@@ -386,8 +396,15 @@ def _record(
         checked.setdefault(file.record, {})[str(file.path)] = entry
     for path, entries in checked.items():
         text = json.dumps({**contents.get(str(path), {}), fetched.CHECKED: entries}, indent=1, sort_keys=True) + "\n"
-        if not path.is_file() or path.read_text(errors="replace") != text:
+        if _text_of(path, len(text.encode())) != text:
             replace_file(path, text, 0o644)
+
+
+def _text_of(path: Path, size: int) -> str | None:
+    """Of a file of this size; None where there is none."""
+    with suppress(OSError):
+        return reading.read(path, size + 1).decode("utf-8", "replace")
+    return None
 
 
 # ---------------------------------------------------------------------------------------------------- what the controller sends

@@ -32,9 +32,10 @@ SWEPT = re.compile(
 """PP, TG, N_KV, T_PP, S_PP, T_TG and S_TG of llama-sweep-bench (examples/sweep-bench of ik_llama.cpp)."""
 ERRORS = 3
 """Last lines of a program that failed, which are shown."""
+ENDPOINT = re.compile(r"127\.0\.0\.1:[0-9]+")
 LOG_LINE = 500
-SLOWEST, FASTEST = 1e-6, 1e9
-"""Tokens per second, or seconds."""
+SLOWEST, FASTEST = 1e-4, 1e9
+"""Tokens per second, or seconds. Figures are kept with four digits: a smaller one would be none."""
 
 
 class Result(NamedTuple):
@@ -103,14 +104,13 @@ def _memory(lines: Sequence[str], names: Mapping[str, str]) -> dict[str, float]:
     weights = verification.buffers("\n".join(lines[: ends[0]]))
     contexts = [verification.buffers("\n".join(lines[start:end])) for start, end in zip(starts, ends[1:])]
     most: dict[str, float] = {}
-    for device in {name for one in (weights, *contexts) for name in one}:
-        held = [sum(kind.mib for kind in one.get(device, {}).values()) for one in contexts]
-        shown = device
-        for proxy, endpoint in names.items():
-            shown = shown.replace(proxy, endpoint)
-        own = sum(kind.mib for kind in weights.get(device, {}).values())
-        most[shown] = round(own + max(held, default=0), 2)
-    return most
+    for one in contexts:
+        for device, kinds in one.items():
+            if device in most or len(most) < verification.DEVICES:
+                most[device] = max(most.get(device, 0), sum(kind.mib for kind in kinds.values()))
+    held = {device: sum(kind.mib for kind in kinds.values()) for device, kinds in weights.items()}
+    whole = {device: round(held.get(device, 0) + most.get(device, 0), 2) for device in (*held, *most)}
+    return {ENDPOINT.sub(lambda found: names.get(found[0], found[0]), device): mib for device, mib in whole.items()}
 
 
 def read(text: str) -> Log:

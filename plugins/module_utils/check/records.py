@@ -8,19 +8,23 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import measured
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, names, reading, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 
 ID = r"[0-9]{8}-[0-9]{6}-[0-9a-f]{8}"
-RECORD_BYTES, LOG_BYTES = 64 << 20, 256 << 20
+RECORD_BYTES, LOG_BYTES, LINE_BYTES, KEPT_BYTES = 64 << 20, 256 << 20, 1 << 20, 8 << 20
+"""Of a record; and of a log, of its lines, and of those that are passed on together."""
 MATTERS = re.compile(r"buffer size =|error|fail|abort|terminate|exception|unable|cannot", re.IGNORECASE)
 """Lines of a program's stderr that are passed on, beside those at the beginning of a context."""
 LAST_LINES = 3
+SAID = " err "
+"""In what a program says beside its results."""
 
 
 def _path(prefix: str, identity: str) -> Path:
@@ -69,18 +73,35 @@ def find(prefix: str, identity: str | None = None) -> dict[str, Any]:
 def lines_of(path: str) -> str:
     """Of the log of a program that measures: results, sizes of buffers, and how it ended; empty where it has not written anything yet."""
     try:
-        text = reading.read(Path(path), LOG_BYTES).decode("utf-8", "replace")
+        with reading.open_file(path) as stream:
+            return "\n".join(_kept(_lines(stream)))
     except FileNotFoundError:
         return ""
-    lines = [line for line in text.split("\n")[:-1] if measured.LINE.fullmatch(line)]
-    last = lines[-LAST_LINES:]
-    kept = [
-        line
-        for line in lines
-        if " err " not in line[:24]
-        or measured.LOADED.search(line)
-        or MATTERS.search(line)
-        or "|" in line
-        or line in last
-    ]
-    return "\n".join(kept)
+
+
+def _lines(stream: IO[bytes]) -> Iterator[str]:
+    """Whole lines of the log; nothing of one that is too long, and of what is torn at its end."""
+    left = LOG_BYTES
+    while left > 0 and (data := stream.readline(LINE_BYTES)):
+        left -= len(data)
+        text = data.decode("utf-8", "replace")
+        if text.endswith("\n") and measured.LINE.fullmatch(text[:-1]):
+            yield text[:-1]
+
+
+def _kept(lines: Iterable[str]) -> list[str]:
+    """Those that matter, and the last ones. What a program says beside its results takes no room from these."""
+    kept: dict[int, str] = {}
+    last: deque[tuple[int, str]] = deque(maxlen=LAST_LINES)
+    room = {True: KEPT_BYTES, False: KEPT_BYTES}
+    for number, line in enumerate(lines):
+        last.append((number, line))
+        beside = SAID in line[:24]
+        if room[beside] > 0 and (not beside or _matters(line)):
+            kept[number] = line
+            room[beside] -= len(line)
+    return [line for _number, line in sorted({**kept, **dict(last)}.items())]
+
+
+def _matters(line: str) -> bool:
+    return bool(measured.LOADED.search(line) or MATTERS.search(line)) or "|" in line

@@ -114,7 +114,7 @@ def _layers(plan: dict) -> list[str]:
     """What each device gets, like «layers 4 to 7, output». The first layers are those on the head's processor."""
     texts, start = [], plan["head"]["cpu"]["layers"]
     for entry in plan["placement"]:
-        parts = [_range(start, entry["layers"])] * bool(entry["layers"]) + ["output"] * entry["output"]
+        parts = [_range(start, entry["layers"])] * bool(entry["layers"]) + ["output"] * bool(entry["output"])
         if not parts:
             parts = ["tensors that llama_server_override_tensor names" if entry["weights_mib"] else "no layer"]
         texts.append(", ".join(parts))

@@ -12,6 +12,7 @@ nobody has touched that for so many seconds, and ends where it is removed. Needs
 from __future__ import annotations
 
 import argparse
+import errno
 import fcntl
 import json
 import os
@@ -34,6 +35,10 @@ END_SECONDS = 10
 """For the program to end by itself after SIGTERM."""
 GUARD_SECONDS = 1.0
 """Between two looks of the guard at its file."""
+LOG_BYTES, LINE_BYTES = 256 << 20, 64 << 10
+"""Of the log, after which the program is ended, and of a line, which is divided there."""
+STAMP_BYTES = 16
+"""Of a line, beside what the program writes."""
 SWITCH_SECONDS = 0.0002
 """After so long a thread lets another one run that waits: the delays are not much longer."""
 
@@ -42,10 +47,14 @@ class Log:
     """Writes the lines, from several threads."""
 
     def __init__(self, stream: IO[str]) -> None:
-        self._stream, self._lock, self._began = stream, threading.Lock(), time.monotonic()
+        self._stream, self._lock, self._began, self._left = stream, threading.Lock(), time.monotonic(), LOG_BYTES
 
     def write(self, kind: str, text: str) -> None:
+        """:raises OSError: it cannot be written, or is full; what is said of the run itself still has room."""
         with self._lock:
+            self._left -= len(text) + STAMP_BYTES
+            if self._left < 0 and kind != "run":
+                raise OSError(errno.EFBIG, f"it has more than {LOG_BYTES >> 20} MiB")
             if not self._stream.closed:
                 self._stream.write(f"{time.monotonic() - self._began:.4f} {kind} {text}\n")
                 self._stream.flush()
@@ -157,7 +166,7 @@ def with_proxies(words: Iterable[str], proxies: Iterable[Proxy]) -> list[str]:
 def _copy(stream: IO[str], kind: str, log: Log, child: subprocess.Popen[str]) -> None:
     """Writes each line, and ends the program where that is not possible: its figures would be lost, and a full pipe would stop it for good."""
     try:
-        for line in stream:
+        while line := stream.readline(LINE_BYTES):
             log.write(kind, line.rstrip("\n"))
     except OSError as error:
         sys.stderr.write(f"the log cannot be written: {error}\n")

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import math
+import posixpath
+import re
 from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
@@ -55,10 +57,36 @@ def _models(model: dict[str, Any]) -> list[str]:
     return [model["path"], *(path for role, path in sorted(first.items()) if role != model_files.MODEL)]
 
 
+HOMES = re.compile(r"(?:^|[=,:;])/+(?:home|root|run/user)(?:/|$)")
+"""What systemd takes for folders of users (ProtectHome), in a word."""
+OURS = ("/dev/", "/proc/", "/run/", "/sys/", "/usr/")
+"""Folders that have no links into homes."""
+SIMPLE = re.compile(r"(?:/[A-Za-z0-9_@+-][A-Za-z0-9._@+-]*)+")
+"""A path that needs no quotes among those of a unit."""
+
+
+def _homes_of_head(plan: dict[str, Any]) -> list[str] | None:
+    """Paths that the head's service sees where links lead into homes, or below them: of homes it sees nothing else. None where it has to see
+    all of them, since other words name homes, or a path cannot stand beside others in a unit.
+
+    A path is that of the link: systemd follows it, outside and inside. Files of a model may be links of their own, so each is named, and its
+    folder where that is in a home.
+    """
+    head, own = plan["head"], plan["hosts"][plan["head"]["host"]]
+    files = {*_models(plan["model"]), *(file["path"] for file in plan["model"]["files"])}
+    starts = [head["argv"], *(fallback["head"]["argv"] for fallback in plan["fallbacks"])]
+    words = {word for argv in starts for word in argv} | set(head["environment"].values())
+    others = {word for word in words - files if not word.startswith(OURS) and not word.startswith(own["prefix"] + "/")}
+    folders = {posixpath.dirname(path) for path in files if HOMES.match(path)}
+    paths = {f"{own['prefix']}/{names.MODELS}", *files, *folders, *filter(SIMPLE.fullmatch, others)}
+    hidden = not any(map(HOMES.search, words - files)) and all(map(SIMPLE.fullmatch, paths))
+    return sorted(paths) if hidden else None
+
+
 def _reachable_for_head(plan: dict[str, Any]) -> list[str]:
-    """To whom the head's service may talk: its networks, its workers and itself; empty where nobody said who may connect."""
+    """To whom the head's service may talk: its networks, its workers and itself; empty where others connect, and nobody said which."""
     head = plan["head"]
-    if not head["allowed"]:
+    if not head["allowed"] and not names.is_loopback(head["address"]):
         return []
     used = [entry["endpoint"] for placement in _placements(plan) for entry in placement if entry["endpoint"]]
     own = [] if head["address"] == names.EVERY_ADDRESS else [head["address"]]
@@ -86,6 +114,7 @@ def of_host(plan: dict[str, Any], host: str) -> list[dict[str, Any]]:
             "listens": worker["listens"],
             "protocol": worker["protocol"],
             "reads": [],
+            "homes": [],
             "after": [],
             "credentials": {},
             "devices": backends.device_files(worker["backend"]),
@@ -117,6 +146,7 @@ def of_host(plan: dict[str, Any], host: str) -> list[dict[str, Any]]:
                 "environment": head["environment"],
                 "listens": f"{head['address']}:{head['port']}",
                 "reads": [*_models(plan["model"]), *credentials.values()],
+                "homes": _homes_of_head(plan),
                 "after": [service["name"] for service in services],
                 "devices": sorted({path for backend in head["backends"] for path in backends.device_files(backend)}),
                 "credentials": credentials,

@@ -1,0 +1,215 @@
+"""Whatever a host, a server of models or a program that measures says, it is used by its form or refused in a sentence."""
+
+import json
+import time
+
+import benchmarks
+import gguf_files
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetched, fetching
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import measured, records
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import models
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer, model_files, ollama
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import model_source
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import benchmark_tables, finding, hub
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.fetching import sentence
+from hypothesis import example, given
+from hypothesis import strategies as st
+from test_fuzz_planning import OFTEN, changed
+from test_fuzz_report import JUNK, news
+from test_model_sources import REPO, of_ollama, on_huggingface, request_of, run, server
+
+__all__ = ["server"]
+SHA = "0123456789abcdef" * 4
+COMMIT = "0123456789" * 4
+SECONDS = 2
+"""Of processor time."""
+SUMMARY = {**known_answer.summary(4, 128, "f32"), "files": [{"name": "m.gguf", "bytes": 5000}]}
+FILE = {"name": "m.gguf", "bytes": 5, "sha256": SHA}
+ASKED = {
+    "llama_model_huggingface": {"repo": REPO, "quantisation": "Q4_K_M"},
+    "llama_model_url": ["https://models.example/m.gguf"],
+    "llama_model_ollama": "gemma3:4b",
+    "llama_model_path": "/srv/m.gguf",
+}
+
+
+def record(source):
+    return {
+        "schema": 1,
+        "asked": model_source.asked(source),
+        "source": model_source.shown(source),
+        "revision": COMMIT,
+        "resolved": [FILE],
+        "checked": {"/m/m.gguf": {"bytes": 5, "sha256": SHA, "modified": 1}},
+    }
+
+
+def answer(variable, value):
+    """What a host says of a source that it has."""
+    source = request_of(**{variable: value}).sources()[0]
+    manifest = {"layers": [{"mediaType": ollama.MEDIA_TYPES["model"], "digest": f"sha256:{SHA}", "size": 5}]}
+    folder = {"record": record(source), "whole": True, "summary": SUMMARY, "closed": None}
+    return {
+        "folders": {} if source.path else {model_source.folder("/p", source): folder},
+        "paths": {"/srv/p.gguf": {"bytes": 5, "closed": None}},
+        "ollama": {str(source.ollama): {"manifest": manifest, "folder": "/o", "summary": SUMMARY, "closed": None}},
+        "summary": SUMMARY,
+        "closed": None,
+    }
+
+
+ANSWERS = st.one_of(
+    *(
+        st.tuples(st.just(variable), news(answer(variable, value)), st.booleans())
+        for variable, value in sorted(ASKED.items())
+    )
+)
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    """No server is asked."""
+
+    def nobody(asked, seconds):
+        raise Refusal("nobody is asked")
+
+    monkeypatch.setattr(finding, "_looked_up", nobody)
+
+
+@pytest.mark.fuzz
+@OFTEN
+@given(ANSWERS)
+def test_any_answer_of_a_host(offline, answered):
+    variable, new, projector = answered
+    said = changed(answer(variable, ASKED[variable]), new)
+    wanted = {variable: ASKED[variable], **({"llama_model_mmproj": {"path": "/srv/p.gguf"}} if projector else {})}
+    started = time.process_time()
+    found, _action = run(lambda **_arguments: said if isinstance(said, dict) else {}, wanted, prefix="/p")
+    assert time.process_time() - started < SECONDS
+    assert untrusted.is_plain(found.get("refused", ""))
+
+
+RECORD = record(request_of(llama_model_url=ASKED["llama_model_url"]).sources()[0])
+
+
+@pytest.mark.fuzz
+@OFTEN
+@given(news(RECORD), st.none() | st.text(st.characters(codec="utf-8")))
+def test_any_record_beside_a_model(tmp_path, new, text):
+    place = tmp_path / model_files.RECORD
+    place.write_text(json.dumps(changed(RECORD, new)) if text is None else text)
+    (tmp_path / "m.gguf").write_bytes(b"12345")
+    given = [{**FILE, "path": str(tmp_path / "m.gguf"), "url": "https://models.example/m.gguf", "role": "model"}]
+    files = fetched.of_plan(given, [{"path": str(place)}])
+    for entry in fetched.recorded(place).values():
+        assert untrusted.mismatch("it", entry, fetched.ENTRY) is None
+    fetched.differences(files, [{"path": str(place)}])
+    kept = models.fetched(str(tmp_path), "nobody")
+    assert kept is None or not kept["whole"] or untrusted.is_plain(kept["error"])
+
+
+SIBLING = {"rfilename": "m-Q4_K_M.gguf", "size": 5000, "blobId": "0" * 40, "lfs": {"sha256": SHA, "size": 5000}}
+ABOUT = {"id": REPO, "modelId": REPO, "sha": COMMIT, "siblings": [SIBLING], "private": False, "createdAt": "2025-01-01"}
+OTHERS = {"siblings": [SIBLING, {**SIBLING, "rfilename": "x/m-Q8_0-00001-of-00002.gguf"}], "lastModified": "2025"}
+
+
+@pytest.mark.fuzz
+@pytest.mark.timeout(0)
+@OFTEN
+@given(news({**ABOUT, **OTHERS}), st.none() | st.binary(), st.sampled_from([None, "Q4_K_M", "Q8_0", "m"]))
+def test_any_listing_of_a_repository(server, new, text, quantisation):
+    said = json.dumps(changed({**ABOUT, **OTHERS}, new)).encode() if text is None else text
+    server.faults[f"/api/models/{REPO}/revision/main"] = lambda handler: server.reply(handler, 200, said, {})
+    source = on_huggingface(quantisation=quantisation).sources()[0]
+    try:
+        listed = hub.listing(source, None)
+        hub.quantisations(listed, source.role)
+        for file in hub.chosen(listed, source):
+            assert model_files.problem_of_name(file.name) is None
+    except Refusal as refusal:
+        said = str(refusal)
+    assert untrusted.is_plain(str(said))
+
+
+MANIFEST = {
+    "schemaVersion": 2,
+    "layers": [{"mediaType": ollama.MEDIA_TYPES["model"], "digest": f"sha256:{SHA}", "size": len(gguf_files.model())}],
+}
+
+
+@pytest.mark.fuzz
+@pytest.mark.timeout(0)
+@OFTEN
+@given(news(MANIFEST), st.none() | st.binary(), st.sampled_from([200, 302, 404, 500, 999]))
+def test_any_manifest_of_a_registry(server, new, text, code):
+    said = json.dumps(changed(MANIFEST, new)).encode() if text is None else text
+    server.faults["/v2/library/gemma3/manifests/4b"] = lambda handler: server.reply(handler, code, said, {})
+    with pytest.raises(Refusal) as refused:
+        finding._ollama(finding.Asked(of_ollama(server).sources()[0], None, ""))
+    assert untrusted.is_plain(str(refused.value))
+
+
+PROGRESS = {"file": "m.gguf", "step": "fetch", "files": 1, "done": 5, "total": 9, "rate": 2}
+
+
+@pytest.mark.fuzz
+@OFTEN
+@given(JUNK.map(json.dumps) | st.text() | news(PROGRESS).map(lambda new: json.dumps(changed(PROGRESS, new))))
+@example(json.dumps({**PROGRESS, "total": "9" * 900}))
+def test_any_progress_of_a_download(text):
+    said = fetching.parse_progress(text)
+    assert said is None or untrusted.is_plain(sentence(said["file"], *map(said.get, ("step", "done", "total", "rate"))))
+
+
+ROW = {"n_prompt": 512, "n_gen": 0, "n_depth": 0, "avg_ts": 10.0, "stddev_ts": 0.1, "samples_ts": [10.0, 10.1]}
+SWEPT = "|   512 |    128 |      0 |    1.100 |   465.51 |    2.311 |    55.38 |"
+LINES = st.one_of(
+    news(ROW).map(lambda new: json.dumps(changed(ROW, new))),
+    st.lists(st.sampled_from([*SWEPT.split(), "9" * 400, "nan", "-1", "."]), min_size=5, max_size=9).map(" ".join),
+    st.sampled_from(["llama_init_from_model: n_ctx = 1", "ended with 0", "127.0.0.1:1 leads to 192.0.2.1:1"]),
+    st.text(max_size=40),
+    st.integers(0, 9).map(
+        lambda number: f"x: RPC{number}[127.0.0.1:{number}] compute buffer size = {'9' * number}.5 MiB"
+    ),
+)
+STAMPS = st.sampled_from(["1.0000 out", "2.0000 err", "3.0000 run", "999999999.0000 out", "1 out", ""])
+EXAMPLE = benchmarks.example()
+EXAMPLE["cells"] = EXAMPLE["cells"][:4]
+
+
+@pytest.mark.fuzz
+@OFTEN
+@given(st.lists(st.tuples(STAMPS, LINES).map(" ".join), max_size=12))
+def test_any_log_of_a_program_that_measures(tmp_path, lines):
+    path = tmp_path / "x.log"
+    path.write_text("\n".join(lines), errors="replace")
+    log = measured.read(records.lines_of(str(path)))
+    assert untrusted.is_plain(measured.failure_of(log, "llama-bench"))
+    cells = []
+    for result in log.results:
+        cell = {**EXAMPLE["cells"][0], "test": result.test, "depth": result.depth}
+        cells.append(measured.filled(cell, log, ["x"], "/x.log"))
+        assert measured.are_speeds(cells[-1]["measured"])
+    benchmark_tables.as_markdown({**EXAMPLE, "cells": cells, "fits": measured.fits(cells)})
+    json.dumps([log, cells], allow_nan=False)
+
+
+@pytest.mark.fuzz
+@OFTEN
+@given(news(EXAMPLE["cells"]))
+def test_any_cell_of_an_earlier_record(new):
+    """As the next run takes it over."""
+    kept = changed(EXAMPLE["cells"], new)
+    kept = [cell for cell in (kept if isinstance(kept, list) else [kept]) if measured.can_be_kept(cell)]
+    before = {cell["key"]: cell for cell in kept}
+    cells = [
+        {**cell, **{key: before.get(cell["key"], cell)[key] for key in measured.KEPT}} for cell in EXAMPLE["cells"]
+    ]
+    record = {**EXAMPLE, "cells": cells, "fits": measured.fits(cells), "visits": measured.visits(cells)}
+    assert benchmark_tables.as_markdown(record)
+    assert benchmark_tables.as_csv(record)
+    json.dumps(record, allow_nan=False)
+    assert benchmarks.read(record)
