@@ -411,9 +411,24 @@ def test_of_two_hosts_of_which_nothing_is_used_both_may_be_away():
 NOT_WITHOUT = {
     "no fallback": (["worker2"], {"worker1": True}, ["worker2"], "needs worker2, which does not answer, and its head"),
     "an older plan, which says nothing of it": (["worker2"], None, ["worker2"], "needs worker2"),
-    "two at once": (["worker1", "worker2"], {"worker1": True, "worker2": True}, ["worker1", "worker2"], "needs worker1, w"),
-    "it failed, and may answer": (["worker2"], {"worker2": True}, [], "has no part on worker2, or the host failed above"),
-    "one of each": (["worker1", "worker2"], {"worker2": True}, ["worker2"], "no part on worker1, .*, and it needs worker2"),
+    "two at once": (
+        ["worker1", "worker2"],
+        {"worker1": True, "worker2": True},
+        ["worker1", "worker2"],
+        "needs worker1, w",
+    ),
+    "it failed, and may answer": (
+        ["worker2"],
+        {"worker2": True},
+        [],
+        "has no part on worker2, or the host failed above",
+    ),
+    "one of each": (
+        ["worker1", "worker2"],
+        {"worker2": True},
+        ["worker2"],
+        "no part on worker1, .*, and it needs worker2",
+    ),
 }
 
 
@@ -697,7 +712,13 @@ def test_the_inventory_is_named_after_a_rollback():
 
 
 def test_a_host_that_was_left_out_is_named_with_what_to_do_when_it_is_back():
-    target = {"id": "1" * 16, "release": "b1", "left": [], "away": ["strix1"], "declared": '{"source": "git", "ref": "b1"}'}
+    target = {
+        "id": "1" * 16,
+        "release": "b1",
+        "left": [],
+        "away": ["strix1"],
+        "declared": '{"source": "git", "ref": "b1"}',
+    }
     said = rollback.returned(target, '"b2"')
     assert 'To stay here, set llama_release: {"source": "git", "ref": "b1"}.' in said
     assert "strix1 does not answer: the head serves without it" in said

@@ -65,6 +65,7 @@ def look(plan, name, drift, **others):
             "verified": dict(VERIFIED),
             "benchmark": "20261122-150000-1a2b3c4d",
             "metrics": None,
+            "recent": None,
         }
     known = {
         "now": NOW,
@@ -362,13 +363,25 @@ def test_speed(plan, answers, tmp_path):
         "prompt_tokens_per_s": 400.0,
         "generated_tokens": 900,
         "prompt_tokens": 4000,
+        "seconds": None,
     }
-    said = "20 tokens/s in generation, 400 tokens/s in prompts, on average since the server's start (900 generated, 4000 read)"
+    said = "20 tokens/s in generation, 400 tokens/s in prompts since the server's start (900 generated, 4000 read)"
     assert said in " ".join(shown.split())
     of_head(answers, metrics=dict.fromkeys(COUNTED, 0.0))
     told, _error, shown = written(plan, answers, tmp_path)
     assert told["cluster"]["speed"]["generation_tokens_per_s"] is None
-    assert "no request since the server's start" in shown
+    assert "no request that ended since the server's start" in shown
+
+
+@pytest.mark.parametrize("seconds, said", [(3600, "hour"), (3890, "hour"), (720, "12 min"), (7200, "2 h")])
+def test_the_speed_is_that_of_the_last_hour(plan, answers, tmp_path, seconds, said):
+    plan["head"]["argv"].append("--metrics")
+    of_head(answers, metrics=dict.fromkeys(COUNTED, 1e9), recent={**COUNTED, "seconds": seconds})
+    told, _error, shown = written(plan, answers, tmp_path)
+    assert told["cluster"]["speed"]["seconds"] == seconds
+    assert f"400 tokens/s in prompts in the last {said} (900 generated, 4000 read)" in " ".join(shown.split())
+    of_head(answers, recent={**dict.fromkeys(COUNTED, 0.0), "seconds": seconds})
+    assert f"no request that ended in the last {said}" in written(plan, answers, tmp_path)[2]
 
 
 def test_devices_and_what_is_not_shown(plan, answers, tmp_path):

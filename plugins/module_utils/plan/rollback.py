@@ -237,12 +237,14 @@ def _why_not_without(entry: Mapping[str, Any], missing: Collection[str], away: C
     others = [name for name in missing if name not in away]
     release = entry.get("declared") or entry["release"]
     texts = [
-        f"has no part on {', '.join(others)}, or the host failed above, is left out by --limit or is not in the inventory" * bool(others),
-        f"needs {', '.join(silent)}, which does not answer, and its head serves on no fallback without that" * bool(silent),
+        f"has no part on {', '.join(others)}, or the host failed above, is left out by --limit or is not in the inventory"
+        * bool(others),
+        f"needs {', '.join(silent)}, which does not answer, and its head serves on no fallback without that"
+        * bool(silent),
     ]
     return (
-        f"{', and it '.join(filter(None, texts))} (if it does not come back, remove {', '.join(missing)} from the inventory, set llama_release: {release} and run "
-        "site.yml, which plans without it and compiles nothing that is still installed)"
+        f"{', and it '.join(filter(None, texts))} (if it does not come back, remove {', '.join(missing)} from the inventory, set "
+        f"llama_release: {release} and run site.yml, which plans without it and compiles nothing that is still installed)"
     )
 
 
