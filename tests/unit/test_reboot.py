@@ -111,6 +111,103 @@ def test_the_first_host_that_does_not_come_back_ends_it(tmp_path):
     assert "one did not come back as planned: Timed out waiting [2J for last boot time check No further host" in said
 
 
+STAND_IN = """
+import json, os
+from ansible.module_utils.basic import AnsibleModule
+module = AnsibleModule(argument_spec={"does": {}, "host": {}, "file": {}})
+failing = []
+with open(module.params["file"], "r+") as file:
+    told = json.load(file)
+    if module.params["does"] == "verifies":
+        failing = told["answers"].pop(0) if told["answers"] else []
+    told["done"].append([module.params["host"], module.params["does"], *failing])
+    file.seek(0)
+    file.truncate()
+    json.dump(told, file)
+if failing:
+    module.fail_json(msg="The cluster does not do what was planned.", failing=failing)
+module.exit_json()
+"""
+"""A module that notes what is done, and as verify reports which checks fail."""
+
+
+def reboots(path, answers):
+    """What playbooks/reboot.yml does on each host, its plays of workers and head, where verify answers so; and what it prints."""
+    steps = yaml.safe_load((ROOT / "playbooks/tasks/reboot.yml").read_text())
+    reboot, start, _compare, verify = steps[1]["block"]
+
+    def stand_in(does, task):
+        given = {"does": does, "host": "{{ inventory_hostname }}", "file": f"{path}/told.json"}
+        return {"name": does, "stand_in": given, **{key: task[key] for key in ("register", "until") if key in task}}
+
+    tried = {**stand_in("verifies", verify), "retries": verify["retries"], "delay": 0}
+    steps[1]["block"] = [stand_in("reboots", reboot), stand_in("starts", start), tried]
+    plays = [play for play in yaml.safe_load((ROOT / "playbooks/reboot.yml").read_text()) if "Reboot" in play["name"]]
+    for name, content in {
+        "library/stand_in.py": STAND_IN,
+        "tasks/reboot.yml": yaml.safe_dump(steps),
+        "told.json": json.dumps({"answers": answers, "done": []}),
+        "plays.yml": yaml.safe_dump(plays),
+        "inventory.yml": yaml.safe_dump(
+            {
+                "llama_cluster": {
+                    "children": {"llama_head": {"hosts": {"top": {}}}, "llama_workers": {"hosts": WORKERS_ALONE}}
+                },
+                "all": {"vars": {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}},
+            }
+        ),
+    }.items():
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).write_text(content)
+    planned = plan(["one:cpu", "two"], 60)
+    given = {"llama_changes": changed(planned), "llama_reboot_causes": ["it was asked for"]}
+    done = subprocess.run(
+        [
+            Path(sys.executable).with_name("ansible-playbook"),
+            "-i",
+            "inventory.yml",
+            "plays.yml",
+            "-e",
+            json.dumps(given),
+        ],
+        cwd=path,
+        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_LIBRARY": str(path / "library")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return json.loads((path / "told.json").read_text())["done"], done
+
+
+WORKERS_ALONE = {"one": {}, "two": {}}
+
+
+def test_while_the_head_serves_on_a_fallback_no_further_host_reboots(tmp_path):
+    """As verify says it with a fallback: first the fallback itself, later a load that began when the worker was back."""
+    served = [["fallback"], ["fallback"], [], ["fallback", "handshake"]]
+    done, run = reboots(tmp_path, served)
+    assert run.returncode == 0, run.stdout
+    assert done == [
+        *(["one", does] for does in ("reboots", "starts")),
+        *(["one", "verifies", "fallback"] for _time in range(2)),
+        ["one", "verifies"],
+        *(["two", does] for does in ("reboots", "starts")),
+        ["two", "verifies", "fallback", "handshake"],
+        ["two", "verifies"],
+        *(["top", does] for does in ("reboots", "starts", "verifies")),
+    ]
+    assert "one reboots. The head goes on without one:cpu after a while" in run.stdout
+
+
+def test_a_cluster_that_is_not_verified_ends_it_at_once(tmp_path):
+    done, run = reboots(tmp_path, [["fallback"], ["known answer"]])
+    assert run.returncode
+    assert done[-1] == ["one", "verifies", "known answer"]
+    assert "one did not come back as planned: The cluster does not do what was planned. No further host" in " ".join(
+        run.stdout.split()
+    )
+
+
 def test_the_next_host_waits_until_the_head_serves_the_whole_plan_again():
     block = yaml.safe_load((ROOT / "playbooks/tasks/reboot.yml").read_text())[1]["block"]
     assert "'fallback' not in llama_reboot_verified.failing" in block[-1]["until"]
