@@ -77,12 +77,73 @@ def test_it_says_before_what_serves_meanwhile(tmp_path):
     assert "top reboots. The cluster does not answer until it is back: it is the head." in said
 
 
+def hosts_of(path, named, *arguments):
+    """What the first steps of playbooks/reboot.yml print for llama_reboot_hosts."""
+    (first, *_rest) = [
+        play for play in yaml.safe_load((ROOT / "playbooks/reboot.yml").read_text()) if play["name"] == "Plan"
+    ]
+    steps = yaml.safe_load((ROOT / "playbooks/tasks/reboot_needed.yml").read_text())
+    tasks = [*yaml.safe_load((ROOT / "playbooks/tasks/reboot_hosts.yml").read_text()), *steps[2:]]
+    play = {"hosts": "llama_head:llama_workers", "gather_facts": False, "vars": first["vars"], "tasks": tasks}
+    groups = {"llama_head": {"hosts": {"top": {}}}, "llama_workers": {"hosts": dict.fromkeys(WORKERS)}}
+    (path / "run.yml").write_text(yaml.safe_dump([play]))
+    (path / "hosts.yml").write_text(yaml.safe_dump({"llama_cluster": {"children": groups}}))
+    given = {
+        "llama_reboot_marks": {"results": []},
+        "llama_reboot_tuned": {},
+        **({"llama_reboot_hosts": named} if named else {}),
+    }
+    program = Path(sys.executable).with_name("ansible-playbook")
+    done = subprocess.run(
+        [program, "-i", "hosts.yml", "run.yml", "-e", json.dumps(given), *arguments],
+        cwd=path,
+        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize("named", ["one,top", "one, top", ["one", "top"]])
+def test_only_hosts_that_are_named_reboot(tmp_path, named):
+    said = hosts_of(tmp_path, named)
+    for name in ("one", "top"):
+        assert f"{name}: reboots (it was asked for)" in said
+    for name in ("two", "spare"):
+        assert f"{name}: is not among llama_reboot_hosts" in said
+
+
+def test_all_hosts_reboot_where_none_is_named(tmp_path):
+    assert hosts_of(tmp_path, None).count("reboots (it was asked for)") == 4
+
+
+@pytest.mark.parametrize(
+    "named, arguments, said",
+    [
+        ("one,strix9", (), "llama_reboot_hosts names strix9, which the cluster does not have. Run this playbook"),
+        (None, ("--limit", "one,two"), "--limit leaves out top, spare, and the cluster is verified as a whole"),
+    ],
+)
+def test_a_host_that_is_not_there_reboots_nothing(tmp_path, named, arguments, said):
+    """With --limit the hosts that it leaves out could not be planned with."""
+    shown = hosts_of(tmp_path, named, *arguments)
+    assert said in shown
+    assert "-e llama_reboot_hosts=" in shown
+    assert "reboots (" not in shown
+
+
 @pytest.mark.parametrize("needed", [True, False])
 def test_only_hosts_that_need_it_where_that_is_asked_for(tmp_path, needed):
     steps = yaml.safe_load((ROOT / "playbooks/tasks/reboot_needed.yml").read_text())
     marks = {"results": [{"item": "/run/reboot-required", "stat": {"exists": "{{ inventory_hostname == 'one' }}"}}]}
     waits = {"reboot_needed": "{{ inventory_hostname == 'two' }}", "msg": "reboot needed for ttm.pages_limit=1"}
-    variables = {"llama_reboot_needed": needed, "llama_reboot_marks": marks, "llama_reboot_tuned": waits}
+    variables = {
+        "llama_reboot_named": [],
+        "llama_reboot_needed": needed,
+        "llama_reboot_marks": marks,
+        "llama_reboot_tuned": waits,
+    }
     said = play(tmp_path, steps[2:], variables)
     assert "one: reboots (/run/reboot-required)" in said
     assert "two: reboots (reboot needed for ttm.pages_limit=1)" in said
