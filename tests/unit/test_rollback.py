@@ -464,6 +464,12 @@ def test_no_worker_takes_the_place_of_a_head_that_is_lost_in_the_middle():
     answers["worker1"]["plans"][0]["head"] = True
     with pytest.raises(Refusal, match="has no head among the hosts that answered"):
         rollback.choose("llama_cluster", ["head"], answers, failed=f"{2:016x}", lost=["head"])
+    answers["worker1"]["plans"][0]["head"] = False
+    with pytest.raises(
+        Refusal, match="make another host the head in the inventory, set llama_release: pypi-b1 and run"
+    ):
+        rollback.choose("llama_cluster", ["head"], answers, away=["head"])
+    answers["worker1"]["plans"][0]["head"] = True
     moved = rollback.choose("llama_cluster", ["worker2"], answers, failed=f"{2:016x}", lost=["head"])
     assert moved.head == "worker1"
 

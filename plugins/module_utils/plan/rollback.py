@@ -216,7 +216,11 @@ def _obstacle(
     if foreign:
         return f"belongs to the cluster {untrusted.show(entries[foreign[0]]['cluster'])} on {', '.join(foreign)}"
     if len(heads) != 1:
-        return f"has {'several heads: ' + ', '.join(heads) if heads else 'no head among the hosts that answered'}"
+        none = (
+            "no head among the hosts that answered (bring it back; if it does not come back, make another host the head in the inventory, set "
+            f"llama_release: {entry.get('declared') or entry['release']} and run site.yml)"
+        )
+        return f"has {'several heads: ' + ', '.join(heads) if heads else none}"
     if not _serves_without(entry, missing, away):
         return _why_not_without(entry, missing, away)
     if unlike or set(entries) - set(entry["hosts"]):
