@@ -36,7 +36,7 @@ class ActionModule(ActionBase):
                 "heads": {"type": "list", "elements": "str", "default": []},
                 **{key: {"type": "dict", "default": {}} for key in ("answers", "places", "reasons")},
                 "target": {"type": "dict"},
-                "lost": {"type": "list", "elements": "str", "default": []},
+                **{key: {"type": "list", "elements": "str", "default": []} for key in ("lost", "away")},
                 **dict.fromkeys(("wanted", "failed", "why_not", "id"), texts),
             }
         )
@@ -55,7 +55,7 @@ def _decide(given: dict, check: bool) -> dict:
     if given["state"] == "chosen":
         answers = {name: _of(answer, ("plans", "unreadable")) for name, answer in given["answers"].items()}
         target = rollback.choose(
-            given["cluster"], given["heads"], answers, given["wanted"], given["failed"], given["lost"]
+            given["cluster"], given["heads"], answers, given["wanted"], given["failed"], given["lost"], given["away"]
         )
         return {"target": target._asdict()}
     if given["state"] == "accepted":

@@ -22,6 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import (
     runtime,
     server,
     serving,
+    tokens,
     worker,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer, rpc
@@ -33,7 +34,10 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definition
 display = Display()
 
 RUNTIME = Path(runtime.__file__)
-RUNTIME_FILES = [RUNTIME, *(Path(module.__file__) for module in (server, worker, progress, serving, journal, rpc))]
+RUNTIME_FILES = [
+    RUNTIME,
+    *(Path(module.__file__) for module in (server, worker, progress, serving, tokens, journal, rpc)),
+]
 """The runtime as it is installed on hosts: runtime.py and what it needs beside it."""
 
 

@@ -79,6 +79,11 @@ options:
     type: list
     elements: str
     default: []
+  away:
+    description: Hosts that did not answer at all. V(chosen) goes back without them where the head of that plan serves without them.
+    type: list
+    elements: str
+    default: []
   why_not:
     description: Why the cluster did not go back.
     type: str
@@ -119,7 +124,8 @@ missing:
   type: list
   elements: str
 target:
-  description: The plan to go back to. C(id), C(release), C(head), C(hosts), and C(left), hosts that have no part in it.
+  description: The plan to go back to. C(id), C(release), C(head), C(hosts), C(left), hosts that have no part in it, C(away), hosts of it that do not answer,
+    and C(declared), what llama_release has to be for it.
   returned: for V(chosen)
   type: dict
 plan:
@@ -162,7 +168,7 @@ def main():
             **{key: {"type": "dict"} for key in ("plan", "record", "target")},
             **{key: {"type": "str"} for key in ("id", "cluster")},
             **{key: {"type": "dict", "default": {}} for key in ("answers", "places", "reasons")},
-            **{key: {"type": "list", "elements": "str", "default": []} for key in ("heads", "lost")},
+            **{key: {"type": "list", "elements": "str", "default": []} for key in ("heads", "lost", "away")},
             **{key: {"type": "str", "default": ""} for key in ("wanted", "failed", "why_not")},
         },
         required_if=[("state", kind, ("prefix", *needed)) for kind, needed in ON_THE_HOST.items()],

@@ -41,6 +41,11 @@ class Figure(NamedTuple):
 
 
 def _summary(model: Any) -> dict[str, Any]:
+    if isinstance(model, dict) and "like" in model:
+        base = _summary(model["like"])
+        own = {key: value for key, value in model.items() if key != "like"}
+        alike = {key: [value] * base["layers"] if isinstance(base[key], list) else value for key, value in own.items()}
+        return {**base, **alike}
     if isinstance(model, dict):
         return known_answer.summary(**{"kind" if key == "type" else key: value for key, value in model.items()})
     return yaml.safe_load((ROOT / "inventories" / model).read_text())["llama_model_gguf_summary"]

@@ -12,6 +12,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.check import cond
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import tokens
 from test_status import NOW, TOLD, VERIFIED
 
 METRICS = """# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed.
@@ -26,21 +27,21 @@ llamacpp:n_decode_total 1e+06
 
 
 def test_the_counters_of_llama_server():
-    assert condition.counters(METRICS) == {
+    assert tokens.counters(METRICS) == {
         "prompt_tokens": 6886.0,
         "prompt_s": 2903.63,
         "generated_tokens": 3469.0,
         "generation_s": 3544.27,
     }
-    assert condition.counters(METRICS.replace("6886", "1.2e+06"))["prompt_tokens"] == 1_200_000
-    assert condition.counters(METRICS.replace("_total 6886", '_total{model="x"} 6886'))["prompt_tokens"] == 6886
+    assert tokens.counters(METRICS.replace("6886", "1.2e+06"))["prompt_tokens"] == 1_200_000
+    assert tokens.counters(METRICS.replace("_total 6886", '_total{model="x"} 6886'))["prompt_tokens"] == 6886
     for odd in (
         "",
         METRICS.replace("3469", "nan"),
         METRICS.replace("2903.63", "-1"),
         METRICS.replace("6886", "9" * 40),
     ):
-        assert condition.counters(odd) == {}
+        assert tokens.counters(odd) == {}
 
 
 @pytest.fixture
@@ -154,6 +155,21 @@ def test_llama_server_is_asked_for_its_health_and_for_counters_where_it_has_them
     assert read(place, head_of(port, argv=["x", "--metrics"]))["head"]["metrics"] is None
     handler.health = 503
     assert read(place, head_of(port, argv=["--metrics"]))["head"]["health"]["said"] == verification.LOADING
+
+
+def test_the_last_hour_follows_from_notes_and_from_what_is_counted_now(place, server, monkeypatch):
+    port = server.server_address[1]
+    notes = [{"time": NOW - 4000, "start": 1, **dict.fromkeys(tokens.COUNTERS, 1.0)}]
+    leave(place, tokens={"process": os.getpid(), "notes": notes}, serving={**TOLD, "process": os.getpid()})
+    monkeypatch.setattr(condition.time, "time", lambda: NOW)
+    monkeypatch.setattr(condition.state, "processes", lambda *_place: {os.getpid(): ["x"]})
+    asked = head_of(port, argv=["x", "--metrics"])
+    assert read(place, asked)["head"]["recent"]["generated_tokens"] == 3468
+    leave(place, tokens={"process": 1, "notes": notes})
+    assert read(place, asked)["head"]["recent"] == {**dict.fromkeys(tokens.COUNTERS, 0.0), "seconds": 4000}
+    for odd in ("{", {"process": 1, "notes": [{"time": 1}]}, {"process": 1, "notes": [{**notes[0], "start": "x"}]}):
+        leave(place, tokens=odd)
+        assert read(place, asked)["head"]["recent"] is None
 
 
 def test_a_key_goes_to_our_own_server_alone(place, server, tmp_path):

@@ -78,13 +78,77 @@ def test_it_says_before_what_serves_meanwhile(tmp_path):
     assert "top reboots. The cluster does not answer until it is back: it is the head." in said
 
 
+def hosts_of(path, named, *arguments):
+    """What the first steps of playbooks/reboot.yml print for llama_reboot_hosts."""
+    (first, *_rest) = [
+        play for play in yaml.safe_load((ROOT / "playbooks/reboot.yml").read_text()) if play["name"] == "Plan"
+    ]
+    steps = yaml.safe_load((ROOT / "playbooks/tasks/reboot_needed.yml").read_text())
+    tasks = [*yaml.safe_load((ROOT / "playbooks/tasks/reboot_hosts.yml").read_text()), *steps[2:]]
+    play = {"hosts": "llama_head:llama_workers", "gather_facts": False, "vars": first["vars"], "tasks": tasks}
+    groups = {"llama_head": {"hosts": {"top": {}}}, "llama_workers": {"hosts": dict.fromkeys(WORKERS)}}
+    (path / "run.yml").write_text(yaml.safe_dump([play]))
+    (path / "hosts.yml").write_text(yaml.safe_dump({"llama_cluster": {"children": groups}}))
+    given = {
+        "llama_reboot_marks": {"results": []},
+        "llama_reboot_tuned": {},
+        **({"llama_reboot_hosts": named} if named else {}),
+    }
+    program = Path(sys.executable).with_name("ansible-playbook")
+    done = subprocess.run(
+        [program, "-i", "hosts.yml", "run.yml", "-e", json.dumps(given), *arguments],
+        cwd=path,
+        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return " ".join(done.stdout.split())
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("named", ["one,top", "one, top", ["one", "top"]])
+def test_only_hosts_that_are_named_reboot(tmp_path, named):
+    said = hosts_of(tmp_path, named)
+    for name in ("one", "top"):
+        assert f"{name}: reboots (it was asked for)" in said
+    for name in ("two", "spare"):
+        assert f"{name}: is not among llama_reboot_hosts" in said
+
+
+@pytest.mark.programs
+def test_all_hosts_reboot_where_none_is_named(tmp_path):
+    assert hosts_of(tmp_path, None).count("reboots (it was asked for)") == 4
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize(
+    "named, arguments, said",
+    [
+        ("one,strix9", (), "llama_reboot_hosts names strix9, which the cluster does not have. Run this playbook"),
+        (None, ("--limit", "one,two"), "--limit leaves out top, spare, and the cluster is verified as a whole"),
+    ],
+)
+def test_a_host_that_is_not_there_reboots_nothing(tmp_path, named, arguments, said):
+    """With --limit the hosts that it leaves out could not be planned with."""
+    shown = hosts_of(tmp_path, named, *arguments)
+    assert said in shown
+    assert "-e llama_reboot_hosts=" in shown
+    assert "reboots (" not in shown
+
+
 @pytest.mark.programs
 @pytest.mark.parametrize("needed", [True, False])
 def test_only_hosts_that_need_it_where_that_is_asked_for(tmp_path, needed):
     steps = yaml.safe_load((ROOT / "playbooks/tasks/reboot_needed.yml").read_text())
     marks = {"results": [{"item": "/run/reboot-required", "stat": {"exists": "{{ inventory_hostname == 'one' }}"}}]}
     waits = {"reboot_needed": "{{ inventory_hostname == 'two' }}", "msg": "reboot needed for ttm.pages_limit=1"}
-    variables = {"llama_reboot_needed": needed, "llama_reboot_marks": marks, "llama_reboot_tuned": waits}
+    variables = {
+        "llama_reboot_named": [],
+        "llama_reboot_needed": needed,
+        "llama_reboot_marks": marks,
+        "llama_reboot_tuned": waits,
+    }
     said = play(tmp_path, steps[2:], variables)
     assert "one: reboots (/run/reboot-required)" in said
     assert "two: reboots (reboot needed for ttm.pages_limit=1)" in said
@@ -112,6 +176,103 @@ def test_the_first_host_that_does_not_come_back_ends_it(tmp_path):
     steps[1]["block"] = [{"ansible.builtin.fail": {"msg": "Timed out waiting\x1b[2J for last boot time check"}}]
     said = play(tmp_path, steps, {"llama_planned": {"plan": plan()}, "llama_changes": changed(plan())})
     assert "one did not come back as planned: Timed out waiting [2J for last boot time check No further host" in said
+
+
+STAND_IN = """
+import json, os
+from ansible.module_utils.basic import AnsibleModule
+module = AnsibleModule(argument_spec={"does": {}, "host": {}, "file": {}})
+failing = []
+with open(module.params["file"], "r+") as file:
+    told = json.load(file)
+    if module.params["does"] == "verifies":
+        failing = told["answers"].pop(0) if told["answers"] else []
+    told["done"].append([module.params["host"], module.params["does"], *failing])
+    file.seek(0)
+    file.truncate()
+    json.dump(told, file)
+if failing:
+    module.fail_json(msg="The cluster does not do what was planned.", failing=failing)
+module.exit_json()
+"""
+"""A module that notes what is done, and as verify reports which checks fail."""
+
+
+def reboots(path, answers):
+    """What playbooks/reboot.yml does on each host, its plays of workers and head, where verify answers so; and what it prints."""
+    steps = yaml.safe_load((ROOT / "playbooks/tasks/reboot.yml").read_text())
+    reboot, start, _compare, verify = steps[1]["block"]
+
+    def stand_in(does, task):
+        given = {"does": does, "host": "{{ inventory_hostname }}", "file": f"{path}/told.json"}
+        return {"name": does, "stand_in": given, **{key: task[key] for key in ("register", "until") if key in task}}
+
+    tried = {**stand_in("verifies", verify), "retries": verify["retries"], "delay": 0}
+    steps[1]["block"] = [stand_in("reboots", reboot), stand_in("starts", start), tried]
+    plays = [play for play in yaml.safe_load((ROOT / "playbooks/reboot.yml").read_text()) if "Reboot" in play["name"]]
+    for name, content in {
+        "library/stand_in.py": STAND_IN,
+        "tasks/reboot.yml": yaml.safe_dump(steps),
+        "told.json": json.dumps({"answers": answers, "done": []}),
+        "plays.yml": yaml.safe_dump(plays),
+        "inventory.yml": yaml.safe_dump(
+            {
+                "llama_cluster": {
+                    "children": {"llama_head": {"hosts": {"top": {}}}, "llama_workers": {"hosts": WORKERS_ALONE}}
+                },
+                "all": {"vars": {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}},
+            }
+        ),
+    }.items():
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).write_text(content)
+    planned = plan(["one:cpu", "two"], 60)
+    given = {"llama_changes": changed(planned), "llama_reboot_causes": ["it was asked for"]}
+    done = subprocess.run(
+        [
+            Path(sys.executable).with_name("ansible-playbook"),
+            "-i",
+            "inventory.yml",
+            "plays.yml",
+            "-e",
+            json.dumps(given),
+        ],
+        cwd=path,
+        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_LIBRARY": str(path / "library")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return json.loads((path / "told.json").read_text())["done"], done
+
+
+WORKERS_ALONE = {"one": {}, "two": {}}
+
+
+def test_while_the_head_serves_on_a_fallback_no_further_host_reboots(tmp_path):
+    """As verify says it with a fallback: first the fallback itself, later a load that began when the worker was back."""
+    served = [["fallback"], ["fallback"], [], ["fallback", "handshake"]]
+    done, run = reboots(tmp_path, served)
+    assert run.returncode == 0, run.stdout
+    assert done == [
+        *(["one", does] for does in ("reboots", "starts")),
+        *(["one", "verifies", "fallback"] for _time in range(2)),
+        ["one", "verifies"],
+        *(["two", does] for does in ("reboots", "starts")),
+        ["two", "verifies", "fallback", "handshake"],
+        ["two", "verifies"],
+        *(["top", does] for does in ("reboots", "starts", "verifies")),
+    ]
+    assert "one reboots. The head goes on without one:cpu after a while" in run.stdout
+
+
+def test_a_cluster_that_is_not_verified_ends_it_at_once(tmp_path):
+    done, run = reboots(tmp_path, [["fallback"], ["known answer"]])
+    assert run.returncode
+    assert done[-1] == ["one", "verifies", "known answer"]
+    assert "one did not come back as planned: The cluster does not do what was planned. No further host" in " ".join(
+        run.stdout.split()
+    )
 
 
 def test_the_next_host_waits_until_the_head_serves_the_whole_plan_again():

@@ -19,9 +19,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import verification
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import kept
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes, rollback
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes, releases, rollback
 from ansible_collections.llamacpp.cluster.plugins.modules import kept as module
 from test_docs import ROOT
+from test_lease import Operator
 from test_planning import drifts
 
 MODULE = module
@@ -364,7 +365,7 @@ NOT_EVERYWHERE = {
     never: "never served on worker1",
     others: "names other hosts on worker1",
     headless: "has no head",
-    lost: "has no part on worker2.* does not come back, remove it from the inventory, set llama_release to ",
+    lost: "has no part on worker2.* does not come back, remove worker2 from the inventory, set llama_release: ",
     unreadable: "cannot be used: torn",
 }
 
@@ -387,6 +388,75 @@ def test_a_host_that_is_lost_in_the_middle_does_not_keep_the_others():
         rollback.choose("llama_cluster", ["head"], without, failed=f"{2:016x}", lost=["head", "worker2"])
 
 
+def without(*names, spared, number=1):
+    """What hosts answer while others do not: two plans served, of which one has hosts that may be away."""
+    answers = {name: answer for name, answer in kept_by((1, 10), (2, 20)).items() if name not in names}
+    answers["head"]["plans"][number - 1].update(spared=spared, declared='{"source": "pypi", "version": "0.3.1"}')
+    return answers
+
+
+@pytest.mark.parametrize("spared", [{"worker2": True}, {"worker2": False}])
+def test_a_host_that_does_not_answer_is_left_out_where_the_head_serves_without_it(spared):
+    target = rollback.choose("llama_cluster", ["head"], without("worker2", spared=spared), away=["worker2"])
+    assert (int(target.id, 16), target.hosts, target.away) == (1, ("head", "worker1"), ("worker2",))
+    assert target.declared == '{"source": "pypi", "version": "0.3.1"}'
+
+
+def test_of_two_hosts_of_which_nothing_is_used_both_may_be_away():
+    names = ("worker1", "worker2")
+    found = without(*names, spared={"worker1": False, "worker2": True})
+    assert rollback.choose("llama_cluster", ["head"], found, away=names).away == names
+
+
+NOT_WITHOUT = {
+    "no fallback": (["worker2"], {"worker1": True}, ["worker2"], "needs worker2, which does not answer, and its head"),
+    "an older plan, which says nothing of it": (["worker2"], None, ["worker2"], "needs worker2"),
+    "two at once": (
+        ["worker1", "worker2"],
+        {"worker1": True, "worker2": True},
+        ["worker1", "worker2"],
+        "needs worker1, w",
+    ),
+    "it failed, and may answer": (
+        ["worker2"],
+        {"worker2": True},
+        [],
+        "has no part on worker2, or the host failed above",
+    ),
+    "one of each": (
+        ["worker1", "worker2"],
+        {"worker2": True},
+        ["worker2"],
+        "no part on worker1, .*, and it needs worker2",
+    ),
+}
+
+
+@pytest.mark.parametrize("names, spared, away, said", NOT_WITHOUT.values(), ids=NOT_WITHOUT)
+def test_a_host_that_the_head_needs_is_named_with_what_works(names, spared, away, said):
+    with pytest.raises(Refusal, match=said) as refused:
+        rollback.choose("llama_cluster", ["head"], without(*names, spared=spared), "b1", away=away)
+    missing = ", ".join(names)
+    assert f'remove {missing} from the inventory, set llama_release: {{"source": "pypi", "version": "0.3.1"}}' in str(
+        refused.value
+    )
+
+
+def test_a_host_that_was_away_gets_the_plan_of_the_others_when_it_answers_again():
+    """It still has the plan that they left."""
+    answers = kept_by((1, 30), (2, 20))
+    answers["worker2"]["plans"][0]["time"] = 10
+    assert chosen(answers) == 1
+
+
+def test_a_second_rollback_goes_forward_also_where_a_host_had_joined():
+    answers = kept_by((1, 30), (2, 20))
+    for entry in (answer["plans"][0] for answer in answers.values()):
+        entry["hosts"] = ["head", "worker1"]
+    del answers["worker2"]["plans"][0]
+    assert chosen(answers) == 2
+
+
 def test_no_worker_takes_the_place_of_a_head_that_is_lost_in_the_middle():
     """The gate would ask it whether the cluster serves."""
     answers = kept_by((1, 10), (2, 20, "applying"))
@@ -394,6 +464,12 @@ def test_no_worker_takes_the_place_of_a_head_that_is_lost_in_the_middle():
     answers["worker1"]["plans"][0]["head"] = True
     with pytest.raises(Refusal, match="has no head among the hosts that answered"):
         rollback.choose("llama_cluster", ["head"], answers, failed=f"{2:016x}", lost=["head"])
+    answers["worker1"]["plans"][0]["head"] = False
+    with pytest.raises(
+        Refusal, match="make another host the head in the inventory, set llama_release: pypi-b1 and run"
+    ):
+        rollback.choose("llama_cluster", ["head"], answers, away=["head"])
+    answers["worker1"]["plans"][0]["head"] = True
     moved = rollback.choose("llama_cluster", ["worker2"], answers, failed=f"{2:016x}", lost=["head"])
     assert moved.head == "worker1"
 
@@ -425,6 +501,28 @@ def test_a_host_may_report_anything(plans):
     answers = {**kept_by((1, 10), (2, 20)), "worker1": {"plans": plans, "unreadable": []}}
     with pytest.raises(Refusal, match="What worker1 reports of the plans that it keeps"):
         chosen(answers)
+
+
+@pytest.mark.parametrize(
+    "spared, said",
+    [
+        (None, "needs worker, which does not answer, and its head serves on no fallback without that"),
+        ({"worker": True}, "The part of head in plan 0000000000000001 cannot be used: host.prefix is not where"),
+    ],
+)
+def test_a_run_of_the_playbook_counts_a_host_as_away_that_nobody_can_connect_to(tmp_path, record, spared, said):
+    """The plan has the installation elsewhere, so that nothing is done."""
+    operator = Operator(tmp_path)
+    operator.lose("worker")
+    own = {**record, "name": "head", "hosts": ["head", "worker"], "spared": spared}
+    (operator.prefix / "plans").mkdir(parents=True)
+    for number in (1, 2):
+        serve(operator.prefix, with_id(own, number))
+    run = operator.start("any", "true", playbook=ROOT / "playbooks" / "rollback.yml")
+    shown = " ".join(run.communicate(timeout=200)[0].split())
+    assert run.returncode
+    assert said in shown
+    assert "No service was touched" in shown or "There is no plan to go back to" in shown
 
 
 # --------------------------------------------------------------------------------------------------------------- the way
@@ -617,6 +715,54 @@ def test_the_inventory_is_named_after_a_rollback():
     assert "worker9 had no part" in said
     assert "has no llama_release" in rollback.returned(target, '""')
     assert "would serve" in rollback.returned(target, '"b2"', check=True)
+
+
+def test_a_host_that_was_left_out_is_named_with_what_to_do_when_it_is_back():
+    target = {
+        "id": "1" * 16,
+        "release": "b1",
+        "left": [],
+        "away": ["strix1"],
+        "declared": '{"source": "git", "ref": "b1"}',
+    }
+    said = rollback.returned(target, '"b2"')
+    assert 'To stay here, set llama_release: {"source": "git", "ref": "b1"}.' in said
+    assert "strix1 does not answer: the head serves without it" in said
+    assert f"run rollback.yml with -e llama_rollback_to={'1' * 16}" in said
+
+
+def test_a_head_keeps_which_hosts_may_be_away(pair):
+    plan = completed(pair)
+    assert plans.summary({**record_of(plan, "worker1"), "time": 1})["spared"] is None
+    plan["hosts"]["worker2"]["workers"][0]["used"] = False
+    plan["head"]["fallback_after"], plan["fallbacks"] = 60, [{"without": "worker1:cpu"}]
+    own = record_of(plan, "head")
+    assert plans.summary({**own, "time": 1})["spared"] == {"worker1": True, "worker2": False}
+    assert kept.problem(own) is None
+    plan["head"]["fallback_after"] = None
+    assert record_of(plan, "head")["spared"] == {"worker2": False}
+    assert kept.problem({**own, "spared": {"worker1": "yes"}}).where == "it.spared.worker1"
+
+
+RELEASES = {
+    "a tag": "b8600",
+    "a commit": {"source": "git", "repository": "/srv/llama.cpp", "ref": "master", "commit": "a" * 40, "build": 8600},
+    "llama-cpp-python": {"source": "pypi", "version": "0.3.36", "checksum": f"sha256:{'0' * 64}"},
+    "an archive": {"source": "archive", "path": "/srv/a.tar.gz", "checksum": f"sha256:{'0' * 64}", "build": 8600},
+    "programs": {"source": "binary", "url": "https://x/b.tar.gz", "checksum": f"sha256:{'0' * 64}", "build": 8600},
+    "patches": {
+        **{"source": "pypi", "version": "0.3.36", "checksum": f"sha256:{'0' * 64}"},
+        "patches": [{"path": "/srv/a.patch", "sha256": "0" * 64, "files": ["a.c"]}],
+    },
+}
+
+
+@pytest.mark.parametrize("asked", RELEASES.values(), ids=RELEASES)
+def test_what_llama_release_has_to_be_plans_the_same_release(asked):
+    release = releases.release_of(asked, {})
+    shown = yaml.safe_load(releases.declaration(release.as_json()))
+    shown.update({"patches": asked["patches"]} if "patches" in shown else {})
+    assert releases.release_of(shown, {}).id == release.id
 
 
 def test_what_runs_is_compared_with_the_inventory(pair):

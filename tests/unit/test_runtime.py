@@ -15,7 +15,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import journal, progress, runtime, serving
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import journal, progress, runtime, serving, tokens
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import server as llama_server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import worker as workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
@@ -36,7 +36,7 @@ http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 
 
-MODULES = (runtime, llama_server, workers, progress, serving, journal, rpc)
+MODULES = (runtime, llama_server, workers, progress, serving, tokens, journal, rpc)
 QUICK = """
 import functools, runtime
 runtime.run = functools.partial(runtime.run, pause=0.1)

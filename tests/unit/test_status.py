@@ -65,6 +65,7 @@ def look(plan, name, drift, **others):
             "verified": dict(VERIFIED),
             "benchmark": "20261122-150000-1a2b3c4d",
             "metrics": None,
+            "recent": None,
         }
     known = {
         "now": NOW,
@@ -362,13 +363,25 @@ def test_speed(plan, answers, tmp_path):
         "prompt_tokens_per_s": 400.0,
         "generated_tokens": 900,
         "prompt_tokens": 4000,
+        "seconds": None,
     }
-    said = "20 tokens/s in generation, 400 tokens/s in prompts, on average since the server's start (900 generated, 4000 read)"
+    said = "20 tokens/s in generation, 400 tokens/s in prompts since the server's start (900 generated, 4000 read)"
     assert said in " ".join(shown.split())
     of_head(answers, metrics=dict.fromkeys(COUNTED, 0.0))
     told, _error, shown = written(plan, answers, tmp_path)
     assert told["cluster"]["speed"]["generation_tokens_per_s"] is None
-    assert "no request since the server's start" in shown
+    assert "no request that ended since the server's start" in shown
+
+
+@pytest.mark.parametrize("seconds, said", [(3600, "hour"), (3890, "hour"), (720, "12 min"), (7200, "2 h")])
+def test_the_speed_is_that_of_the_last_hour(plan, answers, tmp_path, seconds, said):
+    plan["head"]["argv"].append("--metrics")
+    of_head(answers, metrics=dict.fromkeys(COUNTED, 1e9), recent={**COUNTED, "seconds": seconds})
+    told, _error, shown = written(plan, answers, tmp_path)
+    assert told["cluster"]["speed"]["seconds"] == seconds
+    assert f"400 tokens/s in prompts in the last {said} (900 generated, 4000 read)" in " ".join(shown.split())
+    of_head(answers, recent={**dict.fromkeys(COUNTED, 0.0), "seconds": seconds})
+    assert f"no request that ended in the last {said}" in written(plan, answers, tmp_path)[2]
 
 
 def test_devices_and_what_is_not_shown(plan, answers, tmp_path):
@@ -551,3 +564,43 @@ def test_nothing_but_looking_is_done():
     for name in ("look", "plan_kept", "look_at_head", "facts", "follow", "follow_on"):
         for task in yaml.safe_load((ROOT / "playbooks" / "tasks" / f"{name}.yml").read_text()):
             assert used.intersection(task), (name, task)
+
+
+def test_the_page_in_the_documentation_is_what_is_shown():
+    devices = [{"name": "amdgpu 0000:c5:00.0", "total_mib": 512, "free_mib": 307, "celsius": 47, "watts": 38}]
+    devices[0].update(shared_total_mib=112_640, shared_free_mib=31_027)
+    known = sensors(devices=devices, memory_total_mib=128_000, memory_free_mib=36_044)
+    own = status.Worker(
+        *("llamacpp-worker-vulkan", "192.168.128.13:50052", "vulkan Vulkan0", "7.0.0", True, "running", 259_200, 0),
+        ["192.168.128.11"],
+    )
+    why = "Failed to connect to the host via ssh: ssh: connect to host 192.168.128.12 port 22: No route to host"
+    hosts = [
+        status.Host("strix0", True, "", True, True, [], known, [], []),
+        status.Host("strix1", False, why, False, False, [], None, None),
+        status.Host("strix2", False, "", True, True, [own], known, [], []),
+    ]
+    lost = status.Restart(600, "lost worker 192.168.128.12:50052: llama-server is started again")
+    cluster = status.Cluster(
+        name="llama_cluster",
+        state="fallback",
+        detail="",
+        head="strix0",
+        url="http://192.168.128.11:8080",
+        model="gpt-oss 120B",
+        planned=status.Release("b11063", 11063, "7.0.0"),
+        running_builds=["b11063-vulkan-a154adb8"],
+        as_planned=None,
+        uptime_s=480,
+        restarts=1,
+        last_restarts=[lost],
+        without=["strix1:cpu"],
+        waiting_for=[],
+        load=None,
+        verified=status.Verification(3600, True, [], "b11063"),
+        benchmark=None,
+        speed=status.Speed(20.0, 400.0, 900, 4000, 3600),
+        speed_reason="",
+    )
+    shown = status.page(status.Status(1, 0, cluster, hosts, "", "", status._problems(cluster, hosts, "")))
+    assert shown.strip("\n") in (ROOT / "docs" / "operating.md").read_text()

@@ -1,11 +1,13 @@
 """The cluster heals by itself from every fault, tells a slow model from a hung one, and serves on a fallback while a worker is away."""
 
+import contextlib
 import json
 import os
 import random
 import re
 import shlex
 import subprocess
+import threading
 import time
 from typing import NamedTuple
 
@@ -218,6 +220,15 @@ def test_the_head_serves_on_a_fallback_while_a_worker_is_away(measured):
         assert re.search(r"ok +known answer", failed.stdout), failed.stdout
         assert re.search(rf"ok +release +{HEAD}", failed.stdout), failed.stdout
         assert inside(HEAD, "pgrep --full '^[^ ]*/bin/llama-server '") == process
+    (own, before) = inside(HEAD, "ls -t /opt/llamacpp/plans").replace(".json", "").split()[:2]
+    refused = play("rollback.yml", llama_rollback_to=before)
+    assert f"needs {lost}, which does not answer" in " ".join(refused.stdout.split()), refused.stdout[-5000:]
+    assert inside(HEAD, "pgrep --full '^[^ ]*/bin/llama-server '") == process
+    gone_back = play("rollback.yml", llama_rollback_to=own)
+    said = " ".join((gone_back.stdout + gone_back.stderr).split())
+    assert f"{lost} does not answer: the head serves without it" in said, said[-5000:]
+    assert ask().right
+    assert told()["without"] == [without]
     began = time.time()
     subprocess.run(["podman", "start", faults.container(lost)], check=True, capture_output=True)
     until(lambda: told().get("state") == "serving" and not told()["without"], LONGEST, "the return to all workers")
@@ -229,3 +240,44 @@ def test_the_head_serves_on_a_fallback_while_a_worker_is_away(measured):
     assert set(re.findall(r"changed=(\d+)", done.stdout)) == {"0"}
     back = play("site.yml")
     assert back.returncode == 0, back.stdout[-5000:]
+
+
+@contextlib.contextmanager
+def started_again(seconds):
+    """Containers that end, as they do when their systemd reboots, are started after so long."""
+    ended = threading.Event()
+
+    def start(name):
+        while not ended.is_set():
+            state = subprocess.run(
+                ["podman", "inspect", "--format={{.State.Status}}", name], capture_output=True, text=True, check=False
+            )
+            if state.stdout.strip() == "exited" and not ended.wait(seconds):
+                subprocess.run(["podman", "start", name], capture_output=True, check=False)
+            ended.wait(1)
+
+    threads = [threading.Thread(target=start, args=(faults.container(name),)) for name in SERVICES]
+    for thread in threads:
+        thread.start()
+    yield
+    ended.set()
+    for thread in threads:
+        thread.join()
+
+
+def test_hosts_reboot_one_at_a_time_and_the_head_serves_without_each(measured):
+    """A worker is away for so long that a fallback serves meanwhile; the next host waits until all of them serve again."""
+    wanted = {"llama_server_fallback": True, "llama_server_fallback_after": 10}
+    done = play("site.yml", **wanted)
+    assert done.returncode == 0, done.stdout[-5000:]
+    began = time.time()
+    with started_again(30):
+        done = play("reboot.yml", **wanted)
+    assert done.returncode == 0, done.stdout[-5000:]
+    measured["reboot_s"] = round(time.time() - began, 1)
+    said = [line["text"] for line in told()["last"] if line["time"] >= began]
+    for name in WORKERS:
+        assert f"{name} reboots. The head goes on without {name}:" in done.stdout
+        assert any(f"stays away: llama-server is started without {name}:" in line for line in said), said
+    assert f"{HEAD} reboots. The cluster does not answer until it is back" in done.stdout
+    assert ask().right

@@ -89,6 +89,8 @@ def summary(record: Mapping[str, Any]) -> dict[str, Any]:
         "release_id": release["id"],
         "build": release.get("build"),
         "head": bool(record.get("head")),
+        "declared": record.get("declared"),
+        "spared": record.get("spared"),
     }
 
 

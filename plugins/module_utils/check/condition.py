@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,9 +18,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Each, Maybe, Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, sensors
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import runtime
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import runtime, tokens
 
-METRICS_OPTION = "--metrics"
 ASK_SECONDS = 1.0
 """So long llama-server may take for an answer: while it loads a model it answers at once, while it computes within a batch."""
 LINE = Text(longest=2000)
@@ -36,13 +34,9 @@ TOLD = {
 """The form of names.SERVING."""
 VERIFIED = {"time": Number(), "passed": bool, "failed": [LINE], "release": Text()}
 """The form of what verify leaves on the head."""
-COUNTERS = {
-    "prompt_tokens": "prompt_tokens_total",
-    "prompt_s": "prompt_seconds_total",
-    "generated_tokens": "tokens_predicted_total",
-    "generation_s": "tokens_predicted_seconds_total",
-}
-"""Counters since the start of llama-server → their names in its /metrics (tools/server/README.md of build 11063, server.cpp of ik_llama.cpp 4840)."""
+COUNTED = {name: Number(real=True) for name in tokens.COUNTERS}
+NOTES = {"process": Number(), "notes": [{"time": Number(), "start": Number(), **COUNTED}]}
+"""The form of tokens.FILE."""
 MIB, CELSIUS, WATTS = (Maybe(Number(most=1 << 40)), Maybe(Number(-50, 200, real=True)), Maybe(Number(real=True)))
 SENSORS = {"celsius": CELSIUS, "watts": WATTS}
 CONDITION = {
@@ -73,7 +67,8 @@ CONDITION = {
             "ends": {"number": Number(), "how": LINE, "log": [LINE]},
             "verified": Maybe(VERIFIED),
             "benchmark": Maybe(Text(records.ID)),
-            "metrics": Maybe(Each(Number(real=True))),
+            "metrics": Maybe(COUNTED),
+            "recent": Maybe({**COUNTED, "seconds": Number()}),
         }
     ),
     "unused": Maybe(unused.FORM),
@@ -91,18 +86,6 @@ def _read(path: Path, shape: Mapping[str, Any]) -> dict | None:
     return None if untrusted.problem("", found) or untrusted.mismatch("", found, shape) else found
 
 
-def counters(text: str) -> dict[str, float]:
-    """COUNTERS from the text of llama-server's /metrics; empty where one of them is missing."""
-    found = {}
-    for name, shown in COUNTERS.items():
-        match = re.search(
-            rf"^llamacpp:{shown}(?:\{{[^}}\n]*\}})? (\d{{1,15}}(?:\.\d{{1,9}})?(?:e\+?\d{{1,2}})?)$", text, re.M
-        )
-        if match:
-            found[name] = float(match.group(1))
-    return found if len(found) == len(COUNTERS) else {}
-
-
 def _asked(head: dict[str, Any], running: dict[int, list[str]], account: str | None) -> dict:
     """``health`` of llama-server, and its ``metrics`` where it has them."""
     try:
@@ -111,7 +94,7 @@ def _asked(head: dict[str, Any], running: dict[int, list[str]], account: str | N
     except ValueError as error:
         return {"health": {"healthy": False, "said": untrusted.printable(error)}, "metrics": None}
     counted: dict[str, float] = {}
-    if health["healthy"] and METRICS_OPTION in head["argv"]:
+    if health["healthy"] and tokens.METRICS_OPTION in head["argv"]:
         with suppress(OSError):  # a key that cannot be read
             counted = _counted(head, running, account, certificate)
     return {"health": health, "metrics": counted or None}
@@ -127,7 +110,7 @@ def _counted(
         return state.stranger_at(place, int(port), running, account) if key else None
 
     reply = reading.ask(address, "/metrics", ASK_SECONDS, None, key, objection, certificate)
-    return counters(reply.text) if reply.status == 200 else {}
+    return tokens.counters(reply.text) if reply.status == 200 else {}
 
 
 def _head(place: Mapping[str, Any], head: dict[str, Any] | None) -> dict | None:
@@ -147,6 +130,7 @@ def _head(place: Mapping[str, Any], head: dict[str, Any] | None) -> dict | None:
         asked = _asked(head, running, place["account"])
     return {
         **asked,
+        "recent": _recent(folder, told["process"] if told and current else None, asked["metrics"]),
         "serving": told,
         "current": current,
         "waits_for": verification.waits_for(verification.handshakes(folder / runtime.HANDSHAKES)["workers"]),
@@ -154,6 +138,19 @@ def _head(place: Mapping[str, Any], head: dict[str, Any] | None) -> dict | None:
         "verified": verified,
         "benchmark": records.last(place["prefix"]),
     }
+
+
+def _recent(folder: Path, process: int | None, counted: Mapping[str, float] | None) -> dict[str, float] | None:
+    """What llama-server computed within the last hour.
+
+    :param process: its launcher.
+    :param counted: its counters at this moment.
+    """
+    noted, now = _read(folder / tokens.FILE, NOTES), time.time()
+    notes = noted["notes"] if noted else []
+    if noted and notes and counted and noted["process"] == process:
+        notes = [*notes, {**counted, "time": int(now), "start": notes[-1]["start"]}]
+    return tokens.of_last_hour(notes, now)
 
 
 def _check_place(planned: Mapping[str, Any], here: Mapping[str, Any]) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import loading, report, verification
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check.condition import METRICS_OPTION
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, units
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import tokens
 
 SCHEMA = 1
 HARMLESS = ("unneeded",)
@@ -71,12 +71,14 @@ class Verification(NamedTuple):
 
 
 class Speed(NamedTuple):
-    """Averages since the start of llama-server, over the time in which it computed."""
+    """Averages over the time in which llama-server computed."""
 
     generation_tokens_per_s: float | None
     prompt_tokens_per_s: float | None
     generated_tokens: int
     prompt_tokens: int
+    seconds: int | None
+    """In the last so many; None for those since the start of llama-server."""
 
 
 class Release(NamedTuple):
@@ -214,17 +216,17 @@ def _load(plan: Mapping[str, Any] | None, told: Mapping[str, Any]) -> loading.Pr
 
 
 def _speed(head: dict, argv: list[str]) -> tuple[Speed | None, str]:
-    if METRICS_OPTION not in argv:
-        return None, f"llama-server counts its tokens with llama_server_extra_args: [{METRICS_OPTION}]"
-    counted = head.get("metrics")
+    if tokens.METRICS_OPTION not in argv:
+        return None, f"llama-server counts its tokens with llama_server_extra_args: [{tokens.METRICS_OPTION}]"
+    counted = head.get("recent") or head.get("metrics")
     if not counted:
         return None, "llama-server did not report its counters"
     rates = [
-        counted[tokens] / counted[seconds] if counted[seconds] > 0 else None
-        for tokens, seconds in (("generated_tokens", "generation_s"), ("prompt_tokens", "prompt_s"))
+        round(counted[number] / counted[seconds], 2) if counted[seconds] > 0 else None
+        for number, seconds in (("generated_tokens", "generation_s"), ("prompt_tokens", "prompt_s"))
     ]
-    rounded = [None if rate is None else round(rate, 2) for rate in rates]
-    return Speed(rounded[0], rounded[1], int(counted["generated_tokens"]), int(counted["prompt_tokens"])), ""
+    generated, read = int(counted["generated_tokens"]), int(counted["prompt_tokens"])
+    return Speed(rates[0], rates[1], generated, read, counted.get("seconds")), ""
 
 
 def _release(plan: Mapping[str, Any]) -> Release:
@@ -456,10 +458,16 @@ def _speed_lines(cluster: Cluster) -> list[str]:
         return _row("speed", f"unknown: {cluster.speed_reason}") if cluster.speed_reason else []
     rates = [(speed.generation_tokens_per_s, "generation"), (speed.prompt_tokens_per_s, "prompts")]
     shown = [f"{rate:g} tokens/s in {what}" for rate, what in rates if rate is not None]
+    since = "since the server's start" if speed.seconds is None else f"in the last {_window(speed.seconds)}"
     if not shown:
-        return _row("speed", "no request since the server's start")
+        return _row("speed", f"no request that ended {since}")
     counted = f"{speed.generated_tokens} generated, {speed.prompt_tokens} read"
-    return _row("speed", f"{', '.join(shown)}, on average since the server's start ({counted})")
+    return _row("speed", f"{', '.join(shown)} {since} ({counted})")
+
+
+def _window(seconds: int) -> str:
+    """Notes are five minutes apart, and further where llama-server did not answer."""
+    return "hour" if abs(seconds - tokens.HOUR) <= 2 * tokens.EVERY_SECONDS else units.duration(seconds)
 
 
 def _host_rows(host: Host) -> Iterator[list[str]]:

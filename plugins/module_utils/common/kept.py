@@ -44,8 +44,11 @@ SUMMARY: dict[str, Any] = {
     "cluster": LINE,
     "hosts": [Text()],
     "head": bool,
+    "declared": Maybe(LINE),
+    "spared": Maybe(Each(bool)),
 }
-"""What a host reports of each plan that it keeps."""
+"""What a host reports of each plan that it keeps. ``declared`` is what llama_release has to be for it; ``spared`` says which hosts may be away, and
+whether the head serves on a fallback then, as it is with hosts of which it uses something."""
 SERVICE = {
     "name": WORD,
     "kind": ("worker", "head"),
@@ -114,6 +117,8 @@ RECORD: dict[str, Any] = {
     "hosts": [Text()],
     "release": {"id": LINE, "ref": LINE, "build": Maybe(Number())},
     "model": {"path": PATH, "known_answer": Maybe({})},
+    "declared": Maybe(LINE),
+    "spared": Maybe(Each(bool)),
     "host": PART,
     "head": Maybe(HEAD),
 }

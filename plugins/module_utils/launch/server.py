@@ -44,6 +44,7 @@ SILENCE_SECONDS = 300.0
 """The slowest prompt on record is 3.14 tokens per second (field notes), so that a batch of 512 tokens, llama.cpp's default, takes 163 s. For that
 time a worker computes, and no byte moves."""
 API_KEYS = "--api-key-file"
+METRICS_BYTES = 64 * 1024
 
 
 def connections(tcp_table: str, inodes: Collection[str], endpoints: list[str]) -> set[str]:
@@ -61,22 +62,50 @@ def connected(links: list[progress.Link], endpoints: list[str]) -> set[str]:
 def healthy(url: str) -> bool:
     """Whether llama-server answers that it serves, within two seconds altogether, however slowly something else sends. Whose certificate it shows
     is no matter here: nothing is told to it."""
+    return bool(re.match(rb"HTTP/1\.\d 200\b", _reply(url, "/health", [], 256, b"\n")))
+
+
+def metrics(url: str, argv: list[str]) -> str:
+    """What llama-server says of itself for monitors; empty where it does not within two seconds.
+
+    :param argv: of llama-server, which names the file of the API keys.
+    """
+    try:
+        return _reply(url, "/metrics", _authorization(argv), METRICS_BYTES).decode("utf-8", "replace")
+    except OSError:  # a key that cannot be read
+        return ""
+
+
+def _reply(url: str, path: str, headers: list[str], most: int, end: bytes | None = None) -> bytes:
+    """The beginning of an answer, at most so many bytes and up to ``end``; what has come of it within two seconds."""
     scheme, place = url.split("://", 1)
     address, port = place.rsplit(":", 1)
     deadline = time.monotonic() + HEALTH_SECONDS
+    lines = [f"GET {path} HTTP/1.1", "Host: llamacpp", *headers, "Connection: close", "", ""]
     said = b""
     try:
         with _connected(scheme, address, int(port), deadline) as connection:
-            connection.sendall(b"GET /health HTTP/1.1\r\nHost: llamacpp\r\nConnection: close\r\n\r\n")
-            while b"\n" not in said and len(said) < 256 and (left := deadline - time.monotonic()) > 0:
+            connection.sendall("\r\n".join(lines).encode())
+            while not (end and end in said) and len(said) < most and (left := deadline - time.monotonic()) > 0:
                 connection.settimeout(left)
-                part = connection.recv(256)
+                part = connection.recv(most)
                 if not part:
                     break
                 said += part
     except OSError:
         pass
-    return bool(re.match(rb"HTTP/1\.\d 200\b", said))
+    return said
+
+
+def _authorization(argv: list[str]) -> list[str]:
+    """A header with the first API key, where llama-server wants one.
+
+    :raises OSError: the file cannot be read.
+    """
+    if API_KEYS not in argv[:-1]:
+        return []
+    key = (Path(argv[argv.index(API_KEYS) + 1]).read_text().splitlines() or [""])[0]
+    return [f"Authorization: Bearer {key}"] * bool(key)
 
 
 def _connected(scheme: str, address: str, port: int, deadline: float) -> socket.socket:
@@ -97,9 +126,6 @@ def ask_for_a_token(url: str, argv: list[str]) -> socket.socket:
     """
     scheme, place = url.split("://", 1)
     address, port = place.rsplit(":", 1)
-    key = ""
-    if API_KEYS in argv[:-1]:
-        key = (Path(argv[argv.index(API_KEYS) + 1]).read_text().splitlines() or [""])[0]
     body = json.dumps({"prompt": "1", "n_predict": 1, "cache_prompt": False})
     head = [
         "POST /completion HTTP/1.1",
@@ -107,7 +133,7 @@ def ask_for_a_token(url: str, argv: list[str]) -> socket.socket:
         "Content-Type: application/json",
         f"Content-Length: {len(body)}",
     ]
-    head += ["Connection: close", *([f"Authorization: Bearer {key}"] if key else []), "", body]
+    head += ["Connection: close", *_authorization(argv), "", body]
     connection = _connected(scheme, address, int(port), time.monotonic() + HEALTH_SECONDS)
     connection.sendall("\r\n".join(head).encode())
     return connection
@@ -215,6 +241,16 @@ class Head:
         port = progress.port_of(self.url)
         return any(link.state == progress.ESTABLISHED and progress.port_of(link.local) == port for link in look.links)
 
+    def _listens(self, look: progress.Look) -> bool:
+        """Whether llama-server has its port: a key is for nobody else."""
+        port = progress.port_of(self.url)
+        return any(link.state == progress.LISTEN and progress.port_of(link.local) == port for link in look.links)
+
+    def metrics(self) -> str:
+        """Text of /metrics; empty where a key is wanted, and it is not known that llama-server itself would get it."""
+        look = self.look()
+        return metrics(self.url, self.argv) if (self._listens(look) if look else API_KEYS not in self.argv) else ""
+
     def _ask_health(self, now: float) -> None:
         if not self.ready or now - self.health[1] >= HEALTH_EVERY:
             self.health = (healthy(self.url), now)
@@ -273,8 +309,7 @@ class Head:
         """Asks for one token, once, and says whether an answer is there: a client that keeps a connection open may want nothing."""
         try:
             if self.question is None:
-                port = progress.port_of(self.url)
-                if any(link.state == progress.LISTEN and progress.port_of(link.local) == port for link in look.links):
+                if self._listens(look):
                     self.question = ask_for_a_token(self.url, self.argv)
                 return False
             self.question.setblocking(False)

@@ -239,17 +239,29 @@ def decide(plan: dict[str, Any], drifts: dict[str, dict[str, Any] | None]) -> di
     }
 
 
+def spared(plan: Mapping[str, Any]) -> dict[str, bool]:
+    """Hosts without which the cluster serves → whether its head serves on a fallback then."""
+    names_of = {entry["without"] for entry in plan["fallbacks"]} if plan["head"]["fallback_after"] is not None else ()
+    losses = {name: _loss(plan, name) for name in plan["hosts"] if name != plan["head"]["host"]}
+    return {name: bool(loss) for name, loss in losses.items() if not loss or loss in names_of}
+
+
+def _loss(plan: Mapping[str, Any], name: str) -> str:
+    """What the cluster lacks without a host, as fallbacks name it; empty where it uses nothing there."""
+    used = [worker for worker in plan["hosts"][name]["workers"] if worker["used"]]
+    return f"{name}:{used[0]['name']}" if len(used) == 1 else name * bool(used)
+
+
 def while_away(plan: Mapping[str, Any], name: str) -> str:
     """What serves while a host of the plan is away, as a sentence."""
     if name == plan["head"]["host"]:
         return "The cluster does not answer until it is back: it is the head."
-    used = [worker for worker in plan["hosts"][name]["workers"] if worker["used"]]
-    if not used:
-        return "Nothing of the cluster is used there."
-    loss = f"{name}:{used[0]['name']}" if len(used) == 1 else name
-    if plan["head"]["fallback_after"] is not None and loss in {entry["without"] for entry in plan["fallbacks"]}:
-        return f"The head goes on without {loss} after a while, and returns to it when it is back."
-    return "The cluster does not answer until it is back: the head serves on no fallback without it (llama_server_fallback)."
+    on_fallback = spared(plan).get(name)
+    if on_fallback is None:
+        return "The cluster does not answer until it is back: the head serves on no fallback without it (llama_server_fallback)."
+    if on_fallback:
+        return f"The head goes on without {_loss(plan, name)} after a while, and returns to it when it is back."
+    return "Nothing of the cluster is used there."
 
 
 def missing_tools(

@@ -126,6 +126,18 @@ def request_of(value: Any) -> dict[str, Any]:
     return dict(value)
 
 
+def declaration(release: Mapping[str, Any]) -> str:
+    """What ``llama_release`` has to be for a release of a plan, as JSON, which YAML reads too.
+
+    :param release: as Release.as_json returns it.
+    """
+    given = {key: release.get(key) for key in sorted(SOURCES[release["source"]]) if key != "commit"}
+    if release["source"] == "git":
+        given["ref"] = release["revision"].replace("refs/tags/", "", 1)
+    own = [patch["path"] for patch in release.get("patches", ()) if not fast_load.is_ours(patch["sha256"])]
+    return json.dumps({key: value for key, value in {**given, "patches": own}.items() if value})
+
+
 def with_fast_load(value: Any) -> Any:
     """What ``llama_release`` asks for, with the collection's patch for loads."""
     if isinstance(value, str) and re.fullmatch(f"{BUILD_TAG}|{VERSION_TAG}", value):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import kept, names, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes, releases
 
 SUMMARIES = {"plans": [kept.SUMMARY], "unreadable": [Text(longest=8192)]}
 DRIFT = {
@@ -81,6 +81,8 @@ def record(plan: Mapping[str, Any], name: str, contents: Mapping[str, str]) -> d
         "releases": plan["releases"],
         "host": {**host, "files": files},
         "head": plan["head"] if name == plan["head"]["host"] else None,
+        "declared": releases.declaration(plan["release"]),
+        "spared": changes.spared(plan) if name == plan["head"]["host"] else None,
     }
 
 
@@ -93,6 +95,10 @@ class Target(NamedTuple):
     hosts: tuple[str, ...]
     left: tuple[str, ...]
     """Hosts that answered and have no part in it: nothing is changed there."""
+    away: tuple[str, ...] = ()
+    """Hosts of it that do not answer, without which its head serves."""
+    declared: str = ""
+    """What llama_release has to be for it."""
 
 
 def check_summaries(answers: Mapping[str, Any]) -> None:
@@ -113,27 +119,27 @@ def choose(
     wanted: str = "",
     failed: str = "",
     lost: Collection[str] = (),
+    away: Collection[str] = (),
 ) -> Target:
-    """The plan to go back to. Without a wish that is the plan before the one that served last, or, while a change is not finished, the last
-    one that served.
+    """The plan to go back to. Without a wish that is the plan before the one that served last, or, while a change is not finished on all hosts, the
+    last one that served.
 
     :param heads: hosts that the inventory has as heads: a plan of which none of them has a part is some worker's invention.
     :param answers: host → what it reports of the plans that it keeps.
     :param wanted: id of a plan, or id, ref or build of a release.
     :param failed: id of the plan that was applied just now and does not serve.
     :param lost: hosts that this run lost: the others go back without them.
+    :param away: hosts that did not answer at all: the others go back without them where the head of that plan serves without them.
     :raises Refusal: there is none, with what each host keeps.
     """
     check_summaries(answers)
     plans = {name: answer["plans"] for name, answer in answers.items()}
-    possible, obstacles = _possible(cluster, heads, plans, lost)
-    newest = {name: kept.newest_first(own)[0] for name, own in plans.items() if own}
-    unfinished = any(plan["state"] == kept.APPLYING for plan in newest.values())
+    possible, obstacles = _possible(cluster, heads, plans, lost, away)
     if wanted:
         fitting = [plan for plan in possible if _is(plan, wanted)]
         reasons = [text for plan, text in obstacles if _is(plan, wanted)]
     else:
-        current = set() if failed or unfinished else {plan["id"] for plan in newest.values()}
+        current = () if failed else _current(heads, plans)
         fitting = [plan for plan in possible if plan["id"] not in current]
         reasons = [text for _plan, text in obstacles]
     if failed and fitting and fitting[0]["id"] == failed:
@@ -143,7 +149,21 @@ def choose(
     target = fitting[0]
     left = tuple(sorted(set(answers) - set(target["hosts"])))
     hosts = tuple(name for name in target["hosts"] if name in answers)
-    return Target(target["id"], target["release"], _heads(target["id"], heads, plans, lost)[0], hosts, left)
+    head = _heads(target["id"], heads, plans, lost)[0]
+    without = tuple(name for name in target["hosts"] if name in away)
+    return Target(target["id"], target["release"], head, hosts, left, without, target.get("declared") or "")
+
+
+def _current(heads: Collection[str], plans: Mapping[str, list[dict[str, Any]]]) -> set[str]:
+    """Ids of the plans that serve; none while a change is not finished: a plan was begun, or a host of the plan that serves has another one, as
+    after it was away."""
+    newest = {name: kept.newest_first(own)[0] for name, own in plans.items() if own}
+    serving = next((newest[name] for name in heads if name in newest), None)
+    if serving is None:
+        return {plan["id"] for plan in newest.values()}
+    others = [plan for name, plan in newest.items() if name in serving["hosts"] and plan["id"] != serving["id"]]
+    begun = any(plan["state"] == kept.APPLYING for plan in newest.values())
+    return set() if others or begun else {serving["id"]}
 
 
 def _is(plan: Mapping[str, Any], wanted: str) -> bool:
@@ -159,7 +179,11 @@ def _heads(plan: str, heads: Collection[str], plans: Mapping[str, Any], lost: Co
 
 
 def _possible(
-    cluster: str, known: Collection[str], plans: Mapping[str, list[dict[str, Any]]], lost: Collection[str]
+    cluster: str,
+    known: Collection[str],
+    plans: Mapping[str, list[dict[str, Any]]],
+    lost: Collection[str],
+    away: Collection[str],
 ) -> tuple[list[dict[str, Any]], list[tuple[dict[str, Any], str]]]:
     """Plans that served on all of their hosts, as their heads report them, the newest first; and each other one with a sentence why not."""
     possible, obstacles = [], []
@@ -167,7 +191,7 @@ def _possible(
         entries = {name: entry for name, own in plans.items() for entry in own if entry["id"] == identity_of}
         heads = _heads(identity_of, known, plans, lost)
         entry = entries[heads[0]] if heads else next(iter(entries.values()))
-        why = _obstacle(cluster, entries, heads, entry, lost)
+        why = _obstacle(cluster, entries, heads, entry, lost, away)
         if not why and not set(known).intersection(entry["hosts"]):
             why = f"has no part on {', '.join(known)}, the head of the inventory"
         if why:
@@ -183,24 +207,49 @@ def _obstacle(
     heads: list[str],
     entry: Mapping[str, Any],
     lost: Collection[str],
+    away: Collection[str],
 ) -> str | None:
     foreign = [name for name, own in entries.items() if own["cluster"] != cluster]
-    lacking = [name for name in entry["hosts"] if name not in entries and name not in lost]
+    missing = [name for name in entry["hosts"] if name not in entries and name not in lost]
     unlike = [name for name, own in entries.items() if sorted(own["hosts"]) != sorted(entry["hosts"])]
     never = [name for name, own in entries.items() if own["state"] != kept.SERVED]
     if foreign:
         return f"belongs to the cluster {untrusted.show(entries[foreign[0]]['cluster'])} on {', '.join(foreign)}"
     if len(heads) != 1:
-        return f"has {'several heads: ' + ', '.join(heads) if heads else 'no head among the hosts that answered'}"
-    if lacking:
-        return (
-            f"has no part on {', '.join(lacking)}, or the host does not answer or is not in the inventory (if it does not come back, remove it from the "
-            f"inventory, set llama_release to {entry['release']} and run site.yml, which plans without it)"
+        none = (
+            "no head among the hosts that answered (bring it back; if it does not come back, make another host the head in the inventory, set "
+            f"llama_release: {entry.get('declared') or entry['release']} and run site.yml)"
         )
+        return f"has {'several heads: ' + ', '.join(heads) if heads else none}"
+    if not _serves_without(entry, missing, away):
+        return _why_not_without(entry, missing, away)
     if unlike or set(entries) - set(entry["hosts"]):
         others = unlike or sorted(set(entries) - set(entry["hosts"]))
         return f"names other hosts on {', '.join(others)} than on {heads[0]}"
     return f"never served on {', '.join(never)}" if never else None
+
+
+def _serves_without(entry: Mapping[str, Any], missing: Collection[str], away: Collection[str]) -> bool:
+    """Whether the head of a plan serves without these hosts. A fallback goes without one host of those that are used."""
+    spared = entry.get("spared") or {}
+    return all(name in away and name in spared for name in missing) and sum(spared[name] for name in missing) <= 1
+
+
+def _why_not_without(entry: Mapping[str, Any], missing: Collection[str], away: Collection[str]) -> str:
+    """Why a plan cannot serve without these hosts, and what works then."""
+    silent = [name for name in missing if name in away]
+    others = [name for name in missing if name not in away]
+    release = entry.get("declared") or entry["release"]
+    texts = [
+        f"has no part on {', '.join(others)}, or the host failed above, is left out by --limit or is not in the inventory"
+        * bool(others),
+        f"needs {', '.join(silent)}, which does not answer, and its head serves on no fallback without that"
+        * bool(silent),
+    ]
+    return (
+        f"{', and it '.join(filter(None, texts))} (if it does not come back, remove {', '.join(missing)} from the inventory, set "
+        f"llama_release: {release} and run site.yml, which plans without it and compiles nothing that is still installed)"
+    )
 
 
 def _why_none(wanted: str, answers: Mapping[str, Any], reasons: list[str]) -> str:
@@ -334,7 +383,8 @@ def runs_other(plan: Mapping[str, Any], drifts: Mapping[str, Mapping[str, Any] |
     state = "serves" if last[name]["state"] == kept.SERVED else "was begun and never served"
     text = (
         f"The inventory plans release {plan['release']['ref']} (plan {plan.get('id')}), but on {', '.join(sorted(last))} plan {last[name]['id']} with release "
-        f"{last[name]['release']} {state}: site.yml goes to what the inventory says. To stay, set llama_release to what serves"
+        f"{last[name]['release']} {state}: site.yml goes to what the inventory says. To stay, set llama_release: "
+        f"{last[name].get('declared') or last[name]['release']}"
     )
     return untrusted.printable(text) + "."
 
@@ -411,9 +461,18 @@ def returned(target: Mapping[str, Any], release: str, check: bool = False) -> st
         else ""
     )
     serves = "would serve" if check else "serves"
+    gone = ", ".join(target.get("away") or ())
+    away = (
+        f" {gone} does not answer: the head serves without it, after a wait for it where it is used. When it answers again, run rollback.yml with "
+        f"-e llama_rollback_to={target['id']}: it may have another release until then."
+        if gone
+        else ""
+    )
     return untrusted.printable(
-        f"Plan {target['id']} with release {target['release']} {serves}. The inventory {named}, and the next site.yml goes to what the inventory says: "
-        f"set it to {target['release']} to stay here. rollback.yml without llama_rollback_to would go to the plan before this.{left}"
+        f"Plan {target['id']} with release {target['release']} {serves}. The inventory {named}, and the next site.yml goes to what the inventory says. "
+        f"To stay here, set llama_release: {target.get('declared') or target['release']}. rollback.yml without llama_rollback_to would go to the plan before "
+        f"this.{left}{away}",
+        8192,
     )
 
 
