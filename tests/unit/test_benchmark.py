@@ -492,7 +492,7 @@ def visited(hosts, ms, devices_ms=8.0, **other):
         **cell,
         "proxied": False,
         "key": f"{hosts}",
-        "predicted": {"crossings": 2 * (hosts - 1), "devices_ms": devices_ms},
+        "predicted": {"visits": hosts - 1, "crossings": 4 * (hosts - 1), "devices_ms": devices_ms},
         **other,
     }
 
@@ -506,7 +506,9 @@ def test_a_visit_costs_what_each_further_host_adds():
     assert measured.visits([visited(2, 12.5), visited(2, 12.6)]) == [], "one number of hosts"
     assert measured.visits([visited(1, 10), visited(2, 12.5, depth=64)]) == []
     assert measured.visits([visited(1, 10), visited(2, 12.5, proxied=True)]) == []
-    assert measured.visits([visited(1, 10), visited(2, 12.5, predicted={"crossings": 2})]) == [], "of an older record"
+    assert measured.visits([visited(1, 10), visited(2, 12.5, predicted={"crossings": 2, "devices_ms": 8})]) == [], (
+        "of an older record"
+    )
     record = {**EXAMPLE, "visits": [visit]}
     SCHEMA.validate(record)
     assert "llama_link_visit_ms: 2.5 |" in benchmark_tables.as_markdown(record)

@@ -498,6 +498,7 @@ def predicted(planned: Mapping[str, Any], setup: Setup, test: str, depth: int) -
         "load_s": estimate["load_s"],
         "rates": estimate["rates"],
         "limited_by": limited,
+        "visits": estimate["visits"],
         "crossings": estimate["crossings"],
         "devices_ms": round(sum(device["ms_per_token"] for device in estimate["devices"]), 3),
     }
