@@ -26,6 +26,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import bench
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import make
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import ModelRequest, ModelSource
 from ansible_collections.llamacpp.cluster.plugins.modules import benchmark as module
+from ansible_collections.llamacpp.cluster.plugins.modules import service as service_module
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import benchmark_tables, html_page, measurements
 from conftest import CATALOGUE, Cluster, known_answer_of
 from test_fork import RELEASE as FORK
@@ -860,6 +861,41 @@ def test_what_a_killed_run_left_is_ended_by_the_next_one(head, call):
     assert call(**asked("recovered", head))["changed"]
     assert head.state(SERVER, PROGRAM) == [services.RUNNING, services.STOPPED]
     assert not call(**asked("recovered", head))["changed"]
+
+
+def killed(machine, call, monkeypatch):
+    """A benchmark that nobody looks at any more; from here on the module of services is called."""
+    call(**asked("begun", machine, runner="#"))
+    call(**asked("run", machine, definition="text"))
+    machine.lines("calls")
+    monkeypatch.setattr(sys.modules[__name__], "MODULE", service_module)
+
+
+@pytest.mark.parametrize("wanted", ["stop", "remove"])
+def test_who_stops_the_server_ends_what_a_killed_run_left_and_its_timer_first(head, call, monkeypatch, wanted):
+    killed(head, call, monkeypatch)
+    foreseen = call(check=True, host=head.host, **{wanted: [SERVER]})
+    assert {"service": GUARD, "before": services.RUNNING, "after": services.STOPPED} in foreseen["changes"]
+    assert head.state(PROGRAM) == [services.RUNNING], "check mode ends nothing"
+    head.lines("calls")
+    result = call(host=head.host, **{wanted: [SERVER]})
+    assert result["changed"]
+    assert result["changes"][0]["service"] == GUARD
+    stops = [line for line in head.lines("calls") if " stop " in line]
+    assert stops[:2] == [f"systemctl stop {GUARD}.timer {GUARD}.service", f"systemctl stop {PROGRAM}.service"]
+    assert head.state(SERVER, PROGRAM) == [services.STOPPED, services.STOPPED]
+    assert list(stage.VOLATILE.glob("*benchmark*")) == []
+    assert not call(host=head.host, **{wanted: [SERVER]})["changed"]
+
+
+def test_who_starts_the_server_ends_it_too_and_who_touches_a_worker_does_not(head, call, monkeypatch):
+    killed(head, call, monkeypatch)
+    worker = "llamacpp-worker-cpu"
+    call(host=head.host, stop=[worker])
+    assert head.state(PROGRAM) == [services.RUNNING]
+    call(host=head.host, start=[SERVER])
+    assert head.state(SERVER, PROGRAM) == [services.RUNNING, services.STOPPED]
+    assert list(stage.VOLATILE.glob("*guard*")) == []
 
 
 def test_a_head_that_restarted_meanwhile_says_that_it_serves(head, call):

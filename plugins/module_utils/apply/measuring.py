@@ -10,7 +10,7 @@ definitions are below /run: after a reboot the head starts as ever, and nothing 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -111,10 +111,34 @@ class Stage:
         """Starts the head again; then nobody has to see to it any more."""
         self.stop()
         self._apply(self.serving, start=[self.server])
+        self._forget_guard()
+
+    def disarm(self) -> None:
+        """Forgets the guard, then ends the program: whether the head runs is decided by somebody else."""
+        self._forget_guard()
+        self.stop()
+
+    def _forget_guard(self) -> None:
         self._systemctl("stop", f"{self.guard}.timer", f"{self.guard}.service", may_fail=True)
         for ending in ("timer", "service"):
             (self.units / f"{self.guard}.{ending}").unlink(missing_ok=True)
         self._systemctl("daemon-reload")
+
+
+def disarm(host: Mapping[str, Any], touched: Collection[str], check: bool) -> list[services.Change]:
+    """Ends what a killed benchmark left on the head, where the head's service is touched: its timer would start the head later, whoever stopped it.
+
+    :param host: its part of the plan, or its facts.
+    :param touched: services that are about to be stopped or started.
+    """
+    if host["service_manager"] not in MANAGERS or not any(map(names.is_head, touched)):
+        return []
+    stage = Stage(host)
+    if stage.server not in touched or not stage.is_left():
+        return []
+    if not check:
+        stage.disarm()
+    return [services.Change(stage.guard, services.RUNNING, services.STOPPED, "", "")]
 
 
 def prepare(prefix: str, runner: str) -> None:
