@@ -3,11 +3,13 @@
 import copy
 import json
 import re
+import select
 import socket
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from unittest import mock
 
@@ -621,6 +623,12 @@ class Sink:
     def write(self, kind, text):
         self.lines.append((kind, text))
 
+    def wait(self):
+        """For the first line."""
+        deadline = time.monotonic() + 20
+        while not self.lines and time.monotonic() < deadline:
+            time.sleep(0.01)
+
 
 @pytest.fixture
 def proxied(echo):
@@ -640,44 +648,127 @@ def proxied(echo):
         one.close()
 
 
-def exchange(client, data, parts=1):
-    """Seconds from the first byte sent to the last one that came back, and what came."""
-    began = time.monotonic()
-    size = len(data) // parts
-    for number in range(parts):
-        client.sendall(data[number * size : (number + 1) * size])
-    back = b""
-    while len(back) < size * parts:
-        back += client.recv(1 << 16)
-    return time.monotonic() - began, back
+def read(client, size):
+    """So many bytes."""
+    data = b""
+    while len(data) < size:
+        data += client.recv(1 << 16)
+    return data
+
+
+class Clock:
+    """Stands still until the test sets it; who sleeps wakes up when it is time."""
+
+    def __init__(self):
+        self.now, self.over, self.ends, self.changed = 0.0, False, [], threading.Condition()
+        self.seen = threading.local()
+
+    def monotonic(self):
+        self.seen.now = self.now
+        return self.seen.now
+
+    def sleep(self, seconds):
+        with self.changed:
+            end = self.seen.now + seconds
+            self.ends.append(end)
+            self.changed.notify_all()
+            assert self.changed.wait_for(lambda: self.over or self.now >= end, 20)
+
+    def wait_for_sleep(self, end):
+        """Until somebody sleeps until then."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.ends and self.ends[-1] == pytest.approx(end), 20), self.ends
+
+    def set(self, now, over=False):
+        with self.changed:
+            self.now, self.over = now, over
+            self.changed.notify_all()
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(measuring, "time", made)
+    return made
+
+
+@pytest.fixture
+def carried(clock):
+    """Sends through one direction of a connection; returns what it is sent to once all of it was taken."""
+    ends, threads = [*socket.socketpair(), *socket.socketpair()], []
+
+    def send(data, parts, **how):
+        link = measuring.Link(ends[1], ends[2], how.get("latency", 0.0), how.get("rate"))
+        threads.extend(link.start())
+        for number in range(parts):
+            ends[0].sendall(data[number * len(data) // parts : (number + 1) * len(data) // parts])
+        deadline = time.monotonic() + 20
+        while link.bytes < len(data) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert link.bytes == len(data)
+        return ends[3]
+
+    yield send
+    clock.set(clock.now, over=True)
+    ends[0].shutdown(socket.SHUT_WR)
+    for thread in threads:
+        thread.join(20)
+    for end in ends:
+        end.close()
 
 
 def test_the_proxy_changes_no_byte(proxied):
     data = bytes(range(256)) * 8000
-    seconds, back = exchange(proxied(0.001), data)
-    assert back == data
-    assert seconds > 0.002
+    client = proxied(0.001)
+    sender = threading.Thread(target=client.sendall, args=(data,))
+    sender.start()
+    assert read(client, len(data)) == data
+    sender.join()
 
 
-def test_each_direction_has_the_latency_once(proxied):
-    client = proxied(0.05)
-    exchange(client, b"first")
-    seconds = min(exchange(client, b"x")[0] for _try in range(3))
-    assert 0.1 <= seconds < 0.14
+def test_each_direction_has_the_latency_once(clock, echo):
+    proxy = measuring.Proxy(echo, 0.05, None, sink := Sink())
+    proxy.start()
+    with socket.create_connection(("127.0.0.1", int(proxy.endpoint.split(":")[1])), 10) as client:
+        for began in (0.0, 1.0):
+            clock.set(began)
+            client.sendall(b"x")
+            for end in (began + 0.05, began + 0.1):
+                clock.wait_for_sleep(end)
+                assert select.select([client], [], [], 0)[0] == []
+                clock.set(end)
+            assert client.recv(1) == b"x"
+    assert clock.ends[:4] == pytest.approx([0.05, 0.1, 1.05, 1.1])
+    clock.set(2, over=True)
+    sink.wait()
+    proxy.close()
 
 
-def test_what_follows_does_not_wait_for_the_latency_of_what_is_before(proxied):
-    client = proxied(0.2)
-    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    seconds, _back = exchange(client, b"x" * 20, parts=20)
-    assert 0.4 <= seconds < 0.8
+def test_what_follows_does_not_wait_for_the_latency_of_what_is_before(carried, clock):
+    target = carried(b"x" * 20, 20, latency=0.2)
+    clock.wait_for_sleep(0.2)
+    clock.set(0.2)
+    assert read(target, 20) == b"x" * 20
+    assert clock.ends == [0.2]
 
 
-def test_bandwidth_is_limited_apart_from_the_latency(proxied):
-    client = proxied(0.0, rate=1e6)
-    seconds, back = exchange(client, b"x" * 300_000)
-    assert len(back) == 300_000
-    assert 0.29 <= seconds < 0.7
+def test_bandwidth_is_limited_apart_from_the_latency(carried, clock):
+    target = carried(b"x" * 100_000, 10, rate=1e6)
+    target.setblocking(False)
+    came = b""
+    while len(came) < 100_000:
+        with clock.changed:
+            assert clock.changed.wait_for(lambda: clock.ends and clock.ends[-1] > clock.now, 20)
+        with suppress(BlockingIOError):
+            came += target.recv(1 << 20)
+        # Nothing comes before its last byte was carried.
+        assert len(came) <= 1e6 * clock.now + 1
+        end = clock.ends[-1]
+        clock.set(end)
+        if end == pytest.approx(0.1):
+            target.setblocking(True)
+            came += read(target, 100_000 - len(came))
+    assert clock.ends[-1] == pytest.approx(0.1)
 
 
 def test_the_end_of_one_side_is_passed_on(echo):
@@ -690,9 +781,7 @@ def test_the_end_of_one_side_is_passed_on(echo):
     assert client.recv(10) == b""
     client.close()
     proxy.close()
-    deadline = time.monotonic() + 5
-    while not sink.lines and time.monotonic() < deadline:
-        time.sleep(0.01)
+    sink.wait()
     assert "was sent 4 bytes in 1 parts and sent 4 in 1" in sink.lines[0][1]
 
 
@@ -941,18 +1030,18 @@ def test_a_head_without_systemd_is_refused(head, call):
 # ----------------------------------------------------------------------------------------------------------------- API
 
 
-def stream(tokens, status="200 OK", pause=0.01, first=0.05):
-    """What a server does with each request: it sends so many tokens."""
+def stream(tokens, status="200 OK", together=1):
+    """What a server does with each request: it sends so many tokens, once so many requests are there."""
+    arrived = threading.Barrier(together)
 
     def answer(client):
         request = client.recv(1 << 20)
         while not request.endswith(b"}"):
             request += client.recv(1 << 20)
-        time.sleep(first)
+        arrived.wait(20)
         client.sendall(f"HTTP/1.1 {status}\r\nConnection: close\r\n\r\n".encode())
         for number in range(tokens):
             client.sendall(f'data: {{"content": "{number}", "stop": false}}\n\n'.encode())
-            time.sleep(pause)
         client.sendall(b'data: {"content": "", "stop": true, "timings": {}}\n\n')
         client.close()
 
@@ -976,14 +1065,23 @@ def served():
     listener.close()
 
 
-def test_requests_run_at_the_same_time_and_tokens_are_counted(served, call):
-    plan = served(stream(10))
-    question = {"prompt": 4, "generated": 10, "vocabulary": 100, "parallel": 4, "seconds": 10}
-    speeds = call(state="asked", plan=plan, question=question)["speeds"]
+def test_requests_run_at_the_same_time(served, call):
+    question = {"prompt": 4, "generated": 10, "vocabulary": 100, "parallel": 4, "seconds": 20}
+    speeds = call(state="asked", plan=served(stream(10, together=4)), question=question)["speeds"]
     assert len(speeds["first_s"]) == 4
-    assert all(0.05 <= second < 1 for second in speeds["first_s"])
-    # Four times nine tokens after the first one, at 10 ms each.
-    assert 100 < speeds["tokens_per_s"] <= 400
+
+
+def test_tokens_are_counted_from_the_first_one_on(served, call, monkeypatch):
+    # A clock that moves on by half a second whenever somebody looks at it: at the question, and at each token.
+    monkeypatch.setattr(asking, "time", mock.Mock(monotonic=mock.Mock(side_effect=[half / 2 for half in range(11)])))
+    question = {"prompt": 4, "generated": 10, "vocabulary": 100, "parallel": 1, "seconds": 20}
+    speeds = call(state="asked", plan=served(stream(10)), question=question)["speeds"]
+    assert speeds == {"first_s": [0.5], "tokens_per_s": 2.0}
+
+
+def test_speeds_of_several_requests_are_those_of_all_together():
+    heard = [asking.Heard(10, 10.5, 12.5, 10), asking.Heard(10.25, 11, 14.5, 7)]
+    assert asking.speeds_of(heard) == {"first_s": [0.5, 0.75], "tokens_per_s": 3.75}
 
 
 def test_a_server_that_does_not_answer_as_it_should_is_named(served, call):
