@@ -866,6 +866,40 @@ def test_records_are_kept_and_found(tmp_path, call):
         records.write(str(tmp_path), {"id": "../x"})
 
 
+def test_the_last_benchmarks_are_kept_and_those_of_the_plan_that_serves(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "KEPT", 3)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    written = [{**EXAMPLE, "id": f"2025112{day}-150000-1a2b3c4d", "plan": plan} for day, plan in enumerate("abaac")]
+    for record in written:
+        logs = tmp_path / "state" / "benchmarks" / record["id"]
+        logs.mkdir(parents=True)
+        (logs / "1.log").write_text("")
+        (logs / "link").symlink_to(elsewhere)
+        records.write(str(tmp_path), record)
+    kept = [record["id"] for record in written[2:]]
+    assert sorted(path.stem for path in (tmp_path / "benchmarks").iterdir()) == kept
+    assert sorted(path.name for path in (tmp_path / "state" / "benchmarks").iterdir()) == kept
+    assert elsewhere.is_dir()
+    for record in (written[1], {**EXAMPLE, "plan": "a"}):
+        records.write(str(tmp_path), record)
+    left = {found["id"] for found in records.find(str(tmp_path))["benchmarks"]}
+    assert left == {EXAMPLE["id"], *kept}, "the two of plan a are no more than the last ones and those of the plan"
+
+
+def test_a_link_in_place_of_the_logs_is_not_followed(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "KEPT", 1)
+    old = {**EXAMPLE, "id": "20251121-150000-1a2b3c4d", "plan": "old"}
+    target = tmp_path / "precious" / old["id"]
+    target.mkdir(parents=True)
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "benchmarks").symlink_to(tmp_path / "precious")
+    records.write(str(tmp_path), old)
+    with pytest.raises(OSError, match="benchmarks"):
+        records.write(str(tmp_path), EXAMPLE)
+    assert target.is_dir()
+
+
 def test_of_a_log_comes_what_matters(tmp_path):
     path = tmp_path / "x.log"
     path.write_text(
