@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from unittest import mock
 
@@ -103,9 +103,14 @@ def test_a_wrong_variable_is_named_with_its_value(name):
 
 
 MODELS = {
-    "both": ({"path": "/m.gguf", "known_answer": known_answer_of()}, "both path and known_answer"),
-    "neither": ({"path": None, "known_answer": None}, "neither path nor known_answer"),
+    "both": ({"path": "/m.gguf", "known_answer": known_answer_of()}, "has a source and known_answer: give one of "),
+    "neither": (
+        {"path": None, "known_answer": None},
+        "has no source and no known_answer: give one of path, huggingface, ",
+    ),
     "relative": ({"path": "m.gguf", "known_answer": None}, "use the absolute path on the head"),
+    "several": ({"path": "/m.gguf", "ollama": "m:1b"}, "has path and ollama: give one"),
+    "misnamed": ({"huggingface": {"repo": "m"}}, "[0].huggingface has the repo 'm'"),
     "impossible": ({"path": None, "known_answer": known_answer_of(0)}, "is not possible"),
 }
 
@@ -630,22 +635,15 @@ class Sink:
             time.sleep(0.01)
 
 
-@pytest.fixture
-def proxied(echo):
-    """Connects to the echo through a proxy."""
-    made = []
-
-    def connect(latency=0.0, rate=None):
-        proxy = measuring.Proxy(echo, latency, rate, Sink())
-        proxy.start()
-        place, port = proxy.endpoint.split(":")
-        client = socket.create_connection((place, int(port)), 10)
-        made.extend([client, proxy])
-        return client
-
-    yield connect
-    for one in made:
-        one.close()
+@contextmanager
+def through_a_proxy(endpoint, latency):
+    """A client that reaches the endpoint through a proxy, which has ended its threads afterwards."""
+    proxy = measuring.Proxy(endpoint, latency, None, sink := Sink())
+    proxy.start()
+    with socket.create_connection(("127.0.0.1", int(proxy.endpoint.split(":")[1])), 10) as client:
+        yield client
+    sink.wait()
+    proxy.close()
 
 
 def read(client, size):
@@ -717,19 +715,17 @@ def carried(clock):
         end.close()
 
 
-def test_the_proxy_changes_no_byte(proxied):
+def test_the_proxy_changes_no_byte(echo):
     data = bytes(range(256)) * 8000
-    client = proxied(0.001)
-    sender = threading.Thread(target=client.sendall, args=(data,))
-    sender.start()
-    assert read(client, len(data)) == data
-    sender.join()
+    with through_a_proxy(echo, 0.001) as client:
+        sender = threading.Thread(target=client.sendall, args=(data,))
+        sender.start()
+        assert read(client, len(data)) == data
+        sender.join()
 
 
 def test_each_direction_has_the_latency_once(clock, echo):
-    proxy = measuring.Proxy(echo, 0.05, None, sink := Sink())
-    proxy.start()
-    with socket.create_connection(("127.0.0.1", int(proxy.endpoint.split(":")[1])), 10) as client:
+    with through_a_proxy(echo, 0.05) as client:
         for began in (0.0, 1.0):
             clock.set(began)
             client.sendall(b"x")
@@ -738,10 +734,8 @@ def test_each_direction_has_the_latency_once(clock, echo):
                 assert select.select([client], [], [], 0)[0] == []
                 clock.set(end)
             assert client.recv(1) == b"x"
-    assert clock.ends[:4] == pytest.approx([0.05, 0.1, 1.05, 1.1])
-    clock.set(2, over=True)
-    sink.wait()
-    proxy.close()
+        assert clock.ends == pytest.approx([0.05, 0.1, 1.05, 1.1])
+        clock.set(2, over=True)
 
 
 def test_what_follows_does_not_wait_for_the_latency_of_what_is_before(carried, clock):
@@ -1463,6 +1457,68 @@ def test_a_cluster_that_serves_from_a_hub_is_measured(monkeypatch, listed):
     assert paths == {"b-Q4": HUB, **({"other": "/srv/other.gguf"} if listed else {})}
     measured_paths = {load.plan["model"]["path"] for load in matrix.loads}
     assert measured_paths == set(listed or [HUB])
+
+
+ELSEWHERE = "https://h.example/n-Q4.gguf"
+
+
+@pytest.fixture
+def from_a_url(monkeypatch):
+    """A benchmark of a model that the head does not have yet; the action and its arguments."""
+    found = cluster_of(
+        "worker1", **MEASURED, llama_benchmark_models=[{"url": [ELSEWHERE]}], llama_benchmark_parallel=[]
+    )
+    found.hosts["head"]["variables"]["llama_model_token_file"] = "/controller/token"
+    plan, _values, _request = planned(found)
+    run = Run(None)
+    file = {"name": "n-Q4.gguf", "url": ELSEWHERE, "bytes": 1000, "sha256": None, "role": "model"}
+    known = {
+        "summary": known_answer.summary(16, 128, "f32"),
+        "closed": None,
+        "source": f"url:{ELSEWHERE}",
+        "revision": None,
+        "files": [file],
+        "sources": [{"role": "model", "source": f"url:{ELSEWHERE}", "revision": None}],
+    }
+    monkeypatch.setattr(run, "_look_up_releases", lambda cluster, _catalogue, _vars: cluster, raising=False)
+    monkeypatch.setattr(action.inventory, "hosts", lambda *_arguments: ("llama_cluster", found.hosts))
+    monkeypatch.setattr(action.inventory, "of_play", lambda _vars: set())
+    monkeypatch.setattr(run, "_matrix", lambda *arguments: action.ActionModule._matrix(run, *arguments))
+    monkeypatch.setattr(action, "POLL_SECONDS", 0)
+    monkeypatch.setattr(action.finding, "found_of", lambda _action, _vars, request, _asked: {**known, "of": request})
+    return run, {"state": "measured", "plan": plan, "facts": {}, "model": {}}
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_model_of_a_url_is_fetched_while_the_server_still_serves(from_a_url, monkeypatch, failed):
+    run, arguments = from_a_url
+    fetched = []
+
+    def called(_action, _vars, name, given):
+        if name.endswith("lease"):
+            return {}
+        run.calls.append(given["state"])
+        fetched.append((name, given))
+        return {"failed": True, "msg": "no route to h.example"} if failed else {"changed": True}
+
+    monkeypatch.setattr(action.copying, "run", called)
+    run._task.args = arguments
+    result = run.run(task_vars={})
+    ((name, given),) = fetched
+    assert name == "llamacpp.cluster.model"
+    assert (given["state"], given["fetched_by"], given["token_file"]) == ("fetched", "head", "/controller/token")
+    (file,) = given["files"]
+    assert file["url"] == ELSEWHERE
+    assert file["path"].startswith(given["folder"] + "/")
+    assert result["record"]["models"]["n-Q4"]["path"] == file["path"]
+    if failed:
+        assert result["problem"] == "n-Q4.gguf cannot be fetched: no route to h.example"
+        assert "begun" not in run.calls
+        return
+    assert run.calls.index("fetched") < run.calls.index("begun")
+    SCHEMA.validate(result["record"])
+    assert all(cell["measured"] for cell in result["record"]["cells"])
+    assert all(file["path"] in cell["argv"] for cell in result["record"]["cells"])
 
 
 def test_memory_is_that_of_the_longest_test_of_a_load(matrix):
