@@ -9,7 +9,7 @@ import json
 import os
 import re
 import time
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
@@ -27,6 +27,7 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils import (
     benchmark_tables,
     copying,
     definitions,
+    finding,
     inventory,
     output,
 )
@@ -38,6 +39,8 @@ MOST_MISSED = 10
 """Calls of the head that may fail one after the other; the guard on the head waits longer than one alone takes."""
 
 
+FINDING = {"account": "llamacpp", "timeout": 120}
+"""Of the module model, where nothing else is given."""
 SPEEDS = {"first_s": [untrusted.Number(real=True)], "tokens_per_s": untrusted.Number(real=True)}
 """What a question gives."""
 
@@ -64,6 +67,8 @@ class Matrix(NamedTuple):
 class ActionModule(planning.ActionModule):
     _record: dict | None = None
     """What is measured so far."""
+    _token_file: str | None = None
+    """On the controller, for servers of models."""
 
     def run(self, tmp=None, task_vars=None):
         arguments = dict(self._task.args)
@@ -122,15 +127,13 @@ class ActionModule(planning.ActionModule):
             raise Refusal(
                 f"the release on {cluster.head} has no {program}: set llama_benchmark_programs to true, run site.yml, and then this playbook again"
             )
+        self._token_file = cluster.model.token_file
         benchmark.check_names(request.models, cluster.model, served["model"]["path"])
         found = {benchmark.name_of(cluster.model): arguments.get("model") or {}}
         for model in request.models:
             if benchmark.name_of(model) not in found:
                 found[benchmark.name_of(model)] = self._look_at(model, served, task_vars)
-        models = {
-            benchmark.name_of(model): _described(model, found[benchmark.name_of(model)], served)
-            for model in (cluster.model, *request.models)
-        }
+        paths = {benchmark.name_of(cluster.model): served["model"]["path"]}
         loads, cells = [], benchmark.asked_cells(request, cluster, served)
         for setup in benchmark.setups_of(request, cluster, served):
             plan = self._planned(benchmark.cluster_of(cluster, setup), found[benchmark.name_of(setup.model)], catalogue)
@@ -138,6 +141,12 @@ class ActionModule(planning.ActionModule):
             own = benchmark.cells_of(setup, plan, _fork(served), obstacle)
             loads.append(Load(setup, plan, [cell["key"] for cell in own], obstacle))
             cells += own
+            if not plan["refused"]:
+                paths.setdefault(benchmark.name_of(setup.model), plan["model"]["path"])
+        models = {
+            name: _described(model, found[name], paths.get(name, name))
+            for name, model in ((benchmark.name_of(model), model) for model in (cluster.model, *request.models))
+        }
         used = {name: model for name, model in models.items() if name in {cell["model"] for cell in cells}}
         record = {
             "schema": benchmark.SCHEMA,
@@ -164,7 +173,7 @@ class ActionModule(planning.ActionModule):
         )
 
     def _look_at(self, model: Any, served: dict, task_vars: dict) -> dict:
-        """What gguf_info says of a model on the head. A generated one is written there first.
+        """What is found of a model, as the module model returns it. A generated one is written on the head first.
 
         :raises Refusal: it is not there, or not readable.
         """
@@ -178,7 +187,11 @@ class ActionModule(planning.ActionModule):
                 if result.get("failed"):
                     raise Refusal(copying.why(result))
             return {}
-        asked = {"path": model.source.path, **({"account": own["account"]} if own["account"] else {})}
+        account = {"account": own["account"]} if own["account"] else {}
+        if not model.source.path:
+            asked = {**FINDING, **account, "prefix": own["prefix"]}
+            return finding.found_of(self, task_vars, model, asked)
+        asked = {"path": model.source.path, **account}
         result = self._execute_module("llamacpp.cluster.gguf_info", module_args=asked, task_vars=task_vars)
         if result.get("failed"):
             raise Refusal(f"llama_benchmark_models: {copying.why(result)}")
@@ -278,12 +291,30 @@ class ActionModule(planning.ActionModule):
         if not loads:
             return
         self._head.keep_lease()
+        self._fetch(loads)
         try:
             self._head.call("begun", plan=self._head.plan, runner=Path(measuring.__file__).read_text())
             for load in loads:
                 self._run_load(load, matrix.request)
         finally:
             self._end()
+
+    def _fetch(self, loads: list[Load]) -> None:
+        """Gets models that are not on the head yet there, while the server still serves.
+
+        :raises AnsibleActionFail: one of them could not be fetched.
+        """
+        wanted = {load.plan["model"]["path"]: load.plan["model"] for load in loads if load.plan["model"]["fetched_by"]}
+        for path, model in wanted.items():
+            arguments = {
+                "state": "fetched",
+                **{key: model[key] for key in ("files", "records", "fetched_by")},
+                "folder": str(PurePosixPath(model["records"][0]["path"]).parent.parent),
+                **({"token_file": self._token_file} if self._token_file else {}),
+            }
+            result = self._head.fetch(arguments)
+            if result.get("failed"):
+                raise AnsibleActionFail(f"{PurePosixPath(path).name} cannot be fetched: {copying.why(result)}")
 
     def _end(self) -> None:
         try:
@@ -368,6 +399,10 @@ class Head:
         if os.getppid() != self._run:
             raise AnsibleActionFail("the run of the playbook was ended; what is missing is measured by the next one")
 
+    def fetch(self, arguments: dict) -> dict:
+        """What the module of models returns."""
+        return copying.run(self._action, self._task_vars, "llamacpp.cluster.model", arguments)
+
     def call(self, state: str, may_fail: bool = False, **arguments: Any) -> dict:
         """:raises AnsibleActionFail: with what the module says, or why the head cannot be reached."""
         answer = self._answer({"state": state, **arguments})
@@ -423,13 +458,11 @@ def _summary(model: Any, found: dict) -> dict:
     return found.get("summary") or model.summary or {}
 
 
-def _described(model: Any, found: dict, served: dict) -> dict:
+def _described(model: Any, found: dict, path: str) -> dict:
     summary = _summary(model, found)
-    prefix = served["hosts"][served["head"]["host"]]["prefix"]
-    generated = known_answer.path_of(prefix, *model.known_answer) if model.known_answer else None
     sizes = [*summary.get("layer_bytes", []), summary.get("input_bytes", 0), summary.get("output_bytes", 0)]
     return {
-        "path": generated or model.source.path or served["model"]["path"],
+        "path": path,
         "architecture": summary.get("architecture", ""),
         "layers": summary.get("layers", 0),
         "bytes": sum(sizes),

@@ -88,7 +88,7 @@ changes:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import alone, services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import alone, measuring, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures
 
 
@@ -132,8 +132,10 @@ def main():
     with failures.reported(module, services.ServiceError):
         services.read_ahead([] if module.check_mode else module.params["read_ahead"])
         manager = services.manager_of(module.params["host"])
+        touched = [*(service.name for service in wanted.run), *wanted.start, *wanted.stop, *wanted.remove]
         with alone.alone(module.params["host"]["prefix"], changes=not module.check_mode):
-            changes = services.apply(manager, wanted, module.check_mode)
+            changes = measuring.disarm(module.params["host"], touched, module.check_mode)
+            changes += services.apply(manager, wanted, module.check_mode)
     module.exit_json(
         changed=bool(changes),
         diff=differences(manager, changes),

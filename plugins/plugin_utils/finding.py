@@ -66,9 +66,18 @@ def run(action: ActionBase, task_vars: dict) -> dict:
     except Refusal:
         return {"changed": False}  # planning refuses it, and says so in the plan
     try:
-        return _result(_all(action, task_vars, request, arguments))
+        return found_of(action, task_vars, request, arguments)
     except Refusal as refusal:
         return {"changed": False, "refused": str(refusal)}  # in the plan as well, where a program reads it
+
+
+def found_of(action: ActionBase, task_vars: dict, request: ModelRequest, arguments: Mapping[str, Any]) -> dict:
+    """The result of the module for one model.
+
+    :param arguments: ``prefix``, ``account`` and ``timeout``.
+    :raises Refusal: it cannot be found, or not be read.
+    """
+    return _result(_all(action, task_vars, request, arguments))
 
 
 def _result(found: Mapping[str, Found]) -> dict:

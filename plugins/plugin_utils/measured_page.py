@@ -362,6 +362,7 @@ def view(measured: Benchmark, earlier: Benchmark | None) -> dict[str, Any]:
         "hosts": list(about["hosts"].items()),
         "figures": figures,
         "fits": about["fits"],
+        "visits": about["visits"] or [],
         "loads": loads,
         "load_figures": _drawings(curves.load_figures(measured, loads)),
         "ratios": _ratios(cells),

@@ -82,6 +82,7 @@ WHOLE = {
             "worst": REAL,
         }
     ],
+    "visits": Maybe([{"backend": Text(), "model": Text(), "test": Text(), "visit_ms": REAL}]),
 }
 
 
@@ -206,7 +207,7 @@ def benchmark(data: dict[str, Any], source: str) -> Benchmark:
             f"{source} is no benchmark that this collection can read: {problem.where} {problem.why}. Use a benchmark.json that "
             "playbooks/benchmark.yml wrote, of a collection that is not newer than this one."
         )
-    about = {name: data[name] for name in WHOLE}
+    about = {name: data.get(name) for name in WHOLE}
     return Benchmark(about, tuple(map(_cell, cells)))
 
 

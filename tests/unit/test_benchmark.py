@@ -5,11 +5,13 @@ import fcntl
 import json
 import os
 import re
+import select
 import socket
 import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from unittest import mock
 
@@ -28,6 +30,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import bench
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.cluster import make
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import ModelRequest, ModelSource
 from ansible_collections.llamacpp.cluster.plugins.modules import benchmark as module
+from ansible_collections.llamacpp.cluster.plugins.modules import service as service_module
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import benchmark_tables, html_page, measurements
 from conftest import CATALOGUE, Cluster, known_answer_of
 from test_fork import RELEASE as FORK
@@ -102,9 +105,14 @@ def test_a_wrong_variable_is_named_with_its_value(name):
 
 
 MODELS = {
-    "both": ({"path": "/m.gguf", "known_answer": known_answer_of()}, "both path and known_answer"),
-    "neither": ({"path": None, "known_answer": None}, "neither path nor known_answer"),
+    "both": ({"path": "/m.gguf", "known_answer": known_answer_of()}, "has a source and known_answer: give one of "),
+    "neither": (
+        {"path": None, "known_answer": None},
+        "has no source and no known_answer: give one of path, huggingface, ",
+    ),
     "relative": ({"path": "m.gguf", "known_answer": None}, "use the absolute path on the head"),
+    "several": ({"path": "/m.gguf", "ollama": "m:1b"}, "has path and ollama: give one"),
+    "misnamed": ({"huggingface": {"repo": "m"}}, "[0].huggingface has the repo 'm'"),
     "impossible": ({"path": None, "known_answer": known_answer_of(0)}, "is not possible"),
 }
 
@@ -515,7 +523,7 @@ def visited(hosts, ms, devices_ms=8.0, **other):
         **cell,
         "proxied": False,
         "key": f"{hosts}",
-        "predicted": {"crossings": 2 * (hosts - 1), "devices_ms": devices_ms},
+        "predicted": {"visits": hosts - 1, "crossings": 4 * (hosts - 1), "devices_ms": devices_ms},
         **other,
     }
 
@@ -529,7 +537,9 @@ def test_a_visit_costs_what_each_further_host_adds():
     assert measured.visits([visited(2, 12.5), visited(2, 12.6)]) == [], "one number of hosts"
     assert measured.visits([visited(1, 10), visited(2, 12.5, depth=64)]) == []
     assert measured.visits([visited(1, 10), visited(2, 12.5, proxied=True)]) == []
-    assert measured.visits([visited(1, 10), visited(2, 12.5, predicted={"crossings": 2})]) == [], "of an older record"
+    assert measured.visits([visited(1, 10), visited(2, 12.5, predicted={"crossings": 2, "devices_ms": 8})]) == [], (
+        "of an older record"
+    )
     record = {**EXAMPLE, "visits": [visit]}
     SCHEMA.validate(record)
     assert "llama_link_visit_ms: 2.5 |" in benchmark_tables.as_markdown(record)
@@ -641,63 +651,141 @@ class Sink:
     def write(self, kind, text):
         self.lines.append((kind, text))
 
+    def wait(self):
+        """For the first line."""
+        deadline = time.monotonic() + 20
+        while not self.lines and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+
+@contextmanager
+def through_a_proxy(endpoint, latency):
+    """A client that reaches the endpoint through a proxy, which has ended its threads afterwards."""
+    proxy = measuring.Proxy(endpoint, latency, None, sink := Sink())
+    proxy.start()
+    with socket.create_connection(("127.0.0.1", int(proxy.endpoint.split(":")[1])), 10) as client:
+        yield client
+    sink.wait()
+    proxy.close()
+
+
+def read(client, size):
+    """So many bytes."""
+    data = b""
+    while len(data) < size:
+        data += client.recv(1 << 16)
+    return data
+
+
+class Clock:
+    """Stands still until the test sets it; who sleeps wakes up when it is time."""
+
+    def __init__(self):
+        self.now, self.over, self.ends, self.changed = 0.0, False, [], threading.Condition()
+        self.seen = threading.local()
+
+    def monotonic(self):
+        self.seen.now = self.now
+        return self.seen.now
+
+    def sleep(self, seconds):
+        with self.changed:
+            end = self.seen.now + seconds
+            self.ends.append(end)
+            self.changed.notify_all()
+            assert self.changed.wait_for(lambda: self.over or self.now >= end, 20)
+
+    def wait_for_sleep(self, end):
+        """Until somebody sleeps until then."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.ends and self.ends[-1] == pytest.approx(end), 20), self.ends
+
+    def set(self, now, over=False):
+        with self.changed:
+            self.now, self.over = now, over
+            self.changed.notify_all()
+
 
 @pytest.fixture
-def proxied(echo):
-    """Connects to the echo through a proxy."""
-    made = []
-
-    def connect(latency=0.0, rate=None):
-        proxy = measuring.Proxy(echo, latency, rate, Sink())
-        proxy.start()
-        place, port = proxy.endpoint.split(":")
-        client = socket.create_connection((place, int(port)), 10)
-        made.extend([client, proxy])
-        return client
-
-    yield connect
-    for one in made:
-        one.close()
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(measuring, "time", made)
+    return made
 
 
-def exchange(client, data, parts=1):
-    """Seconds from the first byte sent to the last one that came back, and what came."""
-    began = time.monotonic()
-    size = len(data) // parts
-    for number in range(parts):
-        client.sendall(data[number * size : (number + 1) * size])
-    back = b""
-    while len(back) < size * parts:
-        back += client.recv(1 << 16)
-    return time.monotonic() - began, back
+@pytest.fixture
+def carried(clock):
+    """Sends through one direction of a connection; returns what it is sent to once all of it was taken."""
+    ends, threads = [*socket.socketpair(), *socket.socketpair()], []
+
+    def send(data, parts, **how):
+        link = measuring.Link(ends[1], ends[2], how.get("latency", 0.0), how.get("rate"))
+        threads.extend(link.start())
+        for number in range(parts):
+            ends[0].sendall(data[number * len(data) // parts : (number + 1) * len(data) // parts])
+        deadline = time.monotonic() + 20
+        while link.bytes < len(data) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert link.bytes == len(data)
+        return ends[3]
+
+    yield send
+    clock.set(clock.now, over=True)
+    ends[0].shutdown(socket.SHUT_WR)
+    for thread in threads:
+        thread.join(20)
+    for end in ends:
+        end.close()
 
 
-def test_the_proxy_changes_no_byte(proxied):
+def test_the_proxy_changes_no_byte(echo):
     data = bytes(range(256)) * 8000
-    seconds, back = exchange(proxied(0.001), data)
-    assert back == data
-    assert seconds > 0.002
+    with through_a_proxy(echo, 0.001) as client:
+        sender = threading.Thread(target=client.sendall, args=(data,))
+        sender.start()
+        assert read(client, len(data)) == data
+        sender.join()
 
 
-def test_each_direction_has_the_latency_once(proxied):
-    client = proxied(0.05)
-    exchange(client, b"first")
-    seconds = min(exchange(client, b"x")[0] for _try in range(3))
-    assert 0.1 <= seconds < 0.14
+def test_each_direction_has_the_latency_once(clock, echo):
+    with through_a_proxy(echo, 0.05) as client:
+        for began in (0.0, 1.0):
+            clock.set(began)
+            client.sendall(b"x")
+            for end in (began + 0.05, began + 0.1):
+                clock.wait_for_sleep(end)
+                assert select.select([client], [], [], 0)[0] == []
+                clock.set(end)
+            assert client.recv(1) == b"x"
+        assert clock.ends == pytest.approx([0.05, 0.1, 1.05, 1.1])
+        clock.set(2, over=True)
 
 
-def test_what_follows_does_not_wait_for_the_latency_of_what_is_before(proxied):
-    client = proxied(0.2)
-    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    seconds, _back = exchange(client, b"x" * 20, parts=20)
-    assert 0.4 <= seconds < 0.8
+def test_what_follows_does_not_wait_for_the_latency_of_what_is_before(carried, clock):
+    target = carried(b"x" * 20, 20, latency=0.2)
+    clock.wait_for_sleep(0.2)
+    clock.set(0.2)
+    assert read(target, 20) == b"x" * 20
+    assert clock.ends == [0.2]
 
 
-def test_bandwidth_is_limited_apart_from_the_latency(proxied):
-    client = proxied(0.0, rate=1e6)
-    seconds, back = exchange(client, b"x" * 300_000)
-    assert len(back) == 300_000
-    assert 0.29 <= seconds < 0.7
+def test_bandwidth_is_limited_apart_from_the_latency(carried, clock):
+    target = carried(b"x" * 100_000, 10, rate=1e6)
+    target.setblocking(False)
+    came = b""
+    while len(came) < 100_000:
+        with clock.changed:
+            assert clock.changed.wait_for(lambda: clock.ends and clock.ends[-1] > clock.now, 20)
+        with suppress(BlockingIOError):
+            came += target.recv(1 << 20)
+        # Nothing comes before its last byte was carried.
+        assert len(came) <= 1e6 * clock.now + 1
+        end = clock.ends[-1]
+        clock.set(end)
+        if end == pytest.approx(0.1):
+            target.setblocking(True)
+            came += read(target, 100_000 - len(came))
+    assert clock.ends[-1] == pytest.approx(0.1)
 
 
 def test_the_end_of_one_side_is_passed_on(echo):
@@ -710,9 +798,7 @@ def test_the_end_of_one_side_is_passed_on(echo):
     assert client.recv(10) == b""
     client.close()
     proxy.close()
-    deadline = time.monotonic() + 5
-    while not sink.lines and time.monotonic() < deadline:
-        time.sleep(0.01)
+    sink.wait()
     assert "was sent 4 bytes in 1 parts and sent 4 in 1" in sink.lines[0][1]
 
 
@@ -809,6 +895,40 @@ def test_records_are_kept_and_found(tmp_path, call):
     assert records.find(str(tmp_path), older["id"])["record"] == older
     with pytest.raises(Refusal, match="is not the id of a benchmark"):
         records.write(str(tmp_path), {"id": "../x"})
+
+
+def test_the_last_benchmarks_are_kept_and_those_of_the_plan_that_serves(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "KEPT", 3)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    written = [{**EXAMPLE, "id": f"2025112{day}-150000-1a2b3c4d", "plan": plan} for day, plan in enumerate("abaac")]
+    for record in written:
+        logs = tmp_path / "state" / "benchmarks" / record["id"]
+        logs.mkdir(parents=True)
+        (logs / "1.log").write_text("")
+        (logs / "link").symlink_to(elsewhere)
+        records.write(str(tmp_path), record)
+    kept = [record["id"] for record in written[2:]]
+    assert sorted(path.stem for path in (tmp_path / "benchmarks").iterdir()) == kept
+    assert sorted(path.name for path in (tmp_path / "state" / "benchmarks").iterdir()) == kept
+    assert elsewhere.is_dir()
+    for record in (written[1], {**EXAMPLE, "plan": "a"}):
+        records.write(str(tmp_path), record)
+    left = {found["id"] for found in records.find(str(tmp_path))["benchmarks"]}
+    assert left == {EXAMPLE["id"], *kept}, "the two of plan a are no more than the last ones and those of the plan"
+
+
+def test_a_link_in_place_of_the_logs_is_not_followed(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "KEPT", 1)
+    old = {**EXAMPLE, "id": "20251121-150000-1a2b3c4d", "plan": "old"}
+    target = tmp_path / "precious" / old["id"]
+    target.mkdir(parents=True)
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "benchmarks").symlink_to(tmp_path / "precious")
+    records.write(str(tmp_path), old)
+    with pytest.raises(OSError, match="benchmarks"):
+        records.write(str(tmp_path), EXAMPLE)
+    assert target.is_dir()
 
 
 def test_of_a_log_comes_what_matters(tmp_path):
@@ -914,6 +1034,41 @@ def test_what_a_killed_run_left_is_ended_by_the_next_one(head, call):
     assert call(**asked("recovered", head))["changed"]
     assert head.state(SERVER, PROGRAM) == [services.RUNNING, services.STOPPED]
     assert not call(**asked("recovered", head))["changed"]
+
+
+def killed(machine, call, monkeypatch):
+    """A benchmark that nobody looks at any more; from here on the module of services is called."""
+    call(**asked("begun", machine, runner="#"))
+    call(**asked("run", machine, definition="text"))
+    machine.lines("calls")
+    monkeypatch.setattr(sys.modules[__name__], "MODULE", service_module)
+
+
+@pytest.mark.parametrize("wanted", ["stop", "remove"])
+def test_who_stops_the_server_ends_what_a_killed_run_left_and_its_timer_first(head, call, monkeypatch, wanted):
+    killed(head, call, monkeypatch)
+    foreseen = call(check=True, host=head.host, **{wanted: [SERVER]})
+    assert {"service": GUARD, "before": services.RUNNING, "after": services.STOPPED} in foreseen["changes"]
+    assert head.state(PROGRAM) == [services.RUNNING], "check mode ends nothing"
+    head.lines("calls")
+    result = call(host=head.host, **{wanted: [SERVER]})
+    assert result["changed"]
+    assert result["changes"][0]["service"] == GUARD
+    stops = [line for line in head.lines("calls") if " stop " in line]
+    assert stops[:2] == [f"systemctl stop {GUARD}.timer {GUARD}.service", f"systemctl stop {PROGRAM}.service"]
+    assert head.state(SERVER, PROGRAM) == [services.STOPPED, services.STOPPED]
+    assert list(stage.VOLATILE.glob("*benchmark*")) == []
+    assert not call(host=head.host, **{wanted: [SERVER]})["changed"]
+
+
+def test_who_starts_the_server_ends_it_too_and_who_touches_a_worker_does_not(head, call, monkeypatch):
+    killed(head, call, monkeypatch)
+    worker = "llamacpp-worker-cpu"
+    call(host=head.host, stop=[worker])
+    assert head.state(PROGRAM) == [services.RUNNING]
+    call(host=head.host, start=[SERVER])
+    assert head.state(SERVER, PROGRAM) == [services.RUNNING, services.STOPPED]
+    assert list(stage.VOLATILE.glob("*guard*")) == []
 
 
 def test_a_head_that_restarted_meanwhile_says_that_it_serves(head, call):
@@ -1034,18 +1189,18 @@ def test_a_guard_ends_with_its_benchmark(tmp_path, monkeypatch, again):
 # ----------------------------------------------------------------------------------------------------------------- API
 
 
-def stream(tokens, status="200 OK", pause=0.01, first=0.05):
-    """What a server does with each request: it sends so many tokens."""
+def stream(tokens, status="200 OK", together=1):
+    """What a server does with each request: it sends so many tokens, once so many requests are there."""
+    arrived = threading.Barrier(together)
 
     def answer(client):
         request = client.recv(1 << 20)
         while not request.endswith(b"}"):
             request += client.recv(1 << 20)
-        time.sleep(first)
+        arrived.wait(20)
         client.sendall(f"HTTP/1.1 {status}\r\nConnection: close\r\n\r\n".encode())
         for number in range(tokens):
             client.sendall(f'data: {{"content": "{number}", "stop": false}}\n\n'.encode())
-            time.sleep(pause)
         client.sendall(b'data: {"content": "", "stop": true, "timings": {}}\n\n')
         client.close()
 
@@ -1069,14 +1224,23 @@ def served():
     listener.close()
 
 
-def test_requests_run_at_the_same_time_and_tokens_are_counted(served, call):
-    plan = served(stream(10))
-    question = {"prompt": 4, "generated": 10, "vocabulary": 100, "parallel": 4, "seconds": 10}
-    speeds = call(state="asked", plan=plan, question=question)["speeds"]
+def test_requests_run_at_the_same_time(served, call):
+    question = {"prompt": 4, "generated": 10, "vocabulary": 100, "parallel": 4, "seconds": 20}
+    speeds = call(state="asked", plan=served(stream(10, together=4)), question=question)["speeds"]
     assert len(speeds["first_s"]) == 4
-    assert all(0.05 <= second < 1 for second in speeds["first_s"])
-    # Four times nine tokens after the first one, at 10 ms each.
-    assert 100 < speeds["tokens_per_s"] <= 400
+
+
+def test_tokens_are_counted_from_the_first_one_on(served, call, monkeypatch):
+    # A clock that moves on by half a second whenever somebody looks at it: at the question, and at each token.
+    monkeypatch.setattr(asking, "time", mock.Mock(monotonic=mock.Mock(side_effect=[half / 2 for half in range(11)])))
+    question = {"prompt": 4, "generated": 10, "vocabulary": 100, "parallel": 1, "seconds": 20}
+    speeds = call(state="asked", plan=served(stream(10)), question=question)["speeds"]
+    assert speeds == {"first_s": [0.5], "tokens_per_s": 2.0}
+
+
+def test_speeds_of_several_requests_are_those_of_all_together():
+    heard = [asking.Heard(10, 10.5, 12.5, 10), asking.Heard(10.25, 11, 14.5, 7)]
+    assert asking.speeds_of(heard) == {"first_s": [0.5, 0.75], "tokens_per_s": 3.75}
 
 
 def test_a_server_that_does_not_answer_as_it_should_is_named(served, call):
@@ -1424,6 +1588,68 @@ def test_a_cluster_that_serves_from_a_hub_is_measured(monkeypatch, listed):
     assert paths == {"b-Q4": HUB, **({"other": "/srv/other.gguf"} if listed else {})}
     measured_paths = {load.plan["model"]["path"] for load in matrix.loads}
     assert measured_paths == set(listed or [HUB])
+
+
+ELSEWHERE = "https://h.example/n-Q4.gguf"
+
+
+@pytest.fixture
+def from_a_url(monkeypatch):
+    """A benchmark of a model that the head does not have yet; the action and its arguments."""
+    found = cluster_of(
+        "worker1", **MEASURED, llama_benchmark_models=[{"url": [ELSEWHERE]}], llama_benchmark_parallel=[]
+    )
+    found.hosts["head"]["variables"]["llama_model_token_file"] = "/controller/token"
+    plan, _values, _request = planned(found)
+    run = Run(None)
+    file = {"name": "n-Q4.gguf", "url": ELSEWHERE, "bytes": 1000, "sha256": None, "role": "model"}
+    known = {
+        "summary": known_answer.summary(16, 128, "f32"),
+        "closed": None,
+        "source": f"url:{ELSEWHERE}",
+        "revision": None,
+        "files": [file],
+        "sources": [{"role": "model", "source": f"url:{ELSEWHERE}", "revision": None}],
+    }
+    monkeypatch.setattr(run, "_look_up_releases", lambda cluster, _catalogue, _vars: cluster, raising=False)
+    monkeypatch.setattr(action.inventory, "hosts", lambda *_arguments: ("llama_cluster", found.hosts))
+    monkeypatch.setattr(action.inventory, "of_play", lambda _vars: set())
+    monkeypatch.setattr(run, "_matrix", lambda *arguments: action.ActionModule._matrix(run, *arguments))
+    monkeypatch.setattr(action, "POLL_SECONDS", 0)
+    monkeypatch.setattr(action.finding, "found_of", lambda _action, _vars, request, _asked: {**known, "of": request})
+    return run, {"state": "measured", "plan": plan, "facts": {}, "model": {}}
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_model_of_a_url_is_fetched_while_the_server_still_serves(from_a_url, monkeypatch, failed):
+    run, arguments = from_a_url
+    fetched = []
+
+    def called(_action, _vars, name, given):
+        if name.endswith("lease"):
+            return {}
+        run.calls.append(given["state"])
+        fetched.append((name, given))
+        return {"failed": True, "msg": "no route to h.example"} if failed else {"changed": True}
+
+    monkeypatch.setattr(action.copying, "run", called)
+    run._task.args = arguments
+    result = run.run(task_vars={})
+    ((name, given),) = fetched
+    assert name == "llamacpp.cluster.model"
+    assert (given["state"], given["fetched_by"], given["token_file"]) == ("fetched", "head", "/controller/token")
+    (file,) = given["files"]
+    assert file["url"] == ELSEWHERE
+    assert file["path"].startswith(given["folder"] + "/")
+    assert result["record"]["models"]["n-Q4"]["path"] == file["path"]
+    if failed:
+        assert result["problem"] == "n-Q4.gguf cannot be fetched: no route to h.example"
+        assert "begun" not in run.calls
+        return
+    assert run.calls.index("fetched") < run.calls.index("begun")
+    SCHEMA.validate(result["record"])
+    assert all(cell["measured"] for cell in result["record"]["cells"])
+    assert all(file["path"] in cell["argv"] for cell in result["record"]["cells"])
 
 
 def test_memory_is_that_of_the_longest_test_of_a_load(matrix):

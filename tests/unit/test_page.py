@@ -272,6 +272,17 @@ def test_without_pygal_the_tables_are_there_and_a_sentence_says_why_no_curves(ex
     assert text.count("<table") == drawn.count("<table")
 
 
+def test_the_page_says_what_a_visit_costs(example):
+    visit = {"cells": ["a", "b"], "backend": "vulkan", "model": "<m>", "test": "tg128", "visit_ms": 0.273}
+    text = html_page.page(None, measured=benchmarks.read({**benchmarks.example(), "visits": [visit]}))
+    table = text.split('aria-label="Cost of a visit"')[1].split("</table>")[0]
+    assert "&lt;m&gt;" in table
+    assert ">0.273<" in table
+    assert "Cost of a visit" not in html_page.page(None, measured=example), "a record of before has none"
+    with pytest.raises(Refusal, match=re.escape("visits[0].visit_ms is ")):
+        benchmarks.read({**benchmarks.example(), "visits": [{**visit, "visit_ms": "1"}]})
+
+
 def test_what_a_single_sample_says(example):
     (old, new) = (copy.deepcopy(benchmarks.example()) for _time in range(2))
     for data in (old, new):

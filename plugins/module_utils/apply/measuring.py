@@ -14,7 +14,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ RUNNER = "measuring.py"
 VOLATILE = Path("/run/systemd/system")
 """Where definitions are that a reboot forgets."""
 SYSTEMD = ("systemd", "systemd_user")
+MANAGERS = (*SYSTEMD, "supervisor")
+"""Beside which a guard can run."""
 GUARD_SERVICE = """# {mark}; it is gone after a reboot.
 [Unit]
 Description=Ends a benchmark that nobody looks at, and starts {server}
@@ -57,10 +59,10 @@ def start_detached(command: list[str]) -> None:
 class Timer:
     """A guard that systemd winds down; its definitions are below /run."""
 
-    def __init__(self, host: Mapping[str, Any], program: str) -> None:
+    def __init__(self, host: Mapping[str, Any], name: str, program: str) -> None:
         self._user = ["--user"] if host["scope"] == "user" else []
         self.units = Path(os.environ["XDG_RUNTIME_DIR"], "systemd/user") if self._user else VOLATILE
-        self._name, self._server, self._program = f"{program}-guard", host["names"]["server"], program
+        self._name, self._server, self._program = name, host["names"]["server"], program
 
     def _systemctl(self, *words: str, may_fail: bool = False) -> str:
         return commands.run(["systemctl", *self._user, *words], services.COMMAND_SECONDS, may_fail=may_fail)
@@ -135,8 +137,9 @@ class Stage:
         self.serving = services.manager_of(host)
         self.server = host["names"]["server"]
         self.program = names.of(host["names"]["cluster"]).service("benchmark")
+        self.guard_name = f"{self.program}-guard"
         if host["service_manager"] in SYSTEMD:
-            self._guard: Timer | Watcher = Timer(host, self.program)
+            self._guard: Timer | Watcher = Timer(host, self.guard_name, self.program)
         elif isinstance(self.serving, services.Supervisor):
             self._guard = Watcher(host, self.serving, self.program)
         else:
@@ -183,6 +186,27 @@ class Stage:
         self.stop()
         self._apply(self.serving, start=[self.server])
         self._guard.end()
+
+    def disarm(self) -> None:
+        """Forgets the guard, then ends the program: whether the head runs is decided by somebody else."""
+        self._guard.end()
+        self.stop()
+
+
+def disarm(host: Mapping[str, Any], touched: Collection[str], check: bool) -> list[services.Change]:
+    """Ends what a killed benchmark left on the head, where the head's service is touched: its timer would start the head later, whoever stopped it.
+
+    :param host: its part of the plan, or its facts.
+    :param touched: services that are about to be stopped or started.
+    """
+    if host["service_manager"] not in MANAGERS or not any(map(names.is_head, touched)):
+        return []
+    stage = Stage(host)
+    if stage.server not in touched or not stage.is_left():
+        return []
+    if not check:
+        stage.disarm()
+    return [services.Change(stage.guard_name, services.RUNNING, services.STOPPED, "", "")]
 
 
 def prepare(prefix: str, runner: str) -> None:

@@ -379,9 +379,14 @@ def _remove(planned: Mapping[str, Any], item: Item) -> None:
         return
     steps = path.relative_to(planned["prefix"]).parts
     for inside in item.files or ("",):
-        *folders, name = [*steps, *Path(inside).parts]
-        with suppress(FileNotFoundError), _open_folder(planned["prefix"], folders) as folder:
-            _remove_at(folder, name)
+        remove_below(planned["prefix"], *steps, *Path(inside).parts)
+
+
+def remove_below(prefix: str, *steps: str) -> None:
+    """Removes a file or folder below the prefix, if there is one, without following a link."""
+    *folders, name = steps
+    with suppress(FileNotFoundError), _open_folder(prefix, folders) as folder:
+        _remove_at(folder, name)
 
 
 @contextmanager

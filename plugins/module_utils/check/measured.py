@@ -214,15 +214,15 @@ def visits(cells: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     A rate that is wrong for all devices alike adds the same to each number of them, and is not taken for a visit's. None where nothing is left."""
     rows: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for cell in cells:
-        known = (cell["predicted"] or {}).get("devices_ms") is not None
+        known = (cell["predicted"] or {}).get("visits") is not None
         if known and cell["measured"] and cell["test"].startswith("tg") and not cell["proxied"] and not cell["depth"]:
             rows.setdefault((cell["backend"], cell["model"], *cell["options"].values(), cell["test"]), []).append(cell)
-    found = [_visit(row) for row in rows.values() if len({cell["predicted"]["crossings"] for cell in row}) > 1]
+    found = [_visit(row) for row in rows.values() if len({cell["predicted"]["visits"] for cell in row}) > 1]
     return [visit for visit in found if visit["visit_ms"] > 0]
 
 
 def _visit(row: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    counts = [cell["predicted"]["crossings"] / 2 for cell in row]
+    counts = [cell["predicted"]["visits"] for cell in row]
     times = [1000 / max(cell["measured"]["samples"]) - cell["predicted"]["devices_ms"] for cell in row]
     slope, _fixed = _line(counts, times)
     first = row[0]

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import unused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import measured
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, names, reading, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
@@ -25,6 +26,8 @@ MATTERS = re.compile(r"buffer size =|error|fail|abort|terminate|exception|unable
 LAST_LINES = 3
 SAID = " err "
 """In what a program says beside its results."""
+KEPT = 20
+"""Benchmarks with their logs. All those of the plan that serves are kept beside."""
 
 
 def _path(prefix: str, identity: str) -> Path:
@@ -34,10 +37,14 @@ def _path(prefix: str, identity: str) -> Path:
 
 
 def write(prefix: str, record: Mapping[str, Any]) -> None:
-    """Keeps what was measured so far."""
+    """Keeps what was measured so far, and removes benchmarks of earlier plans that are too old, with their logs."""
     path = _path(prefix, str(record.get("id")))
     path.parent.mkdir(mode=0o755, exist_ok=True)
     files.replace_file(path, json.dumps(record, indent=1) + "\n", 0o644)
+    for identity in _names(prefix)[KEPT:]:
+        if (_read(_path(prefix, identity)) or {}).get("plan") != record["plan"]:
+            unused.remove_below(prefix, "state", names.BENCHMARKS, identity)
+            unused.remove_below(prefix, names.BENCHMARKS, f"{identity}.json")
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -19,9 +19,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
     caches,
     known_answer,
-    model_files,
     options,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import model_entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
     Cluster,
     KnownAnswer,
@@ -120,16 +120,16 @@ class Setup(NamedTuple):
         return -(-longest // CACHE_CELLS) * CACHE_CELLS
 
 
-def _model(where: str, given: Mapping[str, Any]) -> ModelRequest:
-    path, size = given.get("path"), given.get("known_answer")
-    if bool(path) == bool(size):
+def _model(where: str, given: Mapping[str, Any], served: ModelRequest) -> ModelRequest:
+    """:param served: whose token and way of fetching hold here, too."""
+    source, size = model_entry.source_of(where, given), given.get("known_answer")
+    if bool(source) == bool(size):
         raise Refusal(
-            f"{where} has {'both path and known_answer' if path else 'neither path nor known_answer'}: give one"
+            f"{where} has {'a source and known_answer' if source else 'no source and no known_answer'}: give one of "
+            f"{', '.join(model_entry.KINDS)} and known_answer"
         )
-    if path and not str(path).startswith("/"):
-        raise Refusal(f"{where}.path is {untrusted.show(path)}: use the absolute path on the head")
     if not size:
-        return ModelRequest(ModelSource(model_files.MODEL, f"{where}.path", path=str(path)), None, None)
+        return ModelRequest(source, None, None, token_file=served.token_file, fetched_by=served.fetched_by)
     wanted = KnownAnswer(size["layers"], size["width"], size["type"])
     problem = known_answer.problem(*wanted)
     if problem:
@@ -177,7 +177,8 @@ def request_of(variables: Mapping[str, Any]) -> Request:
     given = {name: [] if value is None else value for name, value in given.items()}
     _check_limits(given)
     _check_words(given)
-    models = [_model(f"{PREFIX}models[{index}]", model) for index, model in enumerate(given["models"])]
+    served = model_entry.request_of(variables)
+    models = [_model(f"{PREFIX}models[{index}]", model, served) for index, model in enumerate(given["models"])]
     if not (given["prompts"] or given["generated"]) or not given["depths"] or not given["micro_batches"]:
         raise Refusal(
             f"{PREFIX}prompts and {PREFIX}generated, {PREFIX}depths or {PREFIX}micro_batches is empty, so there is nothing to measure: give a value"
@@ -451,13 +452,17 @@ def name_of(model: ModelRequest) -> str:
     return PurePosixPath(named).name.removesuffix(".gguf")
 
 
+def _is_source(source: ModelSource, model: ModelRequest) -> bool:
+    return model.source is not None and source == model.source._replace(variable=source.variable)
+
+
 def check_names(models: Iterable[ModelRequest], served: ModelRequest, path: str) -> None:
     """
     :param path: of the model that is served, on the head.
     :raises Refusal: another one has its name.
     """
     for model in models:
-        same = model.known_answer or (model.source and model.source.path == path)
+        same = model.known_answer or (model.source and (model.source.path == path or _is_source(model.source, served)))
         if name_of(model) == name_of(served) and not same:
             raise Refusal(
                 f"{PREFIX}models has another file than the model that is served ({path}), and tables would name both {name_of(served)}: "
@@ -498,6 +503,7 @@ def predicted(planned: Mapping[str, Any], setup: Setup, test: str, depth: int) -
         "load_s": estimate["load_s"],
         "rates": estimate["rates"],
         "limited_by": limited,
+        "visits": estimate["visits"],
         "crossings": estimate["crossings"],
         "devices_ms": round(sum(device["ms_per_token"] for device in estimate["devices"]), 3),
     }

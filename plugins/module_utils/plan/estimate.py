@@ -293,7 +293,14 @@ def _network(case: Case, works: Sequence[speed.Work], moved: bool) -> dict[str, 
             }
         )
     bound = "at least" if moved and links else "about"
-    return {"network_ms_per_token": round(total, 3), "bound": bound, "crossings": 2 * visits, "links": links}
+    crossings = 2 * speed.WAITS[speed.keeps_graph(case.release)] * visits
+    return {
+        "network_ms_per_token": round(total, 3),
+        "bound": bound,
+        "visits": visits,
+        "crossings": crossings,
+        "links": links,
+    }
 
 
 class Alone(NamedTuple):

@@ -191,9 +191,9 @@ MAC_MS = 20.0
 """So much more where a worker on macOS is reached over a network: assumed, between 1 ms on loopback and 32 ms seen on one pair."""
 BOARD = 4
 """So many times as long takes a small board: 16 ms were seen for each worker."""
-WAITS = {False: 4, True: 2}
-"""Whether the worker keeps the graph → round trips of a token for each worker: it computes two graphs, and the head waits for what each
-returns, and in older protocols for an answer to each command."""
+WAITS = {False: 2, True: 1}
+"""Whether the worker keeps the graph → round trips of each visit: the head waits for what the worker's one graph gives, and before for an answer to
+its command in older protocols. Inputs are sent without an answer. Read in the trees of 0.3.16 to 0.3.36, counted with 0.3.36 (docs/performance.md)."""
 NODE_US = {False: 4.9, True: 0.3}
 """The same → microseconds for each node of a worker's part of the graph."""
 NODE_BYTES = {False: 420, True: 0}
