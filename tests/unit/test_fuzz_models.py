@@ -104,7 +104,7 @@ def test_any_record_beside_a_model(tmp_path, new, text):
     (tmp_path / "m.gguf").write_bytes(b"12345")
     given = [{**FILE, "path": str(tmp_path / "m.gguf"), "url": "https://models.example/m.gguf", "role": "model"}]
     files = fetched.of_plan(given, [{"path": str(place)}])
-    for entry in fetched.recorded(place).values():
+    for entry in fetched.read_record(place).values():
         assert untrusted.mismatch("it", entry, fetched.ENTRY) is None
     fetched.differences(files, [{"path": str(place)}])
     kept = models.fetched(str(tmp_path), "nobody")
