@@ -886,8 +886,9 @@ def test_a_model_of_the_operator_and_its_projector(tmp_path, call, monkeypatch):
 def test_a_projector_that_its_service_cannot_read(tmp_path, call, monkeypatch):
     monkeypatch.setattr(models.host, "closed_to", lambda account, path: "/home/me")
     (tmp_path / "p.gguf").write_bytes(gguf_files.model())
+    summary = {**known_answer.summary(4, 128, "f32"), "files": []}
     found, _action = run(
-        lambda **arguments: call(**arguments) if "paths" in arguments else {"summary": {"files": []}, "closed": None},
+        lambda **arguments: call(**arguments) if "paths" in arguments else {"summary": summary, "closed": None},
         {"llama_model_path": "/m.gguf", "llama_model_mmproj": {"path": str(tmp_path / "p.gguf")}},
         prefix=PREFIX,
     )

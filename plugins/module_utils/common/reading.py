@@ -23,7 +23,7 @@ from typing import IO, Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import printable
 
-REPLY_BYTES = 1024 * 1024
+REPLY_BYTES, STREAM_BYTES = 1 << 20, 64 << 20
 OTHER_CERTIFICATE = "it shows another certificate than the one that is configured: run site.yml, which restarts it"
 DEPTH = 32
 DIGITS = 20
@@ -193,11 +193,10 @@ def ask(
 
 
 def _hear(reply: http.client.HTTPResponse, hear: Callable[[str], None]) -> None:
-    """Passes on each line of a stream, of which a line may have a mebibyte and all of it 64."""
-    for _number in range(64 * REPLY_BYTES):
-        line = reply.readline(REPLY_BYTES)
-        if not line:
-            return
+    """Passes on each line of a stream, as far as its limit; a longer line than a reply's comes in parts."""
+    left = STREAM_BYTES
+    while left > 0 and (line := reply.readline(min(left, REPLY_BYTES))):
+        left -= len(line)
         hear(line.decode("utf-8", "replace").rstrip("\r\n"))
 
 
