@@ -236,6 +236,7 @@ def test_devices_that_are_one_and_the_same(name, expected, tmp_path, monkeypatch
     machine = Machine(name, tmp_path).settle(monkeypatch)
     facts = entry.facts_of({**FACTS, "accelerators": machine.accelerators()})
     assert physical.twins(facts) == expected
+    assert len(physical.devices(facts)) == len(set(expected.values()))
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def offline(monkeypatch):
     def nobody(asked, seconds):
         raise Refusal("nobody is asked")
 
-    monkeypatch.setattr(finding, "_looked_up", nobody)
+    monkeypatch.setattr(finding, "_look_up", nobody)
 
 
 @pytest.mark.fuzz
@@ -191,7 +191,7 @@ def test_any_log_of_a_program_that_measures(tmp_path, lines):
     cells = []
     for result in log.results:
         cell = {**EXAMPLE["cells"][0], "test": result.test, "depth": result.depth}
-        cells.append(measured.filled(cell, log, ["x"], "/x.log"))
+        cells.append(measured.fill(cell, log, ["x"], "/x.log"))
         assert measured.are_speeds(cells[-1]["measured"])
     benchmark_tables.as_markdown({**EXAMPLE, "cells": cells, "fits": measured.fits(cells)})
     json.dumps([log, cells], allow_nan=False)

@@ -641,3 +641,54 @@ def test_a_worker_that_does_not_end_by_itself_is_not_waited_for():
             launcher.wait(15)
         launcher.kill()
     assert launcher.returncode == 0
+
+
+@pytest.fixture
+def closed_port():
+    """A port of which a server has closed a connection."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            server.accept()[0].close()
+            assert client.recv(1) == b""
+    return port
+
+
+def test_a_port_that_closed_connections_hold(closed_port):
+    assert runtime.held_by_closed_connections("127.0.0.1", closed_port)
+    assert not runtime.held_by_closed_connections("127.0.0.1", free_port())
+    with socket.create_server(("127.0.0.1", closed_port)):
+        assert not runtime.held_by_closed_connections("127.0.0.1", closed_port), "somebody listens there"
+    assert not runtime.held_by_closed_connections("no.such.host.invalid", closed_port)
+
+
+@pytest.mark.parametrize(
+    "said, notes",
+    [
+        (
+            "main: couldn't bind HTTP server socket, hostname: 127.0.0.1, port: 8080\ncleaning up",
+            [
+                "port 8080 is kept by closed connections of the server before: llama-server starts when it is free, within a minute"
+            ],
+        ),
+        ("out of memory", []),
+    ],
+)
+def test_a_start_after_one_that_did_not_get_its_port(tmp_path, monkeypatch, said, notes):
+    """Build 6170 after 11063: the second start of three would fail as well, and a rollback with it."""
+    held = [True, True, True, False]
+    monkeypatch.setattr(runtime, "held_by_closed_connections", lambda host, port: held.pop(0))
+    runtime.write_end(tmp_path, "with status 1", said)
+    chosen = runtime.Chosen(["llama-server", "--host", "127.0.0.1", "--port", "8080"], [], {})
+    start = runtime.Start(chosen, "http://127.0.0.1:8080", tmp_path, None, 1.0, 0.01, runtime.DEFAULTS)
+    start.wait()
+    assert [line["text"] for line in start.record.kept.last] == notes
+    assert len(held) == (0 if notes else 4)
+
+
+def test_a_port_that_is_never_free_is_tried_after_a_minute(tmp_path, monkeypatch):
+    monkeypatch.setattr(runtime, "held_by_closed_connections", lambda host, port: True)
+    monkeypatch.setattr(runtime, "CLOSED_SECONDS", 0.05)
+    runtime.write_end(tmp_path, "with status 1", runtime.PORT_TAKEN)
+    chosen = runtime.Chosen(["llama-server", "--host", "127.0.0.1", "--port", "8080"], [], {})
+    runtime.Start(chosen, "http://127.0.0.1:8080", tmp_path, None, 1.0, 0.01, runtime.DEFAULTS).wait()

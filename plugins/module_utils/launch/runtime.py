@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -44,6 +45,11 @@ ENDS = "ends.json"
 ENDS_BYTES = 64 * 1024
 """More than the last bytes of a log take as JSON."""
 LAST_LINES = 20
+PORT_TAKEN = "couldn't bind HTTP server socket"
+"""What llama-server ends with (tools/server/server.cpp of build 6170, server-http.cpp of 11063)."""
+CLOSED_SECONDS = 60.0
+"""So long Linux keeps the port of a connection that a server has closed (TIME_WAIT). Builds that set SO_REUSEPORT alone, like 6170, cannot
+listen there meanwhile where the server before them set SO_REUSEADDR."""
 FRESH_SECONDS = 30.0
 """So long the handshake of a worker that nobody uses is believed."""
 ASK_AGAIN_SECONDS = 0.25
@@ -101,6 +107,31 @@ def write_handshakes(state: Path, answers: dict) -> bool:
         with suppress(OSError):
             path.unlink()
     return written
+
+
+def last_log(state: Path) -> list[str]:
+    """The last lines of llama-server's log before its last end; none where they are not known."""
+    try:
+        lines = serving.read_json(state / ENDS, ENDS_BYTES)["log"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return list(map(str, lines)) if isinstance(lines, list) else []
+
+
+def held_by_closed_connections(host: str, port: int) -> bool:
+    """Whether nobody listens on the port, and yet it cannot be had without SO_REUSEADDR."""
+
+    def is_free(reuse: bool) -> bool:
+        try:
+            family, kind, _protocol, _name, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            with socket.socket(family, kind) as tried:
+                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(reuse))
+                tried.bind(place)
+        except OSError:
+            return False
+        return True
+
+    return not is_free(reuse=False) and is_free(reuse=True)
 
 
 def write_end(state: Path, how: str, said: str) -> None:
@@ -180,6 +211,22 @@ class Start:
             journal.alive()
             record.set(serving.WAITING)
             time.sleep(min(self.pause, max(0.0, until - time.monotonic())))
+        if any(PORT_TAKEN in line for line in last_log(self.state)):
+            self._wait_for_port()
+
+    def _wait_for_port(self) -> None:
+        argv = self.full.argv
+        host, port = argv[argv.index("--host") + 1], int(argv[argv.index("--port") + 1])
+        if not held_by_closed_connections(host, port):
+            return
+        self.record.note(
+            f"port {port} is kept by closed connections of the server before: llama-server starts when it is free, within a minute"
+        )
+        until = time.monotonic() + CLOSED_SECONDS + self.pause
+        while held_by_closed_connections(host, port) and time.monotonic() < until:
+            journal.alive()
+            self.record.set(serving.WAITING)
+            time.sleep(self.pause)
 
     def choose(self) -> Chosen:
         """The full plan when all of its workers shook hands, a fallback when one of them stays away."""

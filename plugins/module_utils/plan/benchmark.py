@@ -21,7 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
     known_answer,
     options,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import model_entry
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import model_entry, physical
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
     Cluster,
     KnownAnswer,
@@ -654,7 +654,7 @@ def machines(cluster: Cluster, plan: Mapping[str, Any], show_link: Callable[[str
                 "cpu": str(facts.cpu.get("model", "")),
                 "cores": facts.cpu.get("cores"),
                 "memory_mib": facts.memory_mib,
-                "accelerators": [accelerator.name for accelerator in facts.accelerators],
+                "accelerators": [accelerator.name for accelerator in physical.devices(facts)],
                 "link": show_link(name),
             }
     return hosts

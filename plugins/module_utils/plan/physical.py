@@ -21,16 +21,22 @@ def named(facts: Facts) -> list[tuple[str, Accelerator]]:
 
 def twins(facts: Facts) -> dict[str, str]:
     """Name of each accelerator, as llama.cpp calls it → the name that stands for the device: Vulkan0 and CUDA0 may both be CUDA0."""
-    devices = named(facts)
-    left = {name: device for name, device in devices if not backends.RECORDS[device.backend].any_vendor}
-    same = {name: name for name, _device in devices}
-    for name, device in devices:
+    every = named(facts)
+    left = {name: device for name, device in every if not backends.RECORDS[device.backend].any_vendor}
+    same = {name: name for name, _device in every}
+    for name, device in every:
         if backends.RECORDS[device.backend].any_vendor:
             twin = max(left, key=lambda other: _likeness(left[other], device), default=None)
             if twin and _likeness(left[twin], device):
                 same[name] = twin
                 del left[twin]
     return same
+
+
+def devices(facts: Facts) -> list[Accelerator]:
+    """The accelerators of a host, each once."""
+    same = twins(facts)
+    return [accelerator for name, accelerator in named(facts) if same[name] == name]
 
 
 def _likeness(one: Accelerator, other: Accelerator) -> int:
