@@ -867,7 +867,7 @@ CASES = [
     ),
     (
         "slower-than-one-host",
-        lambda: with_model(cluster_of(1), accepted=()),
+        lambda: with_model(cluster_of(1), accepted=(), **model(0.5)),
         {"{steps}": lambda cluster: cluster.hosts.pop("worker1")},
         ["The cluster is predicted to generate ", "and head alone ", "Leave llama_workers empty."],
     ),

@@ -471,7 +471,7 @@ def test_a_cache_that_gets_links_after_a_fault(tmp_path, monkeypatch, kind):
 
     def run(host):
         worker = seeding.Worker("two", host / "two" / "rpc", [], "", {}, "")
-        wanted = [seeding.Tensor(path.name, 320, mark) for mark, path in seeding.cached(host / "one").items()]
+        wanted = [seeding.Tensor(path.name, 320, mark) for mark, path in seeding.cached_tensors(host / "one").items()]
         return bool(seeding.link(worker, seeding.missing(worker, wanted), [host / "one"]))
 
     whole = make("whole")

@@ -430,6 +430,8 @@ def changes_hosts(step):
     files = {str(step.get(f"ansible.builtin.{how}_tasks")) for how in ("include", "import")}
     if step.get("llamacpp.cluster.release", {}).get("state") == "fetched":
         return False  # by the controller, for itself
+    if step.get("check_mode") is True:
+        return False
     return bool(CHANGES & set(step) or CHANGING_FILES & files)
 
 

@@ -126,7 +126,7 @@ def test_all_hosts_reboot_where_none_is_named(tmp_path):
     "named, arguments, said",
     [
         ("one,strix9", (), "llama_reboot_hosts names strix9, which the cluster does not have. Run this playbook"),
-        (None, ("--limit", "one,two"), "--limit leaves out top, spare, and the cluster is verified as a whole"),
+        (None, ("--limit", "one,two"), "--limit leaves out spare, top, and the cluster is verified as a whole"),
     ],
 )
 def test_a_host_that_is_not_there_reboots_nothing(tmp_path, named, arguments, said):
