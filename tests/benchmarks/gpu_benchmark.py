@@ -312,7 +312,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=18)
     parser.add_argument("--width", type=int, default=4096)
     parser.add_argument("--load-layers", type=int, default=38, help="of the model whose load is measured")
-    options, options.others = parser.parse_known_args()
+    options, others = parser.parse_known_args()
+    options.others = others
     return options
 
 
