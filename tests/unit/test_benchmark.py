@@ -1561,6 +1561,17 @@ def test_a_program_that_takes_too_long_names_the_limit(matrix):
     assert why == "llama-bench was ended by signal 15: loading (llama_benchmark_timeout is 0, seconds)"
 
 
+def test_a_program_that_nothing_else_ends_is_stopped_when_its_time_is_over(matrix):
+    """supervisor knows no limit."""
+    plan, whole = matrix
+    run = Run(whole._replace(request=whole.request._replace(timeout=0)))
+    run.still, run.logs = [True] * 9, ["0.1000 err loading"] * 9
+    record = run._measured({"plan": plan}, {})["record"]
+    assert run.calls.count("looked") == run.calls.count("run") == run.calls.count("stopped")
+    whys = {cell["skipped"] for cell in record["cells"] if cell["skipped"]}
+    assert whys == {"llama-bench was ended: loading (llama_benchmark_timeout is 0, seconds)"}
+
+
 @pytest.mark.parametrize("listed", [[], ["/srv/other.gguf"]])
 def test_a_cluster_that_serves_from_a_hub_is_measured(monkeypatch, listed):
     found = on_the_hub(*listed)
