@@ -1071,6 +1071,13 @@ def test_who_starts_the_server_ends_it_too_and_who_touches_a_worker_does_not(hea
     assert list(stage.VOLATILE.glob("*guard*")) == []
 
 
+def test_without_a_session_of_the_user_nothing_of_a_benchmark_is_found(head, monkeypatch):
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(stage.services.commands, "find_user_session", lambda: None)
+    monkeypatch.setattr(stage.Stage, "runs", lambda self: False)
+    assert stage.disarm({**head.host, "scope": "user", "service_manager": "systemd_user"}, [SERVER], check=False) == []
+
+
 def test_a_head_that_restarted_meanwhile_says_that_it_serves(head, call):
     call(**asked("begun", head, runner="#"))
     for unit in stage.VOLATILE.glob("*benchmark*"):
