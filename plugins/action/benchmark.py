@@ -340,7 +340,8 @@ class ActionModule(planning.ActionModule):
             self._follow(load, words, log, request.timeout)
 
     def _follow(self, load: Load, argv: list[str], log: str, timeout: int) -> None:
-        """Looks at the program until it has ended, which systemd sees to after so many seconds, and takes what it has measured."""
+        """Looks at the program until it has ended or its seconds are over, and takes what it has measured. systemd ends it then by itself, supervisor
+        does not."""
         began = shown = time.monotonic()
         while True:
             answer = self._head.look(log)
@@ -352,7 +353,7 @@ class ActionModule(planning.ActionModule):
                     f"the server of {self._head.name} was started while {Path(argv[0]).name} measured: nobody could look at the program for "
                     f"{SILENCE_SECONDS} s, the host restarted, or another run started it. Run this playbook again, which goes on with what is missing."
                 )
-            if not answer["runs"]:
+            if not answer["runs"] or time.monotonic() - began >= timeout:
                 break
             if time.monotonic() - shown >= SHOW_SECONDS:
                 shown = time.monotonic()

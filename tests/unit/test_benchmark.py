@@ -1071,6 +1071,13 @@ def test_who_starts_the_server_ends_it_too_and_who_touches_a_worker_does_not(hea
     assert list(stage.VOLATILE.glob("*guard*")) == []
 
 
+def test_without_a_session_of_the_user_nothing_of_a_benchmark_is_found(head, monkeypatch):
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(stage.services.commands, "find_user_session", lambda: None)
+    monkeypatch.setattr(stage.Stage, "runs", lambda self: False)
+    assert stage.disarm({**head.host, "scope": "user", "service_manager": "systemd_user"}, [SERVER], check=False) == []
+
+
 def test_a_head_that_restarted_meanwhile_says_that_it_serves(head, call):
     call(**asked("begun", head, runner="#"))
     for unit in stage.VOLATILE.glob("*benchmark*"):
@@ -1559,6 +1566,17 @@ def test_a_program_that_takes_too_long_names_the_limit(matrix):
     record = run._measured({"plan": plan}, {})["record"]
     (why,) = {cell["skipped"] for cell in record["cells"] if cell["skipped"]}
     assert why == "llama-bench was ended by signal 15: loading (llama_benchmark_timeout is 0, seconds)"
+
+
+def test_a_program_that_nothing_else_ends_is_stopped_when_its_time_is_over(matrix):
+    """supervisor knows no limit."""
+    plan, whole = matrix
+    run = Run(whole._replace(request=whole.request._replace(timeout=0)))
+    run.still, run.logs = [True] * 9, ["0.1000 err loading"] * 9
+    record = run._measured({"plan": plan}, {})["record"]
+    assert run.calls.count("looked") == run.calls.count("run") == run.calls.count("stopped")
+    whys = {cell["skipped"] for cell in record["cells"] if cell["skipped"]}
+    assert whys == {"llama-bench was ended: loading (llama_benchmark_timeout is 0, seconds)"}
 
 
 @pytest.mark.parametrize("listed", [[], ["/srv/other.gguf"]])

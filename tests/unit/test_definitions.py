@@ -205,7 +205,13 @@ def test_a_worker_lets_in_the_head_alone_and_reads_no_homes(pair):
             {"llama_server_extra_args": ["--lora", "/srv/l.gguf", "--alias", "a/b"]},
             ["/opt/llamacpp/models", "/srv/l.gguf", "/srv/m.gguf"],
         ),
+        (
+            "/srv/m.gguf",
+            {"llama_server_extra_args": ["--lora-scaled", "/srv/l.gguf:0.5,/srv/k.gguf:2"]},
+            ["/opt/llamacpp/models", "/srv/k.gguf", "/srv/l.gguf", "/srv/m.gguf"],
+        ),
         ("/home/me/m x.gguf", {}, None),
+        ("/srv/m.gguf", {"llama_server_extra_args": ["--lora", "/srv/l x.gguf"]}, None),
         ("/srv/m.gguf", {"llama_server_extra_args": ["--lora", "/home/me/l.gguf"]}, None),
         ("/srv/m.gguf", {"llama_server_extra_args": ["--lora", "/srv/a,/root/l.gguf"]}, None),
         ("/srv/m.gguf", {"llama_server_environment": {"A": "x:/run/user/7/y"}}, None),

@@ -691,4 +691,8 @@ def test_a_port_that_is_never_free_is_tried_after_a_minute(tmp_path, monkeypatch
     monkeypatch.setattr(runtime, "CLOSED_SECONDS", 0.05)
     runtime.write_end(tmp_path, "with status 1", runtime.PORT_TAKEN)
     chosen = runtime.Chosen(["llama-server", "--host", "127.0.0.1", "--port", "8080"], [], {})
-    runtime.Start(chosen, "http://127.0.0.1:8080", tmp_path, None, 1.0, 0.01, runtime.DEFAULTS).wait()
+    start = runtime.Start(chosen, "http://127.0.0.1:8080", tmp_path, None, 1.0, 0.01, runtime.DEFAULTS)
+    began = time.monotonic()
+    start.wait()
+    assert time.monotonic() - began >= runtime.CLOSED_SECONDS
+    assert len(start.record.kept.last) == 1

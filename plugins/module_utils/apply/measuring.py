@@ -61,7 +61,8 @@ class Timer:
 
     def __init__(self, host: Mapping[str, Any], name: str, program: str) -> None:
         self._user = ["--user"] if host["scope"] == "user" else []
-        self.units = Path(os.environ["XDG_RUNTIME_DIR"], "systemd/user") if self._user else VOLATILE
+        runtime = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.geteuid()}")
+        self.units = Path(runtime, "systemd/user") if self._user else VOLATILE
         self._name, self._server, self._program = name, host["names"]["server"], program
 
     def _systemctl(self, *words: str, may_fail: bool = False) -> str:
@@ -194,7 +195,7 @@ class Stage:
 
 
 def disarm(host: Mapping[str, Any], touched: Collection[str], check: bool) -> list[services.Change]:
-    """Ends what a killed benchmark left on the head, where the head's service is touched: its timer would start the head later, whoever stopped it.
+    """Ends what a killed benchmark left on the head, where the head's service is touched: its guard would start the head later, whoever stopped it.
 
     :param host: its part of the plan, or its facts.
     :param touched: services that are about to be stopped or started.

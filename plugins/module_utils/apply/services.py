@@ -299,7 +299,7 @@ SETTLED = {"start": re.compile("already started"), "stop": re.compile("not runni
 
 
 class Supervisor(Manager):
-    """supervisor of the installation itself, where the host has nothing else. It starts what it reads."""
+    """supervisor of the installation itself, where the host has nothing else. It starts what it reads, but what runs for a while."""
 
     def _control(self, *words: str, may_fail: bool = False) -> str:
         if not self._runs():

@@ -57,7 +57,9 @@ def _models(model: dict[str, Any]) -> list[str]:
     return [model["path"], *(path for role, path in sorted(first.items()) if role != model_files.MODEL)]
 
 
-HOMES = re.compile(r"(?:^|[=,:;])/+(?:home|root|run/user)(?:/|$)")
+BETWEEN = re.compile("[=,:;]")
+"""Between several paths in a word, or beside one."""
+HOMES = re.compile(rf"(?:^|{BETWEEN.pattern})/+(?:home|root|run/user)(?:/|$)")
 """What systemd takes for folders of users (ProtectHome), in a word."""
 OURS = ("/dev/", "/proc/", "/run/", "/sys/", "/usr/")
 """Folders that have no links into homes."""
@@ -76,9 +78,10 @@ def _homes_of_head(plan: dict[str, Any]) -> list[str] | None:
     files = {*_models(plan["model"]), *(file["path"] for file in plan["model"]["files"])}
     starts = [head["argv"], *(fallback["head"]["argv"] for fallback in plan["fallbacks"])]
     words = {word for argv in starts for word in argv} | set(head["environment"].values())
-    others = {word for word in words - files if not word.startswith(OURS) and not word.startswith(own["prefix"] + "/")}
+    parts = {part for word in words - files for part in BETWEEN.split(word) if part.startswith("/")}
+    others = {part for part in parts if not part.startswith((*OURS, own["prefix"] + "/"))}
     folders = {posixpath.dirname(path) for path in files if HOMES.match(path)}
-    paths = {f"{own['prefix']}/{names.MODELS}", *files, *folders, *filter(SIMPLE.fullmatch, others)}
+    paths = {f"{own['prefix']}/{names.MODELS}", *files, *folders, *others}
     hidden = not any(map(HOMES.search, words - files)) and all(map(SIMPLE.fullmatch, paths))
     return sorted(paths) if hidden else None
 
