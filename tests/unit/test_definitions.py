@@ -190,7 +190,7 @@ def test_a_worker_lets_in_the_head_alone_and_reads_no_homes(pair):
     assert "IPAddressDeny=any\nIPAddressAllow=192.0.2.10 192.0.2.11 localhost\n" in text
     assert "ProtectHome=true\n" in text
     assert (
-        "ProtectHome=tmpfs\nBindReadOnlyPaths=-/opt/llamacpp/models -/opt/llamacpp/models/known"
+        "ProtectHome=tmpfs\nBindReadOnlyPaths=-/opt/llamacpp -/opt/llamacpp/models -/opt/llamacpp/models/known"
         in definitions.definition(head, head["services"][0])
     )
 
@@ -198,17 +198,17 @@ def test_a_worker_lets_in_the_head_alone_and_reads_no_homes(pair):
 @pytest.mark.parametrize(
     "path, variables, homes",
     [
-        ("/srv/m.gguf", {}, ["/opt/llamacpp/models", "/srv/m.gguf"]),
-        ("/home/me/m/x.gguf", {}, ["/home/me/m", "/home/me/m/x.gguf", "/opt/llamacpp/models"]),
+        ("/srv/m.gguf", {}, ["/opt/llamacpp", "/opt/llamacpp/models", "/srv/m.gguf"]),
+        ("/home/me/m/x.gguf", {}, ["/home/me/m", "/home/me/m/x.gguf", "/opt/llamacpp", "/opt/llamacpp/models"]),
         (
             "/srv/m.gguf",
             {"llama_server_extra_args": ["--lora", "/srv/l.gguf", "--alias", "a/b"]},
-            ["/opt/llamacpp/models", "/srv/l.gguf", "/srv/m.gguf"],
+            ["/opt/llamacpp", "/opt/llamacpp/models", "/srv/l.gguf", "/srv/m.gguf"],
         ),
         (
             "/srv/m.gguf",
             {"llama_server_extra_args": ["--lora-scaled", "/srv/l.gguf:0.5,/srv/k.gguf:2"]},
-            ["/opt/llamacpp/models", "/srv/k.gguf", "/srv/l.gguf", "/srv/m.gguf"],
+            ["/opt/llamacpp", "/opt/llamacpp/models", "/srv/k.gguf", "/srv/l.gguf", "/srv/m.gguf"],
         ),
         ("/home/me/m x.gguf", {}, None),
         ("/srv/m.gguf", {"llama_server_extra_args": ["--lora", "/srv/l x.gguf"]}, None),
@@ -218,7 +218,7 @@ def test_a_worker_lets_in_the_head_alone_and_reads_no_homes(pair):
     ],
 )
 def test_the_head_sees_of_homes_what_it_reads(pair, big_model, path, variables, homes):
-    """Tried with systemd 252, 257 and 262, with links into homes and out of folders of a cache of Hugging Face."""
+    """Tried with systemd 252, 257 and 262, with links into homes (the prefix may be one) and out of folders of a cache of Hugging Face."""
     own = pair.hosts["head"]["variables"]
     own.update(llama_model_known_answer=None, llama_model_path=path, llama_model_gguf_summary=big_model, **variables)
     head = pair.plan()["hosts"]["head"]

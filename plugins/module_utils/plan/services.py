@@ -71,8 +71,8 @@ def _homes_of_head(plan: dict[str, Any]) -> list[str] | None:
     """Paths that the head's service sees where links lead into homes, or below them: of homes it sees nothing else. None where it has to see
     all of them, since other words name homes, or a path cannot stand beside others in a unit.
 
-    A path is that of the link: systemd follows it, outside and inside. Files of a model may be links of their own, so each is named, and its
-    folder where that is in a home.
+    A path is that of the link: systemd follows it, outside and inside. The prefix may be one, and files of a model may be links of their own, so
+    each is named, and its folder where that is in a home.
     """
     head, own = plan["head"], plan["hosts"][plan["head"]["host"]]
     files = {*_models(plan["model"]), *(file["path"] for file in plan["model"]["files"])}
@@ -81,7 +81,7 @@ def _homes_of_head(plan: dict[str, Any]) -> list[str] | None:
     parts = {part for word in words - files for part in BETWEEN.split(word) if part.startswith("/")}
     others = {part for part in parts if not part.startswith((*OURS, own["prefix"] + "/"))}
     folders = {posixpath.dirname(path) for path in files if HOMES.match(path)}
-    paths = {f"{own['prefix']}/{names.MODELS}", *files, *folders, *others}
+    paths = {own["prefix"], f"{own['prefix']}/{names.MODELS}", *files, *folders, *others}
     hidden = not any(map(HOMES.search, words - files)) and all(map(SIMPLE.fullmatch, paths))
     return sorted(paths) if hidden else None
 
