@@ -1123,6 +1123,12 @@ def supervised(tmp_path, monkeypatch):
     return machine
 
 
+def test_a_login_without_a_session_is_no_traceback(monkeypatch):
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    timer = stage.Timer({"scope": "user", "names": {"server": SERVER}}, GUARD, PROGRAM)
+    assert timer.units == Path(f"/run/user/{os.geteuid()}/systemd/user")
+
+
 def test_beside_supervisor_a_process_guards_the_head(supervised, call, tmp_path):
     assert call(**asked("begun", supervised, runner="#"))["changed"]
     records = supervised.prefix / "benchmarks"
@@ -1169,6 +1175,58 @@ def test_a_guard_that_nobody_winds_up_starts_the_head(tmp_path, monkeypatch):
     assert measuring.main(["--guard", str(path), "--silence", "120"]) == 0
     assert said.read_text().split() == ["stop", "start"]
     assert not path.exists()
+
+
+def test_a_guard_starts_nothing_once_it_is_disarmed(tmp_path):
+    """stop.yml removes the file while the guard ends the program, which may take its time."""
+    path, said = guarded(tmp_path)
+    path.write_text(json.dumps([["rm", str(path)], ["/bin/sh", "-c", f"echo start >> {said}"]]))
+    os.utime(path, (0, 0))
+    measuring.guard(path, 120)
+    assert not said.exists()
+
+
+def test_a_guard_tries_to_start_the_head_until_it_starts(tmp_path, monkeypatch):
+    """As while supervisor itself starts."""
+    path, said = guarded(tmp_path)
+    path.write_text(
+        json.dumps([["/none", "stop"], ["/bin/sh", "-c", f"echo start >> {said}; [ $(wc -l < {said}) = 3 ]"]])
+    )
+    os.utime(path, (0, 0))
+    monkeypatch.setattr(measuring, "GUARD_SECONDS", 0)
+    assert measuring.guard(path, 120) == 0
+    assert said.read_text().split() == ["start"] * 3
+    assert not path.exists()
+
+
+def test_a_guard_that_cannot_start_the_head_leaves_its_file(tmp_path, monkeypatch):
+    """The next run that looks at the head finds it."""
+    path, _said = guarded(tmp_path)
+    path.write_text(json.dumps([["/none", "stop"], ["/none", "start"]]))
+    os.utime(path, (0, 0))
+    monkeypatch.setattr(measuring, "GUARD_SECONDS", 0)
+    assert measuring.guard(path, 120) == 1
+    assert path.exists()
+
+
+@pytest.mark.parametrize("jump", [-86400, 86400])
+def test_a_clock_that_jumps_neither_hurries_nor_stops_the_guard(tmp_path, monkeypatch, jump):
+    path, said = guarded(tmp_path)
+    ahead, seconds = [0.0], [1000.0]
+    now = time.time()
+    os.utime(path, (now, now))
+    monkeypatch.setattr(measuring.time, "time", lambda: now + ahead[0])
+    monkeypatch.setattr(measuring.time, "monotonic", lambda: seconds[0])
+
+    def sleep(length):
+        assert not said.exists()
+        ahead[0] = jump
+        seconds[0] += length
+
+    monkeypatch.setattr(measuring.time, "sleep", sleep)
+    assert measuring.guard(path, 120) == 0
+    assert seconds[0] == 1120
+    assert said.read_text().split() == ["stop", "start"]
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["ended", "begun again"])

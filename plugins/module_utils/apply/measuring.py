@@ -61,7 +61,8 @@ class Timer:
 
     def __init__(self, host: Mapping[str, Any], name: str, program: str) -> None:
         self._user = ["--user"] if host["scope"] == "user" else []
-        self.units = Path(os.environ["XDG_RUNTIME_DIR"], "systemd/user") if self._user else VOLATILE
+        runtime = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.geteuid()}")
+        self.units = Path(runtime, "systemd/user") if self._user else VOLATILE
         self._name, self._server, self._program = name, host["names"]["server"], program
 
     def _systemctl(self, *words: str, may_fail: bool = False) -> str:
