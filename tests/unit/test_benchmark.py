@@ -91,6 +91,11 @@ WRONG = {
     "flash_attention": (["yes"], "llama_benchmark_flash_attention has 'yes': use on, off or auto"),
     "cache_types": (["q8_0/q9"], "llama_benchmark_cache_types has 'q8_0/q9': use one of"),
     "splits": (["1,2"], "llama_benchmark_splits has '1,2': use shares with / between them"),
+    "splits that are nothing": (
+        ["3/1", "0/0.0"],
+        "llama_benchmark_splits has '0/0.0': use shares with / between them, not all 0",
+    ),
+    "splits that no float holds": (["1/1" + "0" * 300], "llama_benchmark_splits has '1/1000"),
     "again": (["("], "which is no regular expression"),
     "micro_batches": ([], "so there is nothing to measure"),
 }
@@ -101,7 +106,7 @@ def test_a_wrong_variable_is_named_with_its_value(name):
     value, message = WRONG[name]
     variables = cluster_of().hosts["head"]["variables"]
     with pytest.raises(Refusal, match=re.escape(message)):
-        benchmark.request_of({**variables, f"llama_benchmark_{name}": value})
+        benchmark.request_of({**variables, f"llama_benchmark_{name.split()[0]}": value})
 
 
 MODELS = {
@@ -111,6 +116,7 @@ MODELS = {
         "has no source and no known_answer: give one of path, huggingface, ",
     ),
     "relative": ({"path": "m.gguf", "known_answer": None}, "use the absolute path on the head"),
+    "empty": ({"copy": ""}, "[0].copy is '': use the path on the controller"),
     "several": ({"path": "/m.gguf", "ollama": "m:1b"}, "has path and ollama: give one"),
     "misnamed": ({"huggingface": {"repo": "m"}}, "[0].huggingface has the repo 'm'"),
     "impossible": ({"path": None, "known_answer": known_answer_of(0)}, "is not possible"),
