@@ -1156,6 +1156,18 @@ def test_beside_supervisor_a_process_guards_the_head(supervised, call, tmp_path)
     assert not call(**asked("recovered", supervised))["changed"]
 
 
+@pytest.mark.parametrize("mode", [0o775, 0o757])
+def test_no_guard_carries_out_what_other_accounts_may_write(supervised, call, tmp_path, mode):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk").chmod(mode)
+    (supervised.prefix / "benchmarks").symlink_to(tmp_path / "disk")
+    answer = call(**asked("begun", supervised, runner="#"))
+    assert answer["failed"]
+    assert f"other accounts can write into {supervised.prefix}/benchmarks" in answer["msg"]
+    assert supervised.guards == []
+    assert supervised.state(SERVER) == [services.RUNNING]
+
+
 def test_a_guard_that_runs_is_not_started_twice(supervised, call):
     call(**asked("begun", supervised, runner="#"))
     with (supervised.prefix / "benchmarks/guard").open() as held:
