@@ -315,6 +315,19 @@ def test_a_model_behind_that_link_which_a_process_has_open_is_used(here, tmp_pat
     assert "models/known-answer-9x9-f32.gguf" in here.found()
 
 
+def test_a_model_that_is_named_by_where_the_link_leads_is_used(here, tmp_path):
+    """That path has a link in it, too."""
+    old_things(here)
+    disk = on_another_disk(here, tmp_path)
+    (tmp_path / "data").symlink_to(tmp_path)
+    (here.prefix / "models").unlink()
+    (here.prefix / "models").symlink_to("../data/disk")
+    assert disk.samefile(here.prefix / "models")
+    assert "models/owner-repo-0123abcd" in here.found()
+    here.model["path"] = f"{tmp_path}/data/disk/owner-repo-0123abcd/Q4_K_M.gguf"
+    assert "models/owner-repo-0123abcd" not in here.found()
+
+
 def test_a_model_of_another_cluster_that_shares_the_folder_behind_the_link_is_used(here, tmp_path):
     """The other cluster is stopped, and its plan names the model by its own link."""
     old_things(here)

@@ -115,7 +115,7 @@ class Used:
         for prefix in _installations(planned):
             folder = str(Path(prefix, names.MODELS))
             if os.path.realpath(folder) == self.models:
-                self.folders.add(folder)
+                self.folders |= {folder, _target_of(folder)}
             with suppress(OSError):
                 for record in plans.read_all(prefix).records:
                     self.texts += [*_words(record["model"]), *_words(record["host"]["services"])]
@@ -139,6 +139,15 @@ class Used:
         ):  # which may be a link: processes have files open by the path behind it, and clusters may share it
             places |= {str(Path(folder, *below.parts[1:])) for folder in self.folders}
         return any(re.search(re.escape(place) + END, text) for place in places for text in self.texts)
+
+
+def _target_of(folder: str) -> str:
+    """Where a link leads, as it says itself: people name files so. The folder itself where it is none."""
+    return (
+        os.path.normpath(os.path.join(os.path.dirname(folder), os.readlink(folder)))
+        if os.path.islink(folder)
+        else folder
+    )
 
 
 def _words(value: Any) -> Iterator[str]:
