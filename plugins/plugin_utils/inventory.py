@@ -83,14 +83,24 @@ def truths(given: Any, spec: dict[str, dict]) -> Iterator[str]:
             yield from (f"{variable}.{name}" for name in truths(part, option.get("options") or {}))
 
 
+def no_mappings(given: Any, spec: dict[str, dict]) -> Iterator[tuple[str, Any]]:
+    """Names and values of mappings that are given as something else: Ansible's validator ends in a TypeError at a list, without the name."""
+    for variable, option in spec.items():
+        value = given.get(variable) if isinstance(given, Mapping) else None
+        if option["type"] == "dict" and value is not None and not isinstance(value, (dict, str)):
+            yield variable, value
+            continue
+        for part in value if isinstance(value, list) else [value]:
+            yield from ((f"{variable}.{name}", wrong) for name, wrong in no_mappings(part, option.get("options") or {}))
+
+
 def _variables(name: str, hostvars: Any, spec: dict[str, dict]) -> dict:
     given = {variable: hostvars[variable] for variable in spec if hostvars.get(variable) is not None}
     entry.check(name, given)
-    for variable, value in given.items():
-        if spec[variable]["type"] == "dict" and not isinstance(value, (dict, str)):
-            raise AnsibleActionFail(
-                f"Variables of host {name} are not valid: {variable} is {value!r}, but must be a mapping. docs/variables.md describes them."
-            )
+    for variable, value in no_mappings(given, spec):
+        raise AnsibleActionFail(
+            f"Variables of host {name} are not valid: {variable} is {value!r}, but must be a mapping. docs/variables.md describes them."
+        )
     for variable in truths(given, spec):
         raise AnsibleActionFail(
             f"Variables of host {name} are not valid: {variable} is true or false, but must be a number."

@@ -91,6 +91,11 @@ WRONG = {
     "flash_attention": (["yes"], "llama_benchmark_flash_attention has 'yes': use on, off or auto"),
     "cache_types": (["q8_0/q9"], "llama_benchmark_cache_types has 'q8_0/q9': use one of"),
     "splits": (["1,2"], "llama_benchmark_splits has '1,2': use shares with / between them"),
+    "splits that are nothing": (
+        ["3/1", "0/0.0"],
+        "llama_benchmark_splits has '0/0.0': use shares with / between them, not all 0",
+    ),
+    "splits that no float holds": (["1/1" + "0" * 300], "llama_benchmark_splits has '1/1000"),
     "again": (["("], "which is no regular expression"),
     "micro_batches": ([], "so there is nothing to measure"),
 }
@@ -101,7 +106,7 @@ def test_a_wrong_variable_is_named_with_its_value(name):
     value, message = WRONG[name]
     variables = cluster_of().hosts["head"]["variables"]
     with pytest.raises(Refusal, match=re.escape(message)):
-        benchmark.request_of({**variables, f"llama_benchmark_{name}": value})
+        benchmark.request_of({**variables, f"llama_benchmark_{name.split()[0]}": value})
 
 
 MODELS = {
@@ -111,6 +116,7 @@ MODELS = {
         "has no source and no known_answer: give one of path, huggingface, ",
     ),
     "relative": ({"path": "m.gguf", "known_answer": None}, "use the absolute path on the head"),
+    "empty": ({"copy": ""}, "[0].copy is '': use the path on the controller"),
     "several": ({"path": "/m.gguf", "ollama": "m:1b"}, "has path and ollama: give one"),
     "misnamed": ({"huggingface": {"repo": "m"}}, "[0].huggingface has the repo 'm'"),
     "impossible": ({"path": None, "known_answer": known_answer_of(0)}, "is not possible"),
@@ -1130,6 +1136,12 @@ def supervised(tmp_path, monkeypatch):
     return machine
 
 
+def test_a_login_without_a_session_is_no_traceback(monkeypatch):
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    timer = stage.Timer({"scope": "user", "names": {"server": SERVER}}, GUARD, PROGRAM)
+    assert timer.units == Path(f"/run/user/{os.geteuid()}/systemd/user")
+
+
 def test_beside_supervisor_a_process_guards_the_head(supervised, call, tmp_path):
     assert call(**asked("begun", supervised, runner="#"))["changed"]
     records = supervised.prefix / "benchmarks"
@@ -1149,6 +1161,18 @@ def test_beside_supervisor_a_process_guards_the_head(supervised, call, tmp_path)
     assert supervised.state(SERVER, PROGRAM) == [services.RUNNING, services.STOPPED]
     assert not (records / "guard").exists()
     assert not call(**asked("recovered", supervised))["changed"]
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o757])
+def test_no_guard_carries_out_what_other_accounts_may_write(supervised, call, tmp_path, mode):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk").chmod(mode)
+    (supervised.prefix / "benchmarks").symlink_to(tmp_path / "disk")
+    answer = call(**asked("begun", supervised, runner="#"))
+    assert answer["failed"]
+    assert f"other accounts can write into {supervised.prefix}/benchmarks" in answer["msg"]
+    assert supervised.guards == []
+    assert supervised.state(SERVER) == [services.RUNNING]
 
 
 def test_a_guard_that_runs_is_not_started_twice(supervised, call):
@@ -1176,6 +1200,58 @@ def test_a_guard_that_nobody_winds_up_starts_the_head(tmp_path, monkeypatch):
     assert measuring.main(["--guard", str(path), "--silence", "120"]) == 0
     assert said.read_text().split() == ["stop", "start"]
     assert not path.exists()
+
+
+def test_a_guard_starts_nothing_once_it_is_disarmed(tmp_path):
+    """stop.yml removes the file while the guard ends the program, which may take its time."""
+    path, said = guarded(tmp_path)
+    path.write_text(json.dumps([["rm", str(path)], ["/bin/sh", "-c", f"echo start >> {said}"]]))
+    os.utime(path, (0, 0))
+    measuring.guard(path, 120)
+    assert not said.exists()
+
+
+def test_a_guard_tries_to_start_the_head_until_it_starts(tmp_path, monkeypatch):
+    """As while supervisor itself starts."""
+    path, said = guarded(tmp_path)
+    path.write_text(
+        json.dumps([["/none", "stop"], ["/bin/sh", "-c", f"echo start >> {said}; [ $(wc -l < {said}) = 3 ]"]])
+    )
+    os.utime(path, (0, 0))
+    monkeypatch.setattr(measuring, "GUARD_SECONDS", 0)
+    assert measuring.guard(path, 120) == 0
+    assert said.read_text().split() == ["start"] * 3
+    assert not path.exists()
+
+
+def test_a_guard_that_cannot_start_the_head_leaves_its_file(tmp_path, monkeypatch):
+    """The next run that looks at the head finds it."""
+    path, _said = guarded(tmp_path)
+    path.write_text(json.dumps([["/none", "stop"], ["/none", "start"]]))
+    os.utime(path, (0, 0))
+    monkeypatch.setattr(measuring, "GUARD_SECONDS", 0)
+    assert measuring.guard(path, 120) == 1
+    assert path.exists()
+
+
+@pytest.mark.parametrize("jump", [-86400, 86400])
+def test_a_clock_that_jumps_neither_hurries_nor_stops_the_guard(tmp_path, monkeypatch, jump):
+    path, said = guarded(tmp_path)
+    ahead, seconds = [0.0], [1000.0]
+    now = time.time()
+    os.utime(path, (now, now))
+    monkeypatch.setattr(measuring.time, "time", lambda: now + ahead[0])
+    monkeypatch.setattr(measuring.time, "monotonic", lambda: seconds[0])
+
+    def sleep(length):
+        assert not said.exists()
+        ahead[0] = jump
+        seconds[0] += length
+
+    monkeypatch.setattr(measuring.time, "sleep", sleep)
+    assert measuring.guard(path, 120) == 0
+    assert seconds[0] == 1120
+    assert said.read_text().split() == ["stop", "start"]
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["ended", "begun again"])

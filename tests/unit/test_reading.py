@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import verification
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, untrusted
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -293,3 +294,24 @@ def test_whatever_is_parsed_is_refused_or_can_be_written_again(text):
     except ValueError:
         return
     assert reading.parse(json.dumps(found, ensure_ascii=False)) == found
+
+
+@pytest.mark.parametrize("key", ["ké€".encode(), b"k\xff"])
+def test_a_key_is_sent_as_it_is_in_its_file(tmp_path, key):
+    """llama-server compares bytes, and http.client would send text as Latin-1."""
+    (tmp_path / "keys").write_bytes(b"\n" + key + b"\r\n")
+    heard = []
+
+    def serve():
+        client, _address = listener.accept()
+        with client:
+            heard.append(client.recv(65536))
+            client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        assert reading.ask(address, "/", 5, key=verification.first_key(str(tmp_path / "keys"))).status == 200
+        thread.join(5)
+    assert b"\r\nAuthorization: Bearer " + key + b"\r\n" in heard[0]

@@ -92,7 +92,7 @@ def hosts_of(path, named, *arguments):
     given = {
         "llama_reboot_marks": {"results": []},
         "llama_reboot_tuned": {},
-        **({"llama_reboot_hosts": named} if named else {}),
+        **({"llama_reboot_hosts": named} if named is not None else {}),
     }
     program = Path(sys.executable).with_name("ansible-playbook")
     done = subprocess.run(
@@ -126,6 +126,8 @@ def test_all_hosts_reboot_where_none_is_named(tmp_path):
     "named, arguments, said",
     [
         ("one,strix9", (), "llama_reboot_hosts names strix9, which the cluster does not have. Run this playbook"),
+        *((nobody, (), "llama_reboot_hosts names no host. Run this playbook") for nobody in ("", " , ", [])),
+        (5, (), "llama_reboot_hosts names 5, which the cluster does not have. Run this playbook"),
         (None, ("--limit", "one,two"), "--limit leaves out spare, top, and the cluster is verified as a whole"),
     ],
 )

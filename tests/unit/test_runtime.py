@@ -405,6 +405,40 @@ def test_a_count_of_ends_of_another_shape_begins_anew(tmp_path, text):
     assert json.loads((tmp_path / runtime.ENDS).read_text())["number"] == 1
 
 
+def test_a_pipe_into_which_somebody_may_write_is_no_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    held = os.open(tmp_path / "pipe", os.O_RDWR)
+    with pytest.raises(OSError, match="not a regular file"):
+        serving.read_json(tmp_path / "pipe", 100)
+    os.close(held)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("target")])
+def test_what_lies_in_the_way_of_a_new_file_is_removed(tmp_path, make):
+    """A pipe there would be waited for, and what a link leads to would be overwritten."""
+    (tmp_path / "target").write_text("mine")
+    make(tmp_path / "x.json.new")
+    assert journal.write_state(tmp_path / "x.json", {})
+    assert (tmp_path / "x.json").read_text() == "{}"
+    assert (tmp_path / "target").read_text() == "mine"
+
+
+@pytest.mark.parametrize("text", [b"ke\xff\n", b"\n\r\n  ke\xff\r\nother\n"])
+def test_a_key_of_any_bytes_is_sent_as_it_is(tmp_path, text):
+    (tmp_path / "keys").write_bytes(text)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(
+            target=llama_server.metrics,
+            args=(f"http://127.0.0.1:{listener.getsockname()[1]}", ["x", "--api-key-file", str(tmp_path / "keys")]),
+            daemon=True,
+        ).start()
+        listener.settimeout(5)
+        client, _address = listener.accept()
+        with client:
+            client.settimeout(5)
+            assert b"\r\nAuthorization: Bearer ke\xff\r\n" in client.recv(65536)
+
+
 def test_a_count_of_ends_that_is_a_pipe_or_a_link_begins_anew(tmp_path):
     for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
         make(tmp_path / runtime.ENDS)

@@ -315,6 +315,35 @@ def test_a_model_behind_that_link_which_a_process_has_open_is_used(here, tmp_pat
     assert "models/known-answer-9x9-f32.gguf" in here.found()
 
 
+def test_a_model_that_is_named_by_where_the_link_leads_is_used(here, tmp_path):
+    """That path has a link in it, too."""
+    old_things(here)
+    disk = on_another_disk(here, tmp_path)
+    (tmp_path / "data").symlink_to(tmp_path)
+    (here.prefix / "models").unlink()
+    (here.prefix / "models").symlink_to("../data/disk")
+    assert disk.samefile(here.prefix / "models")
+    assert "models/owner-repo-0123abcd" in here.found()
+    here.model["path"] = f"{tmp_path}/data/disk/owner-repo-0123abcd/Q4_K_M.gguf"
+    assert "models/owner-repo-0123abcd" not in here.found()
+
+
+def test_a_model_of_another_cluster_that_shares_the_folder_behind_the_link_is_used(here, tmp_path):
+    """The other cluster is stopped, and its plan names the model by its own link."""
+    old_things(here)
+    disk, other = on_another_disk(here, tmp_path), tmp_path / "llamacpp-other"
+    (other / "plans").mkdir(parents=True)
+    (other / "models").symlink_to(disk)
+    assert "models/owner-repo-0123abcd" in here.found()
+    text = json.dumps(record_of(here.plan, "here"))
+    kept = json.loads(text.replace(str(here.prefix), str(other)))
+    kept["model"]["path"] = f"{other}/models/owner-repo-0123abcd/Q4_K_M.gguf"
+    (other / "plans" / f"{kept['id']}.json").write_text(json.dumps(kept))
+    assert unused.plans.read_all(str(other)).records
+    assert "models/owner-repo-0123abcd" not in here.found()
+    assert "models/owner-repo-0123abcd" not in here.remove("models", "parts")
+
+
 @pytest.mark.parametrize("mode", [0o775, 0o757])
 def test_a_link_of_models_that_another_account_can_have_put_there_is_not_followed(here, tmp_path, mode):
     old_things(here)

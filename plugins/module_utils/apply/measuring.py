@@ -211,7 +211,16 @@ def disarm(host: Mapping[str, Any], touched: Collection[str], check: bool) -> li
 
 
 def prepare(prefix: str, runner: str) -> None:
-    """Makes the folder of the records, with the program that runs the others. Logs are the service's own, in its state."""
+    """Makes the folder of the records, with the program that runs the others. Logs are the service's own, in its state.
+
+    :raises ServiceError: other accounts write there, as where the folder is a link: the guard carries out what lies in it.
+    """
     records = Path(prefix, names.BENCHMARKS)
     records.mkdir(mode=0o755, exist_ok=True)
+    status = records.stat()
+    if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+        raise services.ServiceError(
+            f"other accounts can write into {records} on the head, and the commands that start the head again are kept there: give the folder to the "
+            "account that runs the playbook, and take the right to write from all others"
+        )
     files.replace_file(records / RUNNER, runner, 0o644)

@@ -111,7 +111,11 @@ class Used:
         self.models = os.path.realpath(Path(self.prefix, names.MODELS))
         self.prefixes = {self.prefix, os.path.realpath(self.prefix)}
         self.texts = [*_words(model), *_words(planned["services"])]
+        self.folders = {self.models}
         for prefix in _installations(planned):
+            folder = str(Path(prefix, names.MODELS))
+            if os.path.realpath(folder) == self.models:
+                self.folders |= {folder, _target_of(folder)}
             with suppress(OSError):
                 for record in plans.read_all(prefix).records:
                     self.texts += [*_words(record["model"]), *_words(record["host"]["services"])]
@@ -124,15 +128,26 @@ class Used:
             self.texts += [" ".join(argv) for argv in state.processes(planned["prefix"], planned["account"]).values()]
         else:
             self.texts += _of_processes()
-        self.texts = [text for text in self.texts if any(place in text for place in (*self.prefixes, self.models))]
+        self.texts = [text for text in self.texts if any(place in text for place in (*self.prefixes, *self.folders))]
 
     def names(self, path: Path) -> bool:
         """Whether something uses this path, or one below it."""
         below = path.relative_to(self.prefix)
         places = {f"{prefix}/{below}" for prefix in self.prefixes}
-        if below.parts[0] == names.MODELS:  # which may be a link: processes have files open by the path behind it
-            places.add(str(Path(self.models, *below.parts[1:])))
+        if (
+            below.parts[0] == names.MODELS
+        ):  # which may be a link: processes have files open by the path behind it, and clusters may share it
+            places |= {str(Path(folder, *below.parts[1:])) for folder in self.folders}
         return any(re.search(re.escape(place) + END, text) for place in places for text in self.texts)
+
+
+def _target_of(folder: str) -> str:
+    """Where a link leads, as it says itself: people name files so. The folder itself where it is none."""
+    return (
+        os.path.normpath(os.path.join(os.path.dirname(folder), os.readlink(folder)))
+        if os.path.islink(folder)
+        else folder
+    )
 
 
 def _words(value: Any) -> Iterator[str]:

@@ -163,7 +163,7 @@ def recorded(plan: dict, judged: dict) -> dict:
 def first_key(path: str | None) -> str | None:
     if not path:
         return None
-    lines = reading.read(Path(path), KEY_BYTES, follow=True).decode("utf-8", "replace").splitlines()
+    lines = reading.read(Path(path), KEY_BYTES, follow=True).decode(*reading.KEY_TEXT).split("\n")
     return next((line.strip() for line in lines if line.strip()), None)
 
 

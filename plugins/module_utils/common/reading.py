@@ -25,6 +25,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted 
 
 REPLY_BYTES, STREAM_BYTES = 1 << 20, 64 << 20
 OTHER_CERTIFICATE = "it shows another certificate than the one that is configured: run site.yml, which restarts it"
+KEY_TEXT = ("utf-8", "surrogateescape")
+"""How the bytes of an API key, whatever they are, become text and bytes again."""
 DEPTH = 32
 DIGITS = 20
 
@@ -162,7 +164,10 @@ def ask(
     :param certificate: the one that the server has to show, in DER form; then HTTPS is spoken. Its names and its authority do not count.
     :param hear: gets each line of a right reply when it comes; the reply has no text then.
     """
-    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+    headers: dict[str, Any] = {
+        "Content-Type": "application/json",
+        **({"Authorization": b"Bearer " + key.encode(*KEY_TEXT)} if key else {}),
+    }
     connection = http.client.HTTPConnection(address, timeout=seconds)
     timer: threading.Timer | None = None
     deadline = time.monotonic() + seconds

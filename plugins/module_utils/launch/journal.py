@@ -71,7 +71,9 @@ def write_state(path: Path, content: dict) -> bool:
     """Replaces a file of the launcher's as a whole; says why where it cannot."""
     partial = path.with_name(path.name + ".new")
     try:
-        partial.write_text(json.dumps(content))
+        partial.unlink(missing_ok=True)
+        with partial.open("x") as file:
+            file.write(json.dumps(content))
         partial.replace(path)
     except OSError as error:
         say_once(f"{path} could not be written: {error.strerror}")

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -35,6 +35,8 @@ END_SECONDS = 10
 """For the program to end by itself after SIGTERM."""
 GUARD_SECONDS = 1.0
 """Between two looks of the guard at its file."""
+GUARD_TRIES = 60
+"""Of the guard to start the head."""
 LOG_BYTES, LINE_BYTES = 256 << 20, 64 << 10
 """Of the log, after which the program is ended, and of a line, which is divided there."""
 STAMP_BYTES = 16
@@ -215,21 +217,55 @@ def guard(path: Path, silence: float) -> int:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return 0
-        own = os.fstat(stream.fileno()).st_ino
-        while True:
-            try:
-                status = path.stat()
-            except FileNotFoundError:
-                return 0
-            if status.st_ino != own:
-                return 0
-            if time.time() - status.st_mtime >= silence:
-                break
-            time.sleep(GUARD_SECONDS)
-        for command in json.load(stream):
-            subprocess.run(command, check=False)
+        if not _wait_for_silence(path, stream, silence):
+            return 0
+        if not _carry_out(json.load(stream), lambda: _touched(path, stream) is not None):
+            return 1
         path.unlink(missing_ok=True)
     return 0
+
+
+def _touched(path: Path, stream: IO[str]) -> int | None:
+    """When the file that is open was touched, in nanoseconds; None where it is removed, or another one is in its place."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_mtime_ns if status.st_ino == os.fstat(stream.fileno()).st_ino else None
+
+
+def _wait_for_silence(path: Path, stream: IO[str], silence: float) -> bool:
+    """Waits until nobody has touched the file for so many seconds, whoever sets the clock meanwhile; False where it is gone."""
+    last = _touched(path, stream)
+    since = time.monotonic() - max(0.0, time.time() - (last or 0) / 1e9)
+    while last is not None and time.monotonic() - since < silence:
+        time.sleep(GUARD_SECONDS)
+        before, last = last, _touched(path, stream)
+        since = since if last == before else time.monotonic()
+    return last is not None
+
+
+def _carry_out(commands: list[list[str]], wanted: Callable[[], bool]) -> bool:
+    """Runs the commands as long as they are wanted, the last one until it succeeds: that starts the head, and nobody else does; whether that is done."""
+    *before, last = commands
+    for command in before:
+        if not wanted():
+            return False
+        _succeeds(command)
+    for _again in range(GUARD_TRIES):
+        if not wanted():
+            return False
+        if _succeeds(last):
+            return True
+        time.sleep(GUARD_SECONDS)
+    return False
+
+
+def _succeeds(command: list[str]) -> bool:
+    try:
+        return subprocess.run(command, check=False).returncode == 0
+    except OSError:
+        return False
 
 
 def main(arguments: list[str]) -> int:

@@ -44,6 +44,8 @@ SILENCE_SECONDS = 300.0
 """The slowest prompt on record is 3.14 tokens per second (field notes), so that a batch of 512 tokens, llama.cpp's default, takes 163 s. For that
 time a worker computes, and no byte moves."""
 API_KEYS = "--api-key-file"
+KEY_TEXT = ("utf-8", "surrogateescape")
+"""For llama-server a key is bytes."""
 METRICS_BYTES = 64 * 1024
 
 
@@ -85,7 +87,7 @@ def _reply(url: str, path: str, headers: list[str], most: int, end: bytes | None
     said = b""
     try:
         with _connected(scheme, address, int(port), deadline) as connection:
-            connection.sendall("\r\n".join(lines).encode())
+            connection.sendall("\r\n".join(lines).encode(*KEY_TEXT))
             while not (end and end in said) and len(said) < most and (left := deadline - time.monotonic()) > 0:
                 connection.settimeout(left)
                 part = connection.recv(most)
@@ -104,7 +106,8 @@ def _authorization(argv: list[str]) -> list[str]:
     """
     if API_KEYS not in argv[:-1]:
         return []
-    key = (Path(argv[argv.index(API_KEYS) + 1]).read_text().splitlines() or [""])[0]
+    text = Path(argv[argv.index(API_KEYS) + 1]).read_text(*KEY_TEXT)
+    key = next(filter(None, map(str.strip, text.split("\n"))), "")
     return [f"Authorization: Bearer {key}"] * bool(key)
 
 
@@ -135,7 +138,7 @@ def ask_for_a_token(url: str, argv: list[str]) -> socket.socket:
     ]
     head += ["Connection: close", *_authorization(argv), "", body]
     connection = _connected(scheme, address, int(port), time.monotonic() + HEALTH_SECONDS)
-    connection.sendall("\r\n".join(head).encode())
+    connection.sendall("\r\n".join(head).encode(*KEY_TEXT))
     return connection
 
 

@@ -8,9 +8,11 @@ A service manager starts the launcher anew after each end of llama-server, so ho
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import json
 import os
+import stat
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -60,6 +62,8 @@ class Fallback(NamedTuple):
 def read_json(path: Path, limit: int) -> Any:
     """:raises OSError, ValueError: it cannot be read, is a link or a pipe, is longer than the limit, or is not JSON."""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
         text = file.read(limit + 1)
     if len(text) > limit:
         raise ValueError(f"it is longer than {limit} bytes")

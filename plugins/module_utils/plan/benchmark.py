@@ -158,8 +158,14 @@ def _check_words(given: Mapping[str, Any]) -> None:
                 f"{PREFIX}cache_types has {untrusted.show(value)}: use one of {', '.join(caches.CACHE_TYPES)}, or two with / between them"
             )
     for value in given["splits"]:
-        if not re.fullmatch(r"[0-9]+(\.[0-9]+)?(/[0-9]+(\.[0-9]+)?)*", value, re.ASCII):
-            raise Refusal(f"{PREFIX}splits has {untrusted.show(value)}: use shares with / between them, as in 3/1")
+        shares = value.split("/")
+        if not (
+            all(re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", share, re.ASCII) for share in shares)
+            and any(map(float, shares))
+        ):
+            raise Refusal(
+                f"{PREFIX}splits has {untrusted.show(value)}: use shares with / between them, not all 0, as in 3/1"
+            )
     for value in given["again"]:
         try:
             re.compile(value)

@@ -103,6 +103,8 @@ def _source(role: str, prefix: str, given: Mapping[str, Any]) -> ModelSource:
         return ModelSource(role, variable, ollama=_ollama(variable, value))
     if kind == "path" and not str(value).startswith("/"):
         raise Refusal(f"{variable} is {value!r}: use the absolute path on the head")
+    if kind == "copy" and not str(value):
+        raise Refusal(f"{variable} is {value!r}: use the path on the controller")
     if kind == "copy":
         sums = _checksums(f"{prefix}checksum", given.get("checksum") or (), 1)
         return ModelSource(role, variable, copy=str(value), checksum=sums)

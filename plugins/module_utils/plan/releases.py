@@ -84,6 +84,8 @@ def request_of(value: Any) -> dict[str, Any]:
     if isinstance(value, str) and re.fullmatch(f"{BUILD_TAG}|{VERSION_TAG}", value):
         value = {"source": "git", "ref": value}
     if not isinstance(value, dict) or str(value.get("source")) not in SOURCES:
+        if isinstance(value, dict):
+            value = {key: part for key, part in value.items() if not isinstance(part, FastLoad)}
         raise Refusal(f"llama_release is {value!r}, which is not a valid form: {form}")
     allowed = SOURCES[value["source"]]
     own = {key for key, kind in ((TREE, SourceTree), (FAST_LOAD, FastLoad)) if isinstance(value.get(key), kind)}
