@@ -127,8 +127,8 @@ def breaks_after(hub, count):
         with path.open("rb") as stream:
             stream.seek(offset)
             data = stream.read(min(wanted, count))
+        sent.append(len(data))  # before the client can have all of it
         handler.wfile.write(data)
-        sent.append(len(data))
         handler.close_connection = True
 
     hub.write = write

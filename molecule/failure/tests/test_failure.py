@@ -222,7 +222,8 @@ def test_the_head_serves_on_a_fallback_while_a_worker_is_away(measured):
         assert inside(HEAD, "pgrep --full '^[^ ]*/bin/llama-server '") == process
     (own, before) = inside(HEAD, "ls -t /opt/llamacpp/plans").replace(".json", "").split()[:2]
     refused = play("rollback.yml", llama_rollback_to=before)
-    assert f"needs {lost}, which does not answer" in " ".join(refused.stdout.split()), refused.stdout[-5000:]
+    said = " ".join((refused.stdout + refused.stderr).split())
+    assert f"needs {lost}, which does not answer" in said, said[-5000:]
     assert inside(HEAD, "pgrep --full '^[^ ]*/bin/llama-server '") == process
     gone_back = play("rollback.yml", llama_rollback_to=own)
     said = " ".join((gone_back.stdout + gone_back.stderr).split())
