@@ -846,6 +846,13 @@ def test_the_gate_takes_a_plan_that_a_head_has_kept(way):
     assert "not healthy: worker away" in gate(impatient, {**silent, "waits_for": ["worker away"]})["msg"]
 
 
+def test_the_gate_takes_a_kept_plan_of_which_a_fallback_serves(way):
+    """On the head, collect looks for what it serves meanwhile."""
+    plan = rollback.accept(way[0], "llama_cluster", way[1])["plan"]
+    evidence = {**EVIDENCE, "fallback": {"name": "worker2:cpu", "since": 1}}
+    assert verification.as_served(plan, evidence) == plan
+
+
 def test_what_changes_the_plan_changes_its_id(pair):
     plan = completed(pair)
     again = completed(pair)

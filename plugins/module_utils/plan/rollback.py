@@ -307,6 +307,7 @@ def accept(target: Mapping[str, Any], cluster: str, answers: Mapping[str, Any]) 
             "staging": False,
             "links": [],
             "external_workers": [],
+            "fallbacks": [],
         },
         "hosts": {name: _steps(answers[name], name == target["head"]) for name in target["hosts"]},
     }
