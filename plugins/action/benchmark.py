@@ -37,10 +37,6 @@ display = Display()
 POLL_SECONDS, SHOW_SECONDS = 5.0, 10.0
 MOST_MISSED = 10
 """Calls of the head that may fail one after the other; the guard on the head waits longer than one alone takes."""
-
-
-FINDING = {"account": "llamacpp", "timeout": 120}
-"""Of the module model, where nothing else is given."""
 SPEEDS = {"first_s": [untrusted.Number(real=True)], "tokens_per_s": untrusted.Number(real=True)}
 """What a question gives."""
 
@@ -189,7 +185,7 @@ class ActionModule(planning.ActionModule):
             return {}
         account = {"account": own["account"]} if own["account"] else {}
         if not model.source.path:
-            asked = {**FINDING, **account, "prefix": own["prefix"]}
+            asked = {**finding.DEFAULTS, **account, "prefix": own["prefix"]}
             return finding.found_of(self, task_vars, model, asked)
         asked = {"path": model.source.path, **account}
         result = self._execute_module("llamacpp.cluster.gguf_info", module_args=asked, task_vars=task_vars)

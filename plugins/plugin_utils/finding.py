@@ -36,6 +36,7 @@ SPECIFICATION = {
     "account": {"type": "str", "default": "llamacpp"},
     "timeout": {"type": "int", "default": 120},
 }
+DEFAULTS = {name: option["default"] for name, option in SPECIFICATION.items() if "default" in option}
 
 
 class Found(NamedTuple):

@@ -182,6 +182,17 @@ def certify(tmp_path):
     return make
 
 
+def fill_disk(filler, pages):
+    """Writes a file until its disk has room for so many pages of 4096 bytes alone."""
+    with filler.open("wb", buffering=0) as stream:
+        while True:
+            try:
+                stream.write(bytes(4096))
+            except OSError:
+                break
+        stream.truncate(stream.tell() - stream.tell() % 4096 - 4096 * pages)
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     disk = tmp_path / "disk"

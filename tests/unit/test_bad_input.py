@@ -19,6 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import model_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import model_source
 from ansible_collections.llamacpp.cluster.plugins.modules import model as model_module
+from conftest import fill_disk
 from test_model_sources import REPO, TOKEN, looked_up, on_huggingface, play, refusal, request_of
 
 MODULE = model_module
@@ -279,13 +280,7 @@ def test_a_disk_that_fills_meanwhile(hub, small_disk, call, monkeypatch, pages):
     resolved, filler = host.resolved(), small_disk / "filler"
 
     def fill(needs, folder):
-        with filler.open("wb", buffering=0) as stream:
-            while True:
-                try:
-                    stream.write(bytes(4096))
-                except OSError:
-                    break
-            stream.truncate(stream.tell() - stream.tell() % 4096 - 4096 * pages)
+        fill_disk(filler, pages)
 
     with monkeypatch.context() as patched:
         patched.setattr(fetching, "check_room", fill)

@@ -15,6 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import model_files
 from ansible_collections.llamacpp.cluster.plugins.modules import model
+from conftest import fill_disk
 from model_server import DATA, SHA, SIZE, Server, answer
 
 MODULE = model
@@ -383,13 +384,7 @@ def test_a_disk_that_fills_meanwhile(server, small_disk, call, left):
         "records": records(models, long="x" * 6000),
     }
     filler = small_disk / "filler"
-    with filler.open("wb", buffering=0) as stream:
-        while True:
-            try:
-                stream.write(bytes(4096))
-            except OSError:
-                break
-        stream.truncate(stream.tell() - stream.tell() % 4096 - 4096 * left)
+    fill_disk(filler, left)
     fetching_check = fetching.check_room
     fetching.check_room = lambda *_arguments: None
     try:

@@ -31,28 +31,26 @@ def changed(planned):
     return {"while_away": {name: changes.while_away(planned, name) for name in planned["hosts"]}}
 
 
+def run(path, inventory, playbook, variables, *arguments, **environment):
+    """Runs ansible-playbook in a folder, with the project's configuration."""
+    settings = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", **environment}
+    program = Path(sys.executable).with_name("ansible-playbook")
+    return subprocess.run(
+        [program, "-i", inventory, playbook, "-e", json.dumps(variables), *arguments],
+        cwd=path,
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 def play(path, tasks, variables, *arguments):
     """What a play of all four hosts prints."""
     (path / "run.yml").write_text(yaml.safe_dump([{"hosts": "all", "gather_facts": False, "tasks": tasks}]))
     names = dict.fromkeys([*WORKERS, "top"])
     (path / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": names, "vars": {"ansible_connection": "local"}}}))
-    done = subprocess.run(
-        [
-            Path(sys.executable).with_name("ansible-playbook"),
-            "-i",
-            "hosts.yml",
-            "run.yml",
-            "-e",
-            json.dumps(variables),
-            *arguments,
-        ],
-        cwd=path,
-        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.stdout
+    return run(path, "hosts.yml", "run.yml", variables, *arguments).stdout
 
 
 @pytest.mark.parametrize("serves", [True, False])
@@ -94,15 +92,7 @@ def hosts_of(path, named, *arguments):
         "llama_reboot_tuned": {},
         **({"llama_reboot_hosts": named} if named is not None else {}),
     }
-    program = Path(sys.executable).with_name("ansible-playbook")
-    done = subprocess.run(
-        [program, "-i", "hosts.yml", "run.yml", "-e", json.dumps(given), *arguments],
-        cwd=path,
-        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run(path, "hosts.yml", "run.yml", given, *arguments)
     return " ".join(done.stdout.split())
 
 
@@ -230,21 +220,7 @@ def reboots(path, answers):
         (path / name).write_text(content)
     planned = plan(["one:cpu", "two"], 60)
     given = {"llama_changes": changed(planned), "llama_reboot_causes": ["it was asked for"]}
-    done = subprocess.run(
-        [
-            Path(sys.executable).with_name("ansible-playbook"),
-            "-i",
-            "inventory.yml",
-            "plays.yml",
-            "-e",
-            json.dumps(given),
-        ],
-        cwd=path,
-        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_LIBRARY": str(path / "library")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run(path, "inventory.yml", "plays.yml", given, ANSIBLE_LIBRARY=str(path / "library"))
     return json.loads((path / "told.json").read_text())["done"], done
 
 

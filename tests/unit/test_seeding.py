@@ -387,7 +387,7 @@ def test_what_is_no_tensor_of_a_cache_is_left_out(tmp_path):
     assert seeding.cached_tensors(tmp_path) == {}
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can work as another account")
 def test_root_does_it_as_the_account():
     seen = commands.work_as("nobody", lambda: {"user": os.getuid(), "groups": os.getgroups()})
     assert seen["user"] != 0

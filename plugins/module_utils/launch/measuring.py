@@ -226,7 +226,7 @@ def guard(path: Path, silence: float) -> int:
 
 
 def _touched(path: Path, stream: IO[str]) -> int | None:
-    """When the file that is open was touched, in nanoseconds; None where it is removed, or another one is in its place."""
+    """When the file that is open was touched, in nanoseconds; None once it is gone or replaced."""
     try:
         status = path.stat()
     except FileNotFoundError:
