@@ -30,7 +30,7 @@ MODULE = "llamacpp.cluster.model"
 READER = "llamacpp.cluster.gguf_info"
 FILES = [{"name": untrusted.Text(longest=1024), "bytes": untrusted.Number()}]
 """Of the files of a summary."""
-SPECIFICATION = {
+SPECIFICATION: dict[str, dict[str, Any]] = {
     "state": {"type": "str", "choices": ["found"], "default": "found"},
     "prefix": {"type": "path"},
     "account": {"type": "str", "default": "llamacpp"},
