@@ -192,10 +192,8 @@ def test_added_latency_costs_what_the_crossings_say():
             ratio = (times[more] - times[less]) / (fit["planned_crossings"] * (more - less))
             name = f"{fit['model']}, {fit['workers']} workers, {less} to {more} ms"
             found["added_over_expected"][name] = round(ratio, 3)
-    # Whatever waits at all loses its processor's caches, which costs 0.2 ms a token more than no latency: 10 % of what 1 ms adds.
     assert all(abs(fit["crossings"] / fit["planned_crossings"] - 1) <= 0.1 for fit in record["fits"]), found
-    expected = {name: ratio for name, ratio in found["added_over_expected"].items() if name.endswith(" 5 ms")}
-    assert all(abs(ratio - 1) <= 0.1 for ratio in expected.values()), found
+    assert all(abs(ratio - 1) <= 0.1 for ratio in found["added_over_expected"].values()), found
 
 
 def test_one_cell_is_measured_again_on_request():
