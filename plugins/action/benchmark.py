@@ -355,8 +355,6 @@ class ActionModule(planning.ActionModule):
                 shown = time.monotonic()
                 doing = "measures" if seen.load_s is not None else "loads"
                 display.display(f"  [{self._head.name}] {load.keys[0]}: {doing}, {shown - began:.0f} s")
-            # A small model has ended before long.
-            time.sleep(min(POLL_SECONDS, 0.5 + (time.monotonic() - began) / 4))
         lasted = time.monotonic() - began
         self._head.call("stopped", plan=self._head.plan)
         why = measured.failure_of(seen, Path(argv[0]).name)
@@ -431,7 +429,7 @@ class Head:
         """What the program has written, whether it runs, and whether the server does; a look that fails is repeated."""
         for _missed in range(MOST_MISSED):
             self.check_run()
-            answer = self.call("looked", may_fail=True, plan=self.plan, log=log)
+            answer = self.call("looked", may_fail=True, plan=self.plan, log=log, seconds=POLL_SECONDS)
             if not answer.get("failed"):
                 return answer
             time.sleep(POLL_SECONDS)

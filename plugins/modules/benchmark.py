@@ -63,6 +63,10 @@ options:
   log:
     description: File that a program writes, for V(looked).
     type: path
+  seconds:
+    description: How long V(looked) waits for the program to end before it returns.
+    type: float
+    default: 0.0
   question:
     description: C(prompt), C(generated) and C(vocabulary), numbers of tokens, C(parallel), and C(seconds) that an answer may take, for V(asked).
     type: dict
@@ -172,10 +176,11 @@ def answer_of(params):
         return {"changed": False, "speeds": speeds}
     stage = measuring.Stage(own_part(params["plan"]))
     if state == "looked":
-        runs, serves = stage.runs(), stage.serves()
+        serves = stage.serves()
         if not serves:
             stage.wind_up()
-        return {"changed": False, "runs": runs, "serves": serves, "lines": records.lines_of(params["log"])}
+            records.wait_for_end(params["log"], params["seconds"])
+        return {"changed": False, "runs": stage.runs(), "serves": serves, "lines": records.lines_of(params["log"])}
     return {"changed": changed_by(stage, params)}
 
 
@@ -184,6 +189,7 @@ def main():
         argument_spec={
             "state": {"type": "str", "choices": ["measured", *ON_THE_HEAD], "required": True},
             **{key: {"type": "dict"} for key in ("plan", "record", "question")},
+            "seconds": {"type": "float", "default": 0.0},
             "facts": {"type": "dict", "default": {}},
             "model": {"type": "dict", "default": {}},
             **{key: {"type": "path"} for key in ("path", "prefix", "log")},

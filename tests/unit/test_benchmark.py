@@ -971,6 +971,42 @@ def test_a_log_that_is_no_file_is_not_read(tmp_path, make):
         records.lines_of(str(tmp_path / "x.log"))
 
 
+@pytest.mark.parametrize(
+    "text, looks",
+    [
+        (None, 3),
+        ("", 3),
+        ("0.1000 out {}\n", 3),
+        ("0.1000 out 0.1000 run ended with 0\n0.2000 err x\n", 3),
+        ("0.1000 out x run ended with 0\n", 3),
+        ("0.1000 out 0.1000 run ended with 0\n", 3),
+        ("0.2000 run ended with 0", 3),
+        ("0.2000 run ended with 0\n", 0),
+        ("0.1000 out {}\n" * 1000 + "123456789.2000 run ended with -15\n", 0),
+    ],
+)
+def test_a_look_waits_for_the_program_to_end(tmp_path, monkeypatch, text, looks):
+    """What looks again and again takes processors from what is measured."""
+    clock = [0.0]
+    monkeypatch.setattr(records.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(records.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    path = tmp_path / "x.log"
+    if text is not None:
+        path.write_text(text)
+    records.wait_for_end(str(path), 2.5 * records.LOOK_SECONDS)
+    assert clock[0] == pytest.approx(looks * records.LOOK_SECONDS)
+
+
+def test_while_a_program_measures_the_head_is_rarely_asked(matrix):
+    plan, whole = matrix
+    run = Run(whole)
+    run.still, waits = [True] * 3, []
+    before = run._execute_module
+    run._execute_module = lambda **given: waits.append(given["module_args"].get("seconds")) or before(**given)
+    run._measured({"plan": plan}, {})
+    assert set(waits) == {None, action.POLL_SECONDS}
+
+
 def test_measured_runs_on_the_controller(call):
     assert "action plugin" in call(state="measured")["msg"]
 

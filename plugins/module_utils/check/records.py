@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -26,6 +27,9 @@ MATTERS = re.compile(r"buffer size =|error|fail|abort|terminate|exception|unable
 LAST_LINES = 3
 SAID = " err "
 """In what a program says beside its results."""
+ENDED = re.compile(rb"(?:\A|\n)[0-9]{1,9}\.[0-9]{4} run ended with -?[0-9]{1,9}\n\Z")
+"""At the end of the log of launch/measuring.py."""
+LOOK_SECONDS = 0.2
 KEPT = 20
 """Benchmarks with their logs. All those of the plan that serves are kept beside."""
 
@@ -75,6 +79,22 @@ def find(prefix: str, identity: str | None = None) -> dict[str, Any]:
     chosen = next((record for record in read if identity in (None, record["id"])), None)
     listed = [{"id": record["id"], "complete": record.get("ended") is not None} for record in read]
     return {"benchmarks": listed, "record": chosen}
+
+
+def wait_for_end(path: str, seconds: float) -> None:
+    """Waits until the program has ended, as its log says, so many seconds at most. Each further look would take processors from what is measured."""
+    deadline = time.monotonic() + seconds
+    while not _has_ended(path) and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+
+
+def _has_ended(path: str) -> bool:
+    try:
+        with reading.open_file(path) as stream:
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - 64))
+            return bool(ENDED.search(stream.read(64)))
+    except FileNotFoundError:
+        return False
 
 
 def lines_of(path: str) -> str:
