@@ -23,22 +23,29 @@ HEAD, SERVER = PLAN["head"]["host"], "llamacpp-server"
 RECORDS = "/opt/llamacpp/benchmarks"
 GUARD_SECONDS = 180
 """In which the server serves again after the run was killed: the guard waits for 120."""
-PROGRAMS = re.compile(r"rpc-server .*-H 10\.231\.0\.2|llama-bench .*known-answer")
-"""Command lines of the workers, of what measures, and of the proxy that starts it."""
+WORKERS = re.compile(r"rpc-server .*-H 10\.231\.0\.2")
+MEASURING = re.compile(r"llama-bench .*known-answer")
+"""Command lines of what measures, and of the proxy that starts it."""
 found = {}
 
 
 @contextmanager
 def first_of_all():
-    """Lets the programs go before whatever else this machine does: a host of a cluster has its processors for itself."""
+    """Lets the programs go before whatever else this machine does, the head on one processor and workers on another: a host of a cluster has its
+    processors and their caches for itself."""
     ended, limits = threading.Event(), os.sched_param(1)
+    processors = sorted(os.sched_getaffinity(0))
 
     def look():
         while not ended.wait(0.2):
             for path in Path("/proc").glob("[0-9]*/task/[0-9]*"):
                 with suppress(OSError):
                     words = path.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                    if PROGRAMS.search(words) and os.sched_getscheduler(int(path.name)) != os.SCHED_FIFO:
+                    is_worker = WORKERS.search(words)
+                    if (is_worker or MEASURING.search(words)) and os.sched_getscheduler(
+                        int(path.name)
+                    ) != os.SCHED_FIFO:
+                        os.sched_setaffinity(int(path.name), {processors[0 if is_worker else -1]})
                         os.sched_setscheduler(int(path.name), os.SCHED_FIFO, limits)
                         found["went_first"] = True
 
