@@ -38,7 +38,7 @@ FURTHER = 30
 MICRO_BATCH = 512
 STARTS = 3
 """Of llama-bench in a round of the collection, after the first one: micro-batches that differ by one token are loads of their own."""
-REPETITIONS = 5
+REPETITIONS = 10
 PLAY_SECONDS = 120
 NEEDED = {"load": 15, "hand": 15, "collection": 50}
 """Seconds that a phase is given at least."""

@@ -4,7 +4,7 @@ The collection builds, starts and verifies one cluster after the other with a kn
 the estimate of its plan is put beside what llama-server tells of completions and prompts, and beside the seconds that a restart takes.
 
 Installs in a temporary folder, as the current user, and needs 16 GB there and twice the model on the devices. Where XDG_CACHE_HOME
-is set, model and sources are kept there. Arguments are handed to ansible-playbook. Tells each cluster, and prints one JSON object; the
+is set, model and sources are kept there. Takes the arguments of gpu_workers.py. Tells each cluster, and prints one JSON object; the
 figures in docs/hardware.md come from it.
 
 PYTHONPATH=.venv/collections .venv/bin/python tests/benchmarks/gpu_speed.py
@@ -24,7 +24,7 @@ from pathlib import Path
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import speed
 from first_run import PORTS, machine
-from gpu_workers import MODEL, begin, begin_anew, names_of_devices, play
+from gpu_workers import MODEL, arguments, begin, begin_anew, names_of_devices, play
 
 ROUNDS = 2
 RUNS = 12
@@ -121,7 +121,9 @@ def of_cluster(work: Path, environment: dict[str, str], variables: dict) -> dict
 
 def main() -> None:
     work, environment, worker = begin()
-    cases = clusters(worker["device"], worker["backend"])
+    wanted = arguments()[0].cluster
+    every = clusters(worker["device"], worker["backend"])
+    cases = {name: variables for name, variables in every.items() if not wanted or name in wanted}
     described, found = {}, {}
     try:
         for name, variables in cases.items():

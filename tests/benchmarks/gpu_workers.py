@@ -5,12 +5,13 @@ are started once more, by hand and on other ports, and both answer in turns. Tha
 anew, the one or the other first. Last comes llama-server alone, with both devices in its own process, to tell what RPC costs.
 
 Installs in a temporary folder, as the current user, and needs 16 GB there and twice the model on the devices. Where XDG_CACHE_HOME
-is set, model, sources and compiled objects are kept there. Arguments are handed to ansible-playbook. Tells each round, and prints one
-JSON object; the figures in docs/hardware.md come from it.
+is set, model, sources and compiled objects are kept there. Other arguments are handed to ansible-playbook. Tells each round, and prints
+one JSON object; the figures in docs/hardware.md come from it.
 """
 
 from __future__ import annotations
 
+import argparse
 import http.client
 import json
 import os
@@ -40,6 +41,16 @@ SECONDS_TO_START = 300
 SECONDS_TO_END = 60
 
 
+def arguments() -> tuple[argparse.Namespace, list[str]]:
+    """What is known here, and what ansible-playbook gets."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--backend", default="auto", help="of the accelerators; auto takes none for compiled programs (source: binary)"
+    )
+    parser.add_argument("--cluster", action="append", help="of gpu_speed.py: this one only, or several")
+    return parser.parse_known_args()
+
+
 def play(playbook: str, work: Path, environment: dict[str, str], variables: dict) -> str:
     """What one run of a playbook says.
 
@@ -54,7 +65,7 @@ def play(playbook: str, work: Path, environment: dict[str, str], variables: dict
     }
     (work / "settings.json").write_text(json.dumps(settings))
     command = [str(Path(sys.executable).with_name("ansible-playbook")), playbook, "-i", "inventories/local"]
-    command += ["-e", f"@{work / 'settings.json'}", "-e", f"llama_plan_path={work / 'plan.json'}", *sys.argv[1:]]
+    command += ["-e", f"@{work / 'settings.json'}", "-e", f"llama_plan_path={work / 'plan.json'}", *arguments()[1]]
     process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if process.returncode:
         sys.exit(f"{playbook} failed:\n{process.stdout[-6000:]}{process.stderr[-1000:]}")
@@ -229,7 +240,9 @@ def begin() -> tuple[Path, dict[str, str], dict]:
         "XDG_DATA_HOME": str(work / "data"),
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
     }
-    play("playbooks/plan.yml", work, environment, {"llama_worker_endpoints": []})
+    play(
+        "playbooks/plan.yml", work, environment, {"llama_worker_endpoints": [], "llama_backend": arguments()[0].backend}
+    )
     host = json.loads((work / "plan.json").read_text())["hosts"]["localhost"]
     if len(host["workers"]) != 2:
         sys.exit("This machine does not have two accelerators that llama.cpp can be built for.")
@@ -241,7 +254,7 @@ def begin() -> tuple[Path, dict[str, str], dict]:
 def main() -> None:
     work, environment, worker = begin()
     second = {"device": worker["device"], "port": PORTS["llama_worker_endpoints"][1]["port"]}
-    variables = {"llama_worker_endpoints": [second]}
+    variables = {"llama_worker_endpoints": [second], "llama_backend": worker["backend"]}
     try:
         said = play("site.yml", work, environment, variables)
         assert "36 of 36 words right" in said, said
