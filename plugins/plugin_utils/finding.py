@@ -6,10 +6,8 @@
 from __future__ import annotations
 
 import hashlib
-import http.client
 import os
 import re
-import urllib.error
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,7 +15,6 @@ from typing import Any, NamedTuple, cast
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from ansible.errors import AnsibleActionFail
-from ansible.module_utils.urls import Request
 from ansible.plugins.action import ActionBase
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
@@ -400,12 +397,12 @@ def _manifest(source: ModelSource, name: ollama.Name) -> tuple[Mapping[str, Any]
     """The manifest of a model in its registry, and its digest."""
     whole = source.ollama
     try:
-        client = Request(timeout=hub.SECONDS, decompress=False)
-        with client.open("GET", name.manifest_url, headers={"Accept": ollama.ACCEPT}) as reply:
-            text = reply.read(ollama.MANIFEST_BYTES + 1)
+        text = remote.content(
+            name.manifest_url, {"Accept": ollama.ACCEPT, "Accept-Encoding": "identity"}, ollama.MANIFEST_BYTES
+        )
         manifest = reading.parse(text)
-    except urllib.error.HTTPError as error:
-        if error.code == 404:
+    except remote.RemoteError as error:
+        if error.status == 404:
             page = (
                 f"https://ollama.com/{name.namespace}/{name.name}/tags"
                 if name.host == model_entry.OLLAMA_REGISTRY
@@ -414,13 +411,12 @@ def _manifest(source: ModelSource, name: ollama.Name) -> tuple[Mapping[str, Any]
             raise Refusal(
                 f"{source.variable} is {whole}, which {name.host} does not have (HTTP 404): {page} has the names that it has"
             ) from None
+        if error.status:
+            raise Refusal(
+                f"{source.variable} is {whole}, which {name.host} does not give (HTTP {error.status}): try again later"
+            ) from None
         raise Refusal(
-            f"{source.variable} is {whole}, which {name.host} does not give (HTTP {error.code}): try again later"
-        ) from None
-    except (OSError, http.client.HTTPException) as error:
-        why = untrusted.printable(getattr(error, "reason", None) or error, 200)
-        raise Refusal(
-            f"{source.variable} is {whole}, and {name.host} cannot be asked ({why}): check the network and https_proxy"
+            f"{source.variable} is {whole}, whose manifest {remote.shown(name.manifest_url)} {error}"
         ) from None
     except ValueError as error:
         raise Refusal(

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import stat
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote
@@ -18,13 +19,15 @@ from urllib.parse import quote
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Maybe, Number, Text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import model_files, parts
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import model_files, parts, remote
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import HuggingFace, ModelSource, Quantisation
 
 ENDPOINT = "https://huggingface.co"
 SECONDS = 20
 """Without an answer."""
 MOST_FILES = 20000
+REPLY_BYTES = 8 << 20
+"""Of an answer: 20,000 files take 5.4 MB, and JSON of this size (empty lists, the worst) takes 220 MiB and 0.9 s of a processor, measured."""
 MOST_NAMED = 60
 """Names in a message."""
 TOKEN_BYTES = 4096
@@ -91,14 +94,15 @@ def listing(source: ModelSource, token: str | None) -> Listing:
         raise Refusal("HF_ENDPOINT has a password or a token, which plans and logs would show: use an address without")
     try:
         # It takes a quarter of a second to import: only when a server is asked.
-        from huggingface_hub import HfApi
+        from huggingface_hub import HfApi, get_session
         from huggingface_hub.errors import HfHubHTTPError, HTTPError
     except ImportError as error:
         raise Refusal(
             f"{source.variable} is looked up with the Python package huggingface_hub, which {sys.executable} on the controller does not have "
             f"({error}): install the collection's requirements.txt there"
         ) from None
-    api = HfApi(endpoint=endpoint(), token=token or False)
+    _limit(get_session(), HTTPError)
+    api = HfApi(endpoint=endpoint(), token=token or False, headers={"Accept-Encoding": "identity"})
     try:
         about = api.model_info(wanted.repo, revision=wanted.revision, files_metadata=True, timeout=SECONDS)
         said: list[dict[str, Any]] = [
@@ -122,6 +126,35 @@ def listing(source: ModelSource, token: str | None) -> Listing:
             f"{_subject(source)} {endpoint()} describes with a value that is not possible ({problem.where} {problem.why}): {_offline()}"
         )
     return Listing(str(commit), tuple(Listed(**entry) for entry in said if untrusted.is_plain(entry["name"])))
+
+
+def _limit(client: Any, library_error: type) -> None:
+    """Lets the client that huggingface_hub makes read so much of an answer, and no more: what is packed can become any size.
+
+    :param library_error: of the client's library, which is httpx up to huggingface_hub 1 and httpx2 after it.
+    """
+    library: Any = importlib.import_module(library_error.__module__.partition(".")[0])
+
+    class Limited(library.SyncByteStream):  # type: ignore[misc]
+        def __init__(self, stream: Any) -> None:
+            self.stream, self.close = stream, stream.close
+
+        def __iter__(self) -> Iterator[bytes]:
+            count = 0
+            for piece in self.stream:
+                count += len(piece)
+                if count > REPLY_BYTES:
+                    raise ValueError(f"its answer has more than {REPLY_BYTES >> 20} MiB")
+                yield piece
+
+    def limit(response: Any) -> None:
+        packing = response.headers.get("Content-Encoding", "identity")
+        if packing != "identity":
+            raise ValueError(f"its answer is packed as {packing}, although that was not asked for")
+        response.stream = Limited(response.stream)
+
+    client.max_redirects = remote.MAX_REDIRECTS
+    client.event_hooks = {**client.event_hooks, "response": [limit]}
 
 
 def _problem(said: Sequence[Mapping[str, Any]]) -> untrusted.Problem | None:

@@ -25,11 +25,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from ansible.errors import AnsibleError
-from ansible.module_utils.urls import open_url
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply.stored import sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, known_answer, remote
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import cache, git, programs, trees
 
@@ -102,7 +101,7 @@ def _download_url(release: dict, folder: Path) -> Path:
     target = folder / "archive"
 
     def download() -> None:
-        with open_url(release["url"], timeout=60, decompress=False) as reply, target.open("wb") as stream:
+        with remote.answer(release["url"], {"Accept-Encoding": "identity"}) as reply, target.open("wb") as stream:
             while part := reply.read1(1 << 20):
                 stream.write(part)
                 if stream.tell() > ARCHIVE_BYTES:
@@ -114,6 +113,11 @@ def _download_url(release: dict, folder: Path) -> Path:
         raise AnsibleError(
             f"llama_release has the url {release['url']!r}, which could not be fetched within {DOWNLOAD_SECONDS} s: use another server, or "
             "download it and use path"
+        ) from None
+    except remote.RemoteError as error:
+        why = f"its server does not give (HTTP {error.status}): correct it" if error.status else str(error)
+        raise AnsibleError(
+            f"llama_release has the url {release['url']!r}, which {why}, or download the archive and use path"
         ) from None
     except Exception as error:
         if isinstance(error, OSError) and error.errno in cache.FULL:

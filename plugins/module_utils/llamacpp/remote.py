@@ -14,16 +14,18 @@ import re
 import socket
 import ssl
 import urllib.error
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
 from ansible.module_utils.urls import Request, make_context
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf
 
 MAX_REDIRECTS = 5
 SECONDS_OF_SILENCE = 20
+SECONDS_OF_HEADERS = 60
+"""For all that comes before the body of an answer: several addresses of a server may be tried in vain."""
 
 WHY = {
     401: "needs permission (HTTP 401): accept the model's licence on its page, and set the option token",
@@ -75,7 +77,7 @@ def _redirect_target(url: str, location: str | None) -> str:
     return target
 
 
-def _error_of(error: Exception) -> RemoteError:
+def error_of(error: Exception) -> RemoteError:
     """What a request failed of, as a sentence."""
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(reason, ssl.SSLError):
@@ -107,6 +109,66 @@ def _client() -> Request:
     return Request(context=make_context(), follow_redirects="none", decompress=False)
 
 
+def answer(url: str, headers: Mapping[str, str], token: str | None = None) -> Any:
+    """What a server answers to GET, its body not read yet. Redirects are followed, and their bodies are not read at all.
+
+    :raises RemoteError: it gives none, refuses, or takes too long.
+    """
+    at = url
+    for _redirect in range(MAX_REDIRECTS + 1):
+        if urlsplit(at).scheme not in ("http", "https"):
+            raise RemoteError("is not the URL of a web server: use one that begins with http:// or https://")
+        permission = {"Authorization": f"Bearer {token}"} if token and _origin(at) == _origin(url) else {}
+        try:
+            return _ask(at, {**headers, **permission}, use_netrc=not token)
+        except urllib.error.HTTPError as error:
+            with error:
+                if error.code in (301, 302, 303, 307, 308):
+                    at = _redirect_target(at, error.headers.get("Location"))
+                    continue
+                remedy = "try again later" if error.code >= 500 else "open the URL in a browser"
+                raise RemoteError(
+                    WHY.get(error.code, f"is not available (HTTP {error.code}): {remedy}"),
+                    status=error.code,
+                    passes=error.code in PASSING or error.code >= 500,
+                ) from error
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise error_of(error) from error
+    raise RemoteError(f"is redirected more than {MAX_REDIRECTS} times: use the URL of the file itself")
+
+
+def content(url: str, headers: Mapping[str, str], limit: int) -> bytes:
+    """All of a small answer.
+
+    :raises RemoteError: as ``answer``, and where it has more bytes.
+    """
+    try:
+        with answer(url, headers) as reply:
+            data: bytes = reply.read(limit + 1)
+    except RemoteError:
+        raise
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise error_of(error) from error
+    if len(data) > limit:
+        raise RemoteError(f"is longer than {limit >> 10} KiB, so it is something else: use another server")
+    return data
+
+
+def _ask(url: str, headers: Mapping[str, str], use_netrc: bool) -> Any:
+    """The answer to one request.
+
+    :raises RemoteError: its headers do not end in time.
+    """
+    client = functools.partial(_client().open, "GET", url, timeout=SECONDS_OF_SILENCE, use_netrc=use_netrc)
+    try:
+        return reading.within(SECONDS_OF_HEADERS, lambda: client(headers=headers))
+    except reading.TooSlowError:
+        raise RemoteError(
+            f"has a server whose answer did not begin within {SECONDS_OF_HEADERS} s: try again, or use another server",
+            passes=True,
+        ) from None
+
+
 class RemoteFile:
     """A file on a web server, as :func:`gguf.read` takes it."""
 
@@ -132,33 +194,14 @@ class RemoteFile:
         except RemoteError:
             raise
         except (OSError, ValueError, http.client.HTTPException) as error:
-            raise _error_of(error) from error
+            raise error_of(error) from error
         if len(data) != expected:
             raise RemoteError(f"was cut off: its server announced {expected} bytes and sent {len(data)}; try again")
         return data
 
     def _open(self, offset: int, count: int) -> Any:
-        url = self.url
-        for _redirect in range(MAX_REDIRECTS + 1):
-            if urlsplit(url).scheme not in ("http", "https"):
-                raise RemoteError("is not the URL of a web server: use one that begins with http:// or https://")
-            headers = {"Range": f"bytes={offset}-{offset + count - 1}", "Accept-Encoding": "identity"}
-            if self.token and _origin(url) == _origin(self.url):
-                headers["Authorization"] = f"Bearer {self.token}"
-            try:
-                return _client().open("GET", url, headers=headers, timeout=SECONDS_OF_SILENCE, use_netrc=not self.token)
-            except urllib.error.HTTPError as error:
-                with error:
-                    if error.code in (301, 302, 303, 307, 308):
-                        url = _redirect_target(url, error.headers.get("Location"))
-                        continue
-                    remedy = "try again later" if error.code >= 500 else "open the URL in a browser"
-                    raise RemoteError(
-                        WHY.get(error.code, f"is not available (HTTP {error.code}): {remedy}"),
-                        status=error.code,
-                        passes=error.code in PASSING or error.code >= 500,
-                    ) from error
-        raise RemoteError(f"is redirected more than {MAX_REDIRECTS} times: use the URL of the file itself")
+        headers = {"Range": f"bytes={offset}-{offset + count - 1}", "Accept-Encoding": "identity"}
+        return answer(self.url, headers, self.token)
 
     def _expected(self, reply: Any, offset: int, count: int) -> int:
         """Bytes that a reply has, whose body has not been read yet."""
@@ -218,7 +261,7 @@ class Download(RemoteFile):
         except RemoteError:
             raise
         except (OSError, ValueError, http.client.HTTPException) as error:
-            raise _error_of(error) from error
+            raise error_of(error) from error
 
 
 def same_server(url: str, other: str) -> bool:
@@ -239,7 +282,7 @@ def read(url: str, token: str | None = None) -> gguf.Model:
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise _error_of(error) from error
+        raise error_of(error) from error
     folder, _slash, first = parts.path.rpartition("/")
 
     def open_part(name: str) -> RemoteFile:
