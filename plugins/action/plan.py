@@ -26,8 +26,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import (
     worker,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer, rpc
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import (
+    benchmark,
+    empty,
+    entry,
+    neighbours,
+    releases,
+    rollback,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import cluster as cluster_plan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import empty, entry, neighbours, releases, rollback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Catalogue, Cluster
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions, inventory, output, sources
 
@@ -142,7 +149,11 @@ class ActionModule(ActionBase):
         try:
             name, hosts = inventory.hosts(task_vars, arguments["facts"], of_play)
             catalogue = entry.catalogue(inventory.packages())
-            cluster = self._look_up_releases(entry.read(name, hosts), catalogue, task_vars)
+            cluster = entry.read(name, hosts)
+            benchmark.request_of(
+                hosts[cluster.head]["variables"]
+            )  # refused now, not when the cluster is to be measured
+            cluster = self._look_up_releases(cluster, catalogue, task_vars)
             plan = cluster_plan.make(cluster, arguments["model"] or {}, catalogue, digest, staging, arguments["worker"])
         except Refusal as refusal:
             plan = cluster_plan.refused(inventory.cluster_of(task_vars), refusal)

@@ -505,6 +505,20 @@ def test_a_refusal_is_shown_once_and_written(monkeypatch, tmp_path, page, variab
     assert [text.count(f"{variable} is {value!r}") for text in (*shown, result["msg"])] == ([1, 0] if page else [1])
 
 
+def test_what_is_to_be_measured_is_checked_when_it_is_planned():
+    own = {
+        "ansible_host": "192.0.2.1",
+        "llama_hardware": {"memory_mib": 1000},
+        "llama_model_known_answer": {},
+        "llama_benchmark_timeout": 5,
+    }
+    groups = {"llama_cluster": ["a"], "llama_head": ["a"]}
+    task = mock.Mock(args={"page": False}, async_val=0)
+    module = plan.ActionModule(task, *(mock.Mock() for _number in range(5)))
+    result = module.run(task_vars={"groups": groups, "hostvars": {"a": own}, "inventory_hostname": "a"})
+    assert "nothing was changed: llama_benchmark_timeout has 5: use 60 to 604800." in result["msg"]
+
+
 def test_the_facts_of_this_machine_have_the_form_that_planning_reads(local):
     local.hosts["here"]["facts"] = host.facts("user")
     assert "the facts of" not in " ".join(local.plan()["reasons"])
