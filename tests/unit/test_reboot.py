@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ansible_collections.llamacpp.cluster.plugins.action import reboot
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import verification
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,24 +78,53 @@ def test_it_says_before_what_serves_meanwhile(tmp_path):
     assert "top reboots. The cluster does not answer until it is back: it is the head." in said
 
 
+ALL = object()
+"""Where llama_reboot_hosts is not set."""
+
+
 def hosts_of(path, named, *arguments):
     """What the first steps of playbooks/reboot.yml print for llama_reboot_hosts."""
-    (first, *_rest) = [
-        play for play in yaml.safe_load((ROOT / "playbooks/reboot.yml").read_text()) if play["name"] == "Plan"
-    ]
     steps = yaml.safe_load((ROOT / "playbooks/tasks/reboot_needed.yml").read_text())
     tasks = [*yaml.safe_load((ROOT / "playbooks/tasks/reboot_hosts.yml").read_text()), *steps[2:]]
-    play = {"hosts": "llama_head:llama_workers", "gather_facts": False, "vars": first["vars"], "tasks": tasks}
+    play = {"hosts": "llama_head:llama_workers", "gather_facts": False, "tasks": tasks}
     groups = {"llama_head": {"hosts": {"top": {}}}, "llama_workers": {"hosts": dict.fromkeys(WORKERS)}}
     (path / "run.yml").write_text(yaml.safe_dump([play]))
     (path / "hosts.yml").write_text(yaml.safe_dump({"llama_cluster": {"children": groups}}))
     given = {
         "llama_reboot_marks": {"results": []},
         "llama_reboot_tuned": {},
-        **({"llama_reboot_hosts": named} if named is not None else {}),
+        **({} if named is ALL else {"llama_reboot_hosts": named}),
     }
     done = run(path, "hosts.yml", "run.yml", given, *arguments)
     return " ".join(done.stdout.split())
+
+
+EVERY = [*WORKERS, "top"]
+
+
+@pytest.mark.parametrize(
+    "named, of_play, hosts",
+    [(None, EVERY, EVERY), (["top", " one "], EVERY, ["top", "one"]), (["one", "", " "], EVERY, ["one"])],
+)
+def test_hosts_that_are_chosen(named, of_play, hosts):
+    assert reboot.chosen(named, EVERY, of_play) == hosts
+
+
+@pytest.mark.parametrize(
+    "named, of_play, said",
+    [
+        ([], EVERY, "llama_reboot_hosts names no host"),
+        (["", " "], EVERY, "llama_reboot_hosts names no host"),
+        (["b\x1b", "a", "one"], EVERY, r"llama_reboot_hosts names a, b\\x1b, which the cluster does not have"),
+        (None, ["one", "two"], "--limit leaves out spare, top, and the cluster is verified as a whole"),
+        (["one"], ["one"], "--limit leaves out spare, top, two, and"),
+    ],
+)
+def test_hosts_that_cannot_be_chosen(named, of_play, said):
+    with pytest.raises(
+        Refusal, match=said + r".*\. Run this playbook without --limit, .* like -e llama_reboot_hosts=one,two$"
+    ):
+        reboot.chosen(named, EVERY, of_play)
 
 
 @pytest.mark.programs
@@ -108,7 +139,7 @@ def test_only_hosts_that_are_named_reboot(tmp_path, named):
 
 @pytest.mark.programs
 def test_all_hosts_reboot_where_none_is_named(tmp_path):
-    assert hosts_of(tmp_path, None).count("reboots (it was asked for)") == 4
+    assert hosts_of(tmp_path, ALL).count("reboots (it was asked for)") == 4
 
 
 @pytest.mark.programs
@@ -116,9 +147,9 @@ def test_all_hosts_reboot_where_none_is_named(tmp_path):
     "named, arguments, said",
     [
         ("one,strix9", (), "llama_reboot_hosts names strix9, which the cluster does not have. Run this playbook"),
-        *((nobody, (), "llama_reboot_hosts names no host. Run this playbook") for nobody in ("", " , ", [])),
+        *((nobody, (), "llama_reboot_hosts names no host. Run this playbook") for nobody in ("", " , ", [], None)),
         (5, (), "llama_reboot_hosts names 5, which the cluster does not have. Run this playbook"),
-        (None, ("--limit", "one,two"), "--limit leaves out spare, top, and the cluster is verified as a whole"),
+        (ALL, ("--limit", "one,two"), "--limit leaves out spare, top, and the cluster is verified as a whole"),
     ],
 )
 def test_a_host_that_is_not_there_reboots_nothing(tmp_path, named, arguments, said):
@@ -136,7 +167,7 @@ def test_only_hosts_that_need_it_where_that_is_asked_for(tmp_path, needed):
     marks = {"results": [{"item": "/run/reboot-required", "stat": {"exists": "{{ inventory_hostname == 'one' }}"}}]}
     waits = {"reboot_needed": "{{ inventory_hostname == 'two' }}", "msg": "reboot needed for ttm.pages_limit=1"}
     variables = {
-        "llama_reboot_named": [],
+        "llama_reboot_chosen": {"hosts": [*WORKERS, "top"]},
         "llama_reboot_needed": needed,
         "llama_reboot_marks": marks,
         "llama_reboot_tuned": waits,

@@ -1,0 +1,55 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which hosts of the cluster playbooks/reboot.yml may reboot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ansible.errors import AnsibleActionFail
+from ansible.plugins.action import ActionBase
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+
+
+def chosen(named: Sequence[str] | None, every: Sequence[str], of_play: Sequence[str]) -> list[str]:
+    """The hosts to reboot.
+
+    :param named: by the operator; None where all are meant.
+    :param every: host of the cluster.
+    :param of_play: hosts that --limit leaves.
+    :raises Refusal: nobody is named, or a host that is not there; or a host is left out, without which the cluster cannot be verified.
+    """
+    hosts = None if named is None else [name.strip() for name in named if name.strip()]
+    unknown, left_out = sorted(set(hosts or ()) - set(every)), sorted(set(every) - set(of_play))
+    if hosts == []:
+        problem = "llama_reboot_hosts names no host"
+    elif unknown:
+        problem = (
+            f"llama_reboot_hosts names {', '.join(map(untrusted.printable, unknown))}, which the cluster does not have"
+        )
+    elif left_out:
+        problem = f"--limit leaves out {', '.join(left_out)}, and the cluster is verified as a whole after each reboot"
+    else:
+        return list(every) if hosts is None else hosts
+    raise Refusal(
+        f"{problem}. Run this playbook without --limit, and name the hosts to reboot, like -e llama_reboot_hosts={','.join(every[:2])}"
+    )
+
+
+class ActionModule(ActionBase):
+    _supports_check_mode = True
+    TRANSFERS_FILES = False
+
+    def run(self, tmp=None, task_vars=None):
+        super().run(tmp, task_vars)
+        _checked, arguments = self.validate_argument_spec(argument_spec={"hosts": {"type": "list", "elements": "str"}})
+        # An empty value is given all the same: it must not reboot everything.
+        named = (arguments["hosts"] or []) if "hosts" in self._task.args else None
+        try:
+            hosts = chosen(named, inventory.members(task_vars), task_vars["ansible_play_hosts_all"])
+        except Refusal as refusal:
+            raise AnsibleActionFail(str(refusal)) from None
+        return {"changed": False, "hosts": hosts}
