@@ -924,6 +924,18 @@ def test_the_last_benchmarks_are_kept_and_those_of_the_plan_that_serves(tmp_path
     assert left == {EXAMPLE["id"], *kept}, "the two of plan a are no more than the last ones and those of the plan"
 
 
+def test_older_benchmarks_are_read_once_and_not_for_each_cell(tmp_path, monkeypatch):
+    """Each may have tens of MiB, and those of the plan that serves are never removed."""
+    monkeypatch.setattr(records, "KEPT", 1)
+    read, real = [], records._read
+    monkeypatch.setattr(records, "_read", lambda path: read.append(path.stem) or real(path))
+    older = {**EXAMPLE, "id": "20251121-150000-1a2b3c4d"}
+    records.write(str(tmp_path), older)
+    for _cell in range(3):
+        records.write(str(tmp_path), EXAMPLE)
+    assert read == [older["id"]]
+
+
 def test_a_link_in_place_of_the_logs_is_not_followed(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "KEPT", 1)
     old = {**EXAMPLE, "id": "20251121-150000-1a2b3c4d", "plan": "old"}

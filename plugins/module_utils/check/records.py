@@ -41,11 +41,12 @@ def _path(prefix: str, identity: str) -> Path:
 
 
 def write(prefix: str, record: Mapping[str, Any]) -> None:
-    """Keeps what was measured so far, and removes benchmarks of earlier plans that are too old, with their logs."""
+    """Keeps what was measured so far. The first time, benchmarks of earlier plans that are too old are removed, with their logs."""
     path = _path(prefix, str(record.get("id")))
     path.parent.mkdir(mode=0o755, exist_ok=True)
+    begins = not path.exists()
     files.replace_file(path, json.dumps(record, indent=1) + "\n", 0o644)
-    for identity in _names(prefix)[KEPT:]:
+    for identity in _names(prefix)[KEPT:] if begins else ():
         if (_read(_path(prefix, identity)) or {}).get("plan") != record["plan"]:
             unused.remove_below(prefix, "state", names.BENCHMARKS, identity)
             unused.remove_below(prefix, names.BENCHMARKS, f"{identity}.json")
