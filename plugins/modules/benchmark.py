@@ -146,12 +146,12 @@ def changed_by(stage, params):
             measuring.prepare(own_part(params["plan"])["prefix"], params["runner"])
             stage.begin()
         elif state == "run":
+            stage.wind_up()  # first: a guard whose time is over has started the server by now, or does not start it any more
             if stage.serves():
                 raise Refusal(
                     f"{stage.server} runs, and a worker serves one client: nobody looked for {measuring.SILENCE_SECONDS} s, or another run started it. "
                     "Run the playbook again, which goes on with what is missing."
                 )
-            stage.wind_up()
             stage.run(params["definition"])
         elif state == "stopped":
             stage.wind_up()

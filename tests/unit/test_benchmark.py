@@ -1048,11 +1048,16 @@ def asked(state, machine, **arguments):
 def test_the_server_stops_only_once_somebody_is_there_to_start_it_again(head, call):
     assert call(**asked("begun", head, runner="# runner"))["changed"]
     calls = [line for line in head.lines("calls") if " restart " in line or " stop " in line]
-    assert calls == [f"systemctl restart {GUARD}.timer", f"systemctl stop {SERVER}.service"]
+    assert calls == [
+        f"systemctl stop {GUARD}.service",
+        f"systemctl restart {GUARD}.timer",
+        f"systemctl stop {SERVER}.service",
+    ]
     assert (head.prefix / "benchmarks" / stage.RUNNER).read_text() == "# runner"
     service = (stage.VOLATILE / f"{GUARD}.service").read_text()
     assert f"stop {PROGRAM}.service\n" in service
-    assert service.rstrip().endswith(f"start {SERVER}.service")
+    assert re.search(rf"^ExecStart=\S*systemctl start {SERVER}\.service$", service, re.MULTILINE)
+    assert f"Restart=on-failure\nRestartSec={stage.AGAIN_SECONDS}\n" in service, "until the head starts"
     timer = (stage.VOLATILE / f"{GUARD}.timer").read_text()
     assert f"OnActiveSec={stage.SILENCE_SECONDS}" in timer
     # It is wound up more often than systemd starts a unit without this.
@@ -1190,11 +1195,14 @@ def test_a_login_without_a_session_is_no_traceback(monkeypatch):
     assert timer.units == Path(f"/run/user/{os.geteuid()}/systemd/user")
 
 
+TIMES = ["--silence", str(stage.SILENCE_SECONDS), "--again", str(stage.AGAIN_SECONDS)]
+
+
 def test_beside_supervisor_a_process_guards_the_head(supervised, call, tmp_path):
     assert call(**asked("begun", supervised, runner="#"))["changed"]
     records = supervised.prefix / "benchmarks"
     assert [argv[1:] for argv in supervised.guards] == [
-        [str(records / stage.RUNNER), "--guard", str(records / "guard"), "--silence", str(stage.SILENCE_SECONDS)]
+        [str(records / stage.RUNNER), "--guard", str(records / "guard"), *TIMES]
     ]
     assert [command[-2:] for command in json.loads((records / "guard").read_text())] == [
         ["stop", PROGRAM],
@@ -1229,7 +1237,7 @@ def test_a_guard_that_runs_is_not_started_twice(supervised, call):
         fcntl.flock(held, fcntl.LOCK_EX)
         call(**asked("looked", supervised, log="/none"))
         assert len(supervised.guards) == 1
-        assert measuring.guard(supervised.prefix / "benchmarks/guard", 0) == 0, "it leaves the work to the first one"
+        assert measuring.guard(supervised.prefix / "benchmarks/guard", 0, 0) == 0, "it leaves the work to the first one"
         assert (supervised.prefix / "benchmarks/guard").exists()
     call(**asked("looked", supervised, log="/none"))
     assert len(supervised.guards) == 2, "it runs no more"
@@ -1245,7 +1253,7 @@ def guarded(tmp_path):
 def test_a_guard_that_nobody_winds_up_starts_the_head(tmp_path, monkeypatch):
     path, said = guarded(tmp_path)
     os.utime(path, (0, 0))
-    assert measuring.main(["--guard", str(path), "--silence", "120"]) == 0
+    assert measuring.main(["--guard", str(path), *TIMES]) == 0
     assert said.read_text().split() == ["stop", "start"]
     assert not path.exists()
 
@@ -1255,7 +1263,7 @@ def test_a_guard_starts_nothing_once_it_is_disarmed(tmp_path):
     path, said = guarded(tmp_path)
     path.write_text(json.dumps([["rm", str(path)], ["/bin/sh", "-c", f"echo start >> {said}"]]))
     os.utime(path, (0, 0))
-    measuring.guard(path, 120)
+    measuring.guard(path, 120, 7)
     assert not said.exists()
 
 
@@ -1266,20 +1274,90 @@ def test_a_guard_tries_to_start_the_head_until_it_starts(tmp_path, monkeypatch):
         json.dumps([["/none", "stop"], ["/bin/sh", "-c", f"echo start >> {said}; [ $(wc -l < {said}) = 3 ]"]])
     )
     os.utime(path, (0, 0))
-    monkeypatch.setattr(measuring, "GUARD_SECONDS", 0)
-    assert measuring.guard(path, 120) == 0
+    assert measuring.guard(path, 120, 0) == 0
     assert said.read_text().split() == ["start"] * 3
     assert not path.exists()
 
 
-def test_a_guard_that_cannot_start_the_head_leaves_its_file(tmp_path, monkeypatch):
-    """The next run that looks at the head finds it."""
+def test_a_guard_that_cannot_start_the_head_goes_on_until_somebody_disarms_it(tmp_path, monkeypatch):
+    """As systemd's, which starts its service again."""
     path, _said = guarded(tmp_path)
     path.write_text(json.dumps([["/none", "stop"], ["/none", "start"]]))
     os.utime(path, (0, 0))
-    monkeypatch.setattr(measuring, "GUARD_SECONDS", 0)
-    assert measuring.guard(path, 120) == 1
+    slept = []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        if len(slept) == 100:
+            path.unlink()
+
+    monkeypatch.setattr(measuring.time, "sleep", sleep)
+    assert measuring.guard(path, 120, 7) == 0
+    assert slept == [7] * 100
+
+
+def acts(tmp_path, monkeypatch, stop, start):
+    """What a guard does whose commands also do this, once each; and its file. Time passes without a wait."""
+    path, said = guarded(tmp_path)
+    programs = [f"echo {word} >> {said}; " for word in ("stop", "start")]
+    once = [f"[ -e {tmp_path}/{word} ] || {{ touch {tmp_path}/{word}; {do}; }}" for word, do in (("a", stop), ("b", start))]
+    path.write_text(json.dumps([["/bin/sh", "-c", program + do] for program, do in zip(programs, once)]))
+    os.utime(path, (0, 0))
+    seconds = [1000.0]
+    monkeypatch.setattr(measuring.time, "monotonic", lambda: seconds[0])
+    monkeypatch.setattr(measuring.time, "sleep", lambda length: seconds.append(seconds.pop() + length))
+    measuring.guard(path, 120, 7)
+    return said.read_text().split(), path, seconds[0] - 1000
+
+
+def test_who_looks_while_a_guard_ends_the_program_finds_no_head_started_beside_it(tmp_path, monkeypatch):
+    done, path, waited = acts(tmp_path, monkeypatch, f"touch {tmp_path}/guard", ":")
+    assert done == ["stop", "stop", "start"]
+    assert waited >= 119
+    assert not path.exists()
+
+
+def test_who_looks_while_a_guard_starts_the_head_is_still_guarded(tmp_path, monkeypatch):
+    done, path, waited = acts(tmp_path, monkeypatch, ":", f"touch {tmp_path}/guard")
+    assert done == ["stop", "start"] * 2
+    assert waited >= 119
+    assert not path.exists()
+
+
+def test_a_guard_leaves_the_file_of_the_next_benchmark(tmp_path, monkeypatch):
+    done, path, _waited = acts(tmp_path, monkeypatch, ":", f"cp {tmp_path}/guard {tmp_path}/new; mv {tmp_path}/new {tmp_path}/guard")
+    assert done == ["stop", "start"]
     assert path.exists()
+
+
+@pytest.mark.parametrize("step", ["utime", "flock"])
+def test_a_guard_that_ends_while_it_is_wound_up_is_followed_by_another(supervised, call, monkeypatch, step):
+    call(**asked("begun", supervised, runner="#"))
+    file = supervised.prefix / "benchmarks/guard"
+    module, real = (os, os.utime) if step == "utime" else (stage.Watcher, stage.Watcher._runs)
+
+    def end(*arguments):
+        file.unlink(missing_ok=True)
+        monkeypatch.setattr(module, real.__name__, real)
+        return real(*arguments)
+
+    monkeypatch.setattr(module, real.__name__, end)
+    assert "failed" not in call(**asked("looked", supervised, log="/none"))
+    assert file.exists()
+    assert len(supervised.guards) == 2
+
+
+def test_a_program_is_not_run_beside_a_head_that_the_guard_has_just_started(supervised, call, monkeypatch):
+    call(**asked("begun", supervised, runner="#"))
+    real = stage.Watcher.wind_up
+
+    def wind_up(self):
+        supervised.apply(start=[SERVER])
+        real(self)
+
+    monkeypatch.setattr(stage.Watcher, "wind_up", wind_up)
+    assert "nobody looked for 120 s" in call(**asked("run", supervised, definition="text"))["msg"]
+    assert supervised.state(SERVER, PROGRAM) == [services.RUNNING, services.STOPPED]
 
 
 @pytest.mark.parametrize("jump", [-86400, 86400])
@@ -1297,7 +1375,7 @@ def test_a_clock_that_jumps_neither_hurries_nor_stops_the_guard(tmp_path, monkey
         seconds[0] += length
 
     monkeypatch.setattr(measuring.time, "sleep", sleep)
-    assert measuring.guard(path, 120) == 0
+    assert measuring.guard(path, 120, 7) == 0
     assert seconds[0] == 1120
     assert said.read_text().split() == ["stop", "start"]
 
@@ -1313,7 +1391,7 @@ def test_a_guard_ends_with_its_benchmark(tmp_path, monkeypatch, again):
             path.write_text(text)
 
     monkeypatch.setattr(measuring.time, "sleep", end)
-    assert measuring.guard(path, 120) == 0
+    assert measuring.guard(path, 120, 7) == 0
     assert (said.exists(), path.exists()) == (False, again)
 
 

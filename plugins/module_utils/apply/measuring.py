@@ -23,6 +23,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import com
 
 SILENCE_SECONDS = 120
 """After so long without a look at the program, the head is started again."""
+AGAIN_SECONDS = 10
+"""Between two tries of a guard to start the head."""
 RUNNER = "measuring.py"
 VOLATILE = Path("/run/systemd/system")
 """Where definitions are that a reboot forgets."""
@@ -35,9 +37,11 @@ Description=Ends a benchmark that nobody looks at, and starts {server}
 StartLimitIntervalSec=0
 
 [Service]
-Type=oneshot
-ExecStart=-{systemctl} stop {program}.service
+ExecStartPre=-{systemctl} stop {program}.service
 ExecStart={systemctl} start {server}.service
+TimeoutStartSec=infinity
+Restart=on-failure
+RestartSec={again}
 """
 GUARD_TIMER = """# {mark}; it is gone after a reboot.
 [Unit]
@@ -72,14 +76,16 @@ class Timer:
         return (self.units / f"{self._name}.timer").exists()
 
     def wind_up(self) -> None:
+        self._systemctl("stop", f"{self._name}.service", may_fail=True)  # where it is about to start the head
         self._systemctl("restart", f"{self._name}.timer")
 
     def begin(self) -> None:
         self.units.mkdir(parents=True, exist_ok=True)
         systemctl = " ".join([commands.find("systemctl") or "/usr/bin/systemctl", *self._user])
         values = {"mark": names.DEFINITION_MARK, "server": self._server, "program": self._program}
+        values.update(seconds=SILENCE_SECONDS, again=AGAIN_SECONDS)
         for ending, text in (("service", GUARD_SERVICE), ("timer", GUARD_TIMER)):
-            definition = text.format(**values, systemctl=systemctl, seconds=SILENCE_SECONDS)
+            definition = text.format(**values, systemctl=systemctl)
             files.replace_file(self.units / f"{self._name}.{ending}", definition, 0o644)
         self._systemctl("daemon-reload")
         self.wind_up()
@@ -104,14 +110,16 @@ class Watcher:
         return self._file.exists()
 
     def wind_up(self) -> None:
-        """Starts it where it does not run: it has done its work, or the host has restarted."""
-        if self._file.exists():
+        """Starts it where it does not run: it has done its work, even right now, or the host has restarted."""
+        try:
             os.utime(self._file)
-        else:
+            runs = self._runs()
+        except FileNotFoundError:
             files.replace_file(self._file, json.dumps(self._commands), 0o644)
-        if not self._runs():
-            command = [sys.executable, str(self._runner), "--guard", str(self._file), "--silence", str(SILENCE_SECONDS)]
-            start_detached(command)
+            runs = self._runs()
+        if not runs:
+            times = ["--silence", str(SILENCE_SECONDS), "--again", str(AGAIN_SECONDS)]
+            start_detached([sys.executable, str(self._runner), "--guard", str(self._file), *times])
 
     def _runs(self) -> bool:
         with self._file.open() as stream:

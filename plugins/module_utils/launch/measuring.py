@@ -4,9 +4,9 @@
 """Runs a program that measures, on the head, and says when it wrote each line. On request it reaches the workers through a proxy that delays.
 
 python3 measuring.py --log FILE [--latency-ms L] [--bandwidth-mbit B] [--proxy ADDRESS:PORT]… -- PROGRAM ARGUMENT…
-python3 measuring.py --guard FILE --silence S
+python3 measuring.py --guard FILE --silence S --again S
 Each line of the log is ``SECONDS KIND TEXT``: ``out`` and ``err`` of the program, ``run`` of this file. As a guard it carries out the commands in a file once
-nobody has touched that for so many seconds, and ends where it is removed. Needs the standard library alone.
+nobody has touched that for so many seconds, the last one again after so many more until it succeeds, and ends where the file is removed. Needs the standard library alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -35,8 +35,6 @@ END_SECONDS = 10
 """For the program to end by itself after SIGTERM."""
 GUARD_SECONDS = 1.0
 """Between two looks of the guard at its file."""
-GUARD_TRIES = 60
-"""Of the guard to start the head."""
 LOG_BYTES, LINE_BYTES = 256 << 20, 64 << 10
 """Of the log, after which the program is ended, and of a line, which is divided there."""
 STAMP_BYTES = 16
@@ -210,18 +208,25 @@ def be_punctual() -> None:
         Path("/proc/self/timerslack_ns").write_text("1")
 
 
-def guard(path: Path, silence: float) -> int:
-    """Carries out the commands in the file once nobody touches it any more, and removes it. Another guard of the same file waits for none."""
+def guard(path: Path, silence: float, again: float) -> int:
+    """Carries out the commands in the file once nobody touches it any more, the last one until it succeeds, and removes the file. Who touches it
+    meanwhile, even while a command runs, lets it wait again; who removes it ends it. Another guard of the same file waits for none.
+
+    :param again: seconds between two tries of the last command.
+    """
     with path.open() as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return 0
-        if not _wait_for_silence(path, stream, silence):
-            return 0
-        if not _carry_out(json.load(stream), lambda: _touched(path, stream) is not None):
-            return 1
-        path.unlink(missing_ok=True)
+        *before, last = json.load(stream)
+        while (touched := _wait_for_silence(path, stream, silence)) is not None:
+            for command in before:
+                _succeeds(command)
+            while (unwatched := _touched(path, stream) == touched) and not _succeeds(last):
+                time.sleep(again)
+            if unwatched and _touched(path, stream) == touched:
+                path.unlink(missing_ok=True)
     return 0
 
 
@@ -234,31 +239,15 @@ def _touched(path: Path, stream: IO[str]) -> int | None:
     return status.st_mtime_ns if status.st_ino == os.fstat(stream.fileno()).st_ino else None
 
 
-def _wait_for_silence(path: Path, stream: IO[str], silence: float) -> bool:
-    """Waits until nobody has touched the file for so many seconds, whoever sets the clock meanwhile; False where it is gone."""
+def _wait_for_silence(path: Path, stream: IO[str], silence: float) -> int | None:
+    """Waits until nobody has touched the file for so many seconds, whoever sets the clock meanwhile; when that was, or None where it is gone."""
     last = _touched(path, stream)
     since = time.monotonic() - max(0.0, time.time() - (last or 0) / 1e9)
     while last is not None and time.monotonic() - since < silence:
         time.sleep(GUARD_SECONDS)
         before, last = last, _touched(path, stream)
         since = since if last == before else time.monotonic()
-    return last is not None
-
-
-def _carry_out(commands: list[list[str]], wanted: Callable[[], bool]) -> bool:
-    """Runs the commands as long as they are wanted, the last one until it succeeds: that starts the head, and nobody else does; whether that is done."""
-    *before, last = commands
-    for command in before:
-        if not wanted():
-            return False
-        _succeeds(command)
-    for _again in range(GUARD_TRIES):
-        if not wanted():
-            return False
-        if _succeeds(last):
-            return True
-        time.sleep(GUARD_SECONDS)
-    return False
+    return last
 
 
 def _succeeds(command: list[str]) -> bool:
@@ -270,7 +259,7 @@ def _succeeds(command: list[str]) -> bool:
 
 def main(arguments: list[str]) -> int:
     if arguments[:1] == ["--guard"]:
-        return guard(Path(arguments[1]), float(arguments[3]))
+        return guard(Path(arguments[1]), float(arguments[3]), float(arguments[5]))
     own, program = arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :]
     parser = argparse.ArgumentParser()
     parser.add_argument("--log", required=True)
