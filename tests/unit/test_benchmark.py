@@ -1300,7 +1300,9 @@ def acts(tmp_path, monkeypatch, stop, start):
     """What a guard does whose commands also do this, once each; and its file. Time passes without a wait."""
     path, said = guarded(tmp_path)
     programs = [f"echo {word} >> {said}; " for word in ("stop", "start")]
-    once = [f"[ -e {tmp_path}/{word} ] || {{ touch {tmp_path}/{word}; {do}; }}" for word, do in (("a", stop), ("b", start))]
+    once = [
+        f"[ -e {tmp_path}/{word} ] || {{ touch {tmp_path}/{word}; {do}; }}" for word, do in (("a", stop), ("b", start))
+    ]
     path.write_text(json.dumps([["/bin/sh", "-c", program + do] for program, do in zip(programs, once)]))
     os.utime(path, (0, 0))
     seconds = [1000.0]
@@ -1325,7 +1327,9 @@ def test_who_looks_while_a_guard_starts_the_head_is_still_guarded(tmp_path, monk
 
 
 def test_a_guard_leaves_the_file_of_the_next_benchmark(tmp_path, monkeypatch):
-    done, path, _waited = acts(tmp_path, monkeypatch, ":", f"cp {tmp_path}/guard {tmp_path}/new; mv {tmp_path}/new {tmp_path}/guard")
+    done, path, _waited = acts(
+        tmp_path, monkeypatch, ":", f"cp {tmp_path}/guard {tmp_path}/new; mv {tmp_path}/new {tmp_path}/guard"
+    )
     assert done == ["stop", "start"]
     assert path.exists()
 

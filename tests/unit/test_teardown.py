@@ -140,33 +140,61 @@ def test_the_head_that_cannot_be_reached_is_named(tmp_path):
     assert done.stdout.index("torn down]") < done.stdout.index("head could not be reached or failed above")
 
 
+def remove(path, prefix):
+    """What the steps of a teardown print that remove the installation with its models."""
+    removal = yaml.safe_load((ROOT / "roles/llama_host/tasks/remove.yml").read_text())
+    of_models = [task for task in removal if "models" in str(task)]
+    (path / "run.yml").write_text(yaml.safe_dump([{"hosts": "all", "gather_facts": False, "tasks": of_models}]))
+    hosts = {"here": {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}}
+    (path / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
+    planned = {"prefix": str(prefix), "folders": [f"{prefix}/{name}" for name in names.INSTALLED]}
+    program, given = Path(sys.executable).with_name("ansible-playbook"), json.dumps({"llama_host_plan": planned})
+    done = subprocess.run(
+        [program, "-i", "hosts.yml", "run.yml", "-e", given], cwd=path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    return " ".join(done.stdout.split())
+
+
+GENERATED = ["known-answer-8x64-f32.gguf", "known-answer-8x64-f32.gguf.1.sha256"]
+
+
+def installed(prefix, models, *files):
+    """An installation, whose models are in a folder, or in one to which a link leads."""
+    models.mkdir(parents=True)
+    for name in [*files, *GENERATED]:
+        (models / name).write_text("")
+    for name in names.INSTALLED:
+        (prefix / name).mkdir(parents=True)
+    if models != prefix / "models":
+        (prefix / "models").symlink_to(models)
+
+
 @pytest.mark.programs
 def test_models_of_others_stay_and_nothing_else(tmp_path):
     """Below the installation: the known-answer models were generated."""
-    (tmp_path / "models").mkdir()
-    for name in ("models/glm.gguf", "models/known-answer-8x64-f32.gguf", "models/known-answer-8x64-f32.gguf.1.sha256"):
-        (tmp_path / name).write_text("")
-    for name in names.INSTALLED:
-        (tmp_path / name).mkdir()
-    removal = yaml.safe_load((ROOT / "roles/llama_host/tasks/remove.yml").read_text())
-    of_models = [task for task in removal if "models" in str(task)]
-    (tmp_path / "run.yml").write_text(yaml.safe_dump([{"hosts": "all", "gather_facts": False, "tasks": of_models}]))
-    hosts = {"here": {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}}
-    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
-    planned = {"prefix": str(tmp_path), "folders": [f"{tmp_path}/{name}" for name in names.INSTALLED]}
-    subprocess.run(
-        [
-            Path(sys.executable).with_name("ansible-playbook"),
-            "-i",
-            "hosts.yml",
-            "run.yml",
-            "-e",
-            json.dumps({"llama_host_plan": planned}),
-        ],
-        cwd=tmp_path,
-        capture_output=True,
-        check=True,
-    )
-    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    assert left == {"models/glm.gguf", "run.yml", "hosts.yml"}
-    assert not any((tmp_path / name).exists() for name in names.INSTALLED)
+    prefix = tmp_path / "llamacpp"
+    installed(prefix, prefix / "models", "glm.gguf")
+    said = remove(tmp_path, prefix)
+    assert [str(path.relative_to(prefix)) for path in prefix.rglob("*")] == ["models", "models/glm.gguf"]
+    assert f"{prefix}/models on here stays with its models. Remove it by hand where nothing else uses it." in said
+
+
+@pytest.mark.programs
+def test_nothing_stays_where_no_model_is_somebody_elses(tmp_path):
+    prefix = tmp_path / "llamacpp"
+    installed(prefix, prefix / "models")
+    assert "stays with" not in remove(tmp_path, prefix)
+    assert not prefix.exists()
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("files", [[], ["glm.gguf"]])
+def test_what_lies_behind_a_link_stays_and_is_named(tmp_path, files):
+    """Another cluster may use it, known-answer models too."""
+    prefix, models = tmp_path / "llamacpp", tmp_path / "shared" / "models"
+    installed(prefix, models, *files)
+    said = remove(tmp_path, prefix)
+    assert f"{models} on here stays with its models, since {prefix}/models is a link to it. Remove it by hand" in said
+    assert sorted(path.name for path in models.iterdir()) == sorted([*files, *GENERATED])
+    assert not any((prefix / name).exists() for name in names.INSTALLED)

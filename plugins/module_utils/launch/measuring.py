@@ -6,7 +6,8 @@
 python3 measuring.py --log FILE [--latency-ms L] [--bandwidth-mbit B] [--proxy ADDRESS:PORT]… -- PROGRAM ARGUMENT…
 python3 measuring.py --guard FILE --silence S --again S
 Each line of the log is ``SECONDS KIND TEXT``: ``out`` and ``err`` of the program, ``run`` of this file. As a guard it carries out the commands in a file once
-nobody has touched that for so many seconds, the last one again after so many more until it succeeds, and ends where the file is removed. Needs the standard library alone.
+nobody has touched that for so many seconds, the last one again after so many more until it succeeds, and ends where the file is removed. Needs the
+standard library alone.
 """
 
 from __future__ import annotations
