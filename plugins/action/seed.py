@@ -69,11 +69,7 @@ class ActionModule(ActionBase):
         answer = self._execute_module(module_name="llamacpp.cluster.seed", module_args=given, task_vars=self.variables)
         strange = _strange(answer)
         if strange or answer.get("failed"):
-            why = (
-                "it answers what cannot be: look at that host"
-                if strange
-                else str(answer.get("msg", "the module failed"))
-            )
+            why = untrusted.not_possible(host, strange) if strange else str(answer.get("msg", "the module failed"))
             return {"changed": False, "tensors": [], "missing": {}, "given": {}, "why": [untrusted.printable(why)]}
         return answer
 
@@ -151,16 +147,20 @@ def sends(plan: dict, answers: dict, defined: list[str]) -> bool:
     return lacking > (0 if serves else 1)
 
 
-def _strange(answer: dict) -> bool:
-    """Whether a host says what the module does not say."""
-    tensors, lists = answer.get("tensors") or [], [answer.get(key) or {} for key in ("missing", "given")]
-    if not isinstance(tensors, list) or not all(isinstance(entry, dict) for entry in lists):
-        return True
-    return (
-        untrusted.mismatch("it", answer, ANSWER) is not None
-        or any(untrusted.mismatch("it", tensor, TENSOR) for tensor in tensors)
-        or not all(isinstance(names, list) and all(map(_is_name, names)) for entry in lists for names in entry.values())
-    )
+def _strange(answer: dict) -> str | None:
+    """What of the answer of a host the module does not return; None where nothing is wrong."""
+    tensors = answer.get("tensors") or []
+    if not isinstance(tensors, list):
+        return "tensors is not a list"
+    for key in ("missing", "given"):
+        lists = answer.get(key) or {}
+        if not isinstance(lists, dict) or not all(isinstance(names, list) for names in lists.values()):
+            return f"{key} is not a mapping of lists"
+        if not all(_is_name(name) for names in lists.values() for name in names):
+            return f"{key} has something that is not the name of a tensor"
+    problems = (untrusted.mismatch(f"tensors[{number}]", tensor, TENSOR) for number, tensor in enumerate(tensors))
+    problem = untrusted.mismatch("", answer, ANSWER) or next(filter(None, problems), None)
+    return f"{problem.where} {problem.why}" if problem else None
 
 
 def _is_name(value: Any) -> bool:

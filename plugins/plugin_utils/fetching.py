@@ -124,9 +124,7 @@ def sentence(name: str, step: str, done: int, total: int, rate: float) -> str:
 def _check(host: str, result: dict, form: dict) -> None:
     problem = untrusted.mismatch("", {key: result.get(key) for key in form}, form)
     if problem:
-        raise AnsibleActionFail(
-            f"{host} reports its models in an unknown form ({problem.where} {problem.why}): check that host"
-        )
+        raise AnsibleActionFail(untrusted.not_possible(host, f"{problem.where} {problem.why}"))
 
 
 def _token(path: str, task_vars: dict) -> str | None:

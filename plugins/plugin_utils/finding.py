@@ -180,7 +180,7 @@ def _at_path(
     if wrong or strange:
         why = f"{strange.where} {strange.why}" if strange else f"its summary {wrong}"
         raise Refusal(
-            f"{source.variable} is {source.path}, of which the head says what cannot be ({untrusted.printable(why)}): look at that host"
+            f"{source.variable} is {source.path}, for which {untrusted.not_possible(task_vars['inventory_hostname'], why)}"
         )
     files = [
         {"name": file["name"], "path": f"{folder}/{file['name']}", "bytes": file["bytes"], "url": None, "sha256": None}
@@ -425,7 +425,7 @@ def _manifest(source: ModelSource, name: ollama.Name) -> tuple[Mapping[str, Any]
     problem = ollama.problem(manifest)
     if problem:
         raise Refusal(
-            f"{source.variable} is {whole}, for which {name.host} sends a manifest that cannot be ({problem}): use another registry"
+            f"{source.variable} is {whole}, for which {name.host} sends a manifest with a value that is not possible ({problem}): use another registry"
         )
     return manifest, f"sha256:{hashlib.sha256(text).hexdigest()}"
 

@@ -460,7 +460,9 @@ def test_facts_of_a_host_that_the_head_kept_of_another_shape(pair):
 def test_what_the_head_says_of_its_model_is_not_believed(pair, model):
     pair.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_path="/srv/x.gguf")
     pair.model = model
-    assert "llama_model_path is '/srv/x.gguf', of which the head says what cannot be (" in pair.reason()
+    assert (
+        "llama_model_path is '/srv/x.gguf', for which the head reports a value that is not possible (" in pair.reason()
+    )
     assert pair.reason().isprintable()
 
 

@@ -309,7 +309,7 @@ def test_a_host_that_reports_nonsense_is_named(copied, tmp_path, models):
     action = Action(tmp_path, files=[copied[1]], folder=str(models))
     action._execute_module = lambda **_given: {"changed": True, "fetch": [{"path": 1}], "bytes": 0}
     with pytest.raises(
-        AnsibleActionFail, match=r"head reports its models in an unknown form \(fetch\[0\]\.bytes is missing\)"
+        AnsibleActionFail, match=r"head reports a value that is not possible \(fetch\[0\]\.bytes is missing\)"
     ):
         action.run()
 

@@ -575,7 +575,7 @@ def test_a_name_that_ollama_does_not_have(server, library):
     [
         (500, b"", "does not give (HTTP 500): try again later"),
         (200, b"<html>", "sends no manifest"),
-        (200, b"{}", "sends a manifest that cannot be"),
+        (200, b"{}", "sends a manifest with a value that is not possible"),
         (200, b'{"layers": []}', "has no files with a model, not one"),
         (200, b"[" * 3000, "sends no manifest"),
         (200, b'{"layers": [' + b" " * (1 << 20), "is longer than 1024 KiB, so it is something else"),
@@ -806,7 +806,9 @@ def test_a_host_that_says_what_cannot_be_is_not_believed(server, repo, tmp_path)
 )
 def test_what_a_host_says_of_a_file_of_the_operator_is_not_believed(said):
     found, _action = run(lambda **arguments: said, {"llama_model_path": "/srv/m.gguf"}, prefix=PREFIX)
-    assert found["refused"].startswith("llama_model_path is /srv/m.gguf, of which the head says what cannot be (")
+    assert found["refused"].startswith(
+        "llama_model_path is /srv/m.gguf, for which h reports a value that is not possible ("
+    )
     assert found["refused"].isprintable()
 
 
@@ -1182,7 +1184,10 @@ def test_what_cannot_have_been_found_is_refused(pair, big_model, files, said):
     pair.model["files"] = [{"role": "model", **file} for file in files]
     pair.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_huggingface={"repo": REPO})
     reason = pair.reason()
-    assert f"llama_model_huggingface is huggingface:{REPO}@main, of which the head says what cannot be" in reason
+    assert (
+        f"llama_model_huggingface is huggingface:{REPO}@main, for which the head reports a value that is not possible ("
+        in reason
+    )
     assert said in reason
 
 

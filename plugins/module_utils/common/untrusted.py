@@ -152,6 +152,17 @@ def limit(value: float | None, least: int, most: int) -> str:
     return f"use {least} or more" if value < least else f"use {most} or less"
 
 
+def not_possible(who: str, why: str) -> str:
+    """The end of a sentence about what a host reports, and no module of this collection does.
+
+    :param why: what is wrong with it.
+    """
+    return (
+        f"{who} reports a value that is not possible ({printable(why)}): somebody may have changed that host, see docs/security.md, "
+        "«When a host is taken over»"
+    )
+
+
 class Text(NamedTuple):
     """A text of which this expression matches all."""
 

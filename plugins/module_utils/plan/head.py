@@ -646,7 +646,7 @@ def _check_report(source: ModelSource, report: Mapping[str, Any]) -> None:
         wrong = gguf.problem(summary) if isinstance(summary, Mapping) else "is not a mapping"
     wrong = wrong or model_source.check(report)
     if wrong:
-        raise Refusal(f"{_named(source)}, of which the head says what cannot be ({wrong}): look at that host")
+        raise Refusal(f"{_named(source)}, for which {untrusted.not_possible('the head', wrong)}")
 
 
 def _named(source: ModelSource) -> str:
