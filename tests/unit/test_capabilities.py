@@ -2,6 +2,7 @@
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases
 from test_options import GENERATIONS, HELP, help_of
 
 
@@ -62,6 +63,31 @@ def test_trees_of_the_package_index(version, binary, worker_flags, load_modes, p
 )
 def test_protocol_by_build_is_said_only_where_it_is_known(build, protocol):
     assert capabilities.of_build(build)["protocol"] == protocol
+
+
+@pytest.mark.parametrize(
+    "build, commit, protocol",
+    [
+        (11063, "0c1e570", "7.0.0"),
+        (11063, "0c1e570" + "a" * 33, "7.0.0"),
+        (11063, "unknown", None),
+        (11063, "4227c9b", None),
+        (9900, "0c1e570", "4.0.0"),
+    ],
+)
+def test_compiled_programs_speak_what_their_build_or_a_commit_that_was_read_says(build, commit, protocol):
+    given = {"source": "binary", "path": "/b.tar.gz", "checksum": "sha256:" + "a" * 64, "build": build}
+    given.update({"commit": commit} if commit != "unknown" else {})
+    assert releases.release_of(given, {}).protocol == protocol
+
+
+def test_compiled_programs_are_of_the_source_that_their_commit_names():
+    checksum = "sha256:" + "a" * 64
+    compiled = releases.release_of(
+        {"source": "binary", "path": "/b", "checksum": checksum, "build": 11063, "commit": "0c1e570"}, {}
+    )
+    sources = releases.release_of({"source": "pypi", "version": "0.3.36", "checksum": checksum}, {})
+    assert releases.same_source(compiled, sources)
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,12 @@ def tells_protocol(build: int) -> bool:
     return build < PROTOCOLS[1][0] or _protocol_of(PROTOCOLS, build) is not None
 
 
+def protocol_of_commit(commit: str) -> str | None:
+    """RPC protocol of a tree that was read, where this is its commit or begins so; None of any other."""
+    same = (tree for tree in PYPI_TREES.values() if commit.startswith(tree["commit"]))
+    return next((tree.get("protocol") for tree in same), None)
+
+
 def build_of_day(day: str, protocol: str | None) -> int | None:
     """About which build was the newest on a day; None for days before those that are known.
 

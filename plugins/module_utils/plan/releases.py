@@ -383,7 +383,10 @@ def _with_id(
     if not isinstance(generation, int) or isinstance(generation, bool) or generation < 1:
         raise Refusal(f"llama_release has the build {generation!r}: add build, the llama.cpp build number of {ref}")
     fork, commit = tree.get("fork", capabilities.MAINLINE), tree.get("commit", "unknown")
-    able = capabilities.of_build(generation, tree.get("protocol"), fork)
+    protocol = tree.get("protocol")
+    if not capabilities.tells_protocol(generation):
+        protocol = protocol or capabilities.protocol_of_commit(commit)
+    able = capabilities.of_build(generation, protocol, fork)
     if fork != capabilities.MAINLINE and able["protocol"] is None:
         raise Refusal(
             f"llama_release has the build {generation} of {fork}, whose RPC protocol cannot be detected: use "
