@@ -84,6 +84,10 @@ def endless_header(hub, handler):
     hub.repeat(handler, b"x" * 65536)
 
 
+def endless_answers_before_the_answer(hub, handler):
+    hub.repeat(handler, b"HTTP/1.1 100 Continue\r\n\r\n" * 100)
+
+
 def trickle_of_headers(hub, handler):
     hub.say(handler, b"HTTP/1.1 200 OK\r\n")
     hub.repeat(handler, b"X", 0.05)
@@ -102,6 +106,7 @@ def error_without_end(hub, handler):
 ATTACKS = [
     *(endless_list, endless_spaces_in_chunks, packed, endless_redirects, endless_redirects_with_endless_bodies),
     *(endless_headers, endless_header, trickle_of_headers, trickle_of_spaces, error_without_end),
+    endless_answers_before_the_answer,
 ]
 
 
