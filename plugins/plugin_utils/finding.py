@@ -18,7 +18,13 @@ from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, model_files, ollama, remote
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
+    gguf,
+    model_files,
+    ollama,
+    projector,
+    remote,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import model_entry, model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import HuggingFace, ModelRequest, ModelSource
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import copying, hub, inventory
@@ -89,6 +95,7 @@ def _result(found: Mapping[str, Found]) -> dict:
         "files": [{**file, "role": role} for role, one in found.items() for file in one.files],
         "sources": [{"role": role, "source": one.source, "revision": one.revision} for role, one in found.items()],
         "offered": list(served.offered),
+        "further": {role: one.summary for role, one in found.items() if one.summary and role != model_files.MODEL},
     }
 
 
@@ -169,9 +176,8 @@ def _at_path(
                 f"{source.variable} is {source.path}, but its service cannot read {untrusted.printable(said['closed'])}: open it with chmod o+rX"
             )
         folder, _slash, base = str(source.path).rpartition("/")
-        return Found(
-            name, None, [{"name": base, "path": source.path, "bytes": said.get("bytes"), "url": None, "sha256": None}]
-        )
+        file = {"name": base, "path": source.path, "bytes": said.get("bytes"), "url": None, "sha256": None}
+        return Found(name, None, [file], _summary(source.role, said.get("summary")))
     result = _module(action, task_vars, READER, {"path": source.path, "account": arguments["account"]})
     folder, reported = str(source.path).rpartition("/")[0], result.get("summary")
     summary: Mapping[str, Any] = reported if isinstance(reported, Mapping) else {}
@@ -187,6 +193,13 @@ def _at_path(
         for file in summary["files"]
     ]
     return Found(name, None, files, summary, result.get("closed"))
+
+
+def _summary(role: str, given: Any) -> Mapping[str, Any] | None:
+    """A summary that a host gives, which planning checks; None of a projector in place of a model, and the other way round."""
+    if not isinstance(given, Mapping):
+        return None
+    return given if (given.get("architecture") == projector.ARCHITECTURE) == (role == model_files.MMPROJ) else None
 
 
 def _entry(value: Any, name: Any) -> Mapping[str, Any]:
@@ -206,7 +219,7 @@ def _known(source: ModelSource, there: Mapping[str, Any], prefix: str | None, ba
         revision = record.get("revision")
         named = [{key: file.get(key) for key in model_files.RESOLVED} for file in record["resolved"]]
         files = [{**file, "url": _url_of(source, file, str(revision), base)} for file in named]
-        return Found(record["source"], revision, files, summary if wanted else None, kept.get("closed"))
+        return Found(record["source"], revision, files, _summary(source.role, summary), kept.get("closed"))
     own = _entry(there.get("ollama"), source.ollama)
     return _in_its_folder(source, own) if own else None
 
@@ -270,8 +283,8 @@ def _in_its_folder(source: ModelSource, own: Mapping[str, Any]) -> Found | None:
         "url": None,
         "sha256": blobs[0].sha256,
     }
-    served = source.role == model_files.MODEL
-    return Found(model_source.shown(source), None, [file], own["summary"] if served else None, own.get("closed"))
+    summary = _summary(source.role, own.get("summary"))
+    return Found(model_source.shown(source), None, [file], summary, own.get("closed"))
 
 
 # What servers and the controller have
@@ -287,14 +300,16 @@ def _look_up(asked: Asked, seconds: float) -> Found:
 
 
 def _headers(source: ModelSource, read: Any, named: str) -> tuple[gguf.Model, Mapping[str, Any] | None]:
-    """The headers of a source, and of a model its summary.
+    """The headers of a source, and their summary.
 
     :param read: returns a gguf.Model.
     :param named: where that is read from.
     """
     try:
         model = read()
-        return model, gguf.summarize(model) if source.role == model_files.MODEL else None
+        if source.role == model_files.MMPROJ:
+            return model, projector.summarize(model) if projector.is_one(model) else None
+        return model, gguf.summarize(model)
     except gguf.GGUFError as error:
         said = str(error).replace("set the option token", f"set {hub.TOKEN_FILE}")
         raise Refusal(f"{source.variable} is {named}, which {said}") from None

@@ -59,7 +59,7 @@ def _memory(plan: dict, measured: measured_page.Placed | None) -> dict[str, Any]
                 "entry": entry,
                 "over": over,
                 "said": f"{said} of {entry['capacity_mib']:.0f} MiB",
-                "shares": [(part, _share(entry[f"{part}_mib"], whole)) for part in PARTS],
+                "shares": [(part, _share(entry.get(f"{part}_mib", 0), whole)) for part in (*PARTS, "further")],
                 "amounts": [report.amount(entry, part) for part in PARTS],
                 "sum": f"{entry['total_mib']:.0f}",
                 "of": f"{entry['capacity_mib']:.0f}",
@@ -67,7 +67,7 @@ def _memory(plan: dict, measured: measured_page.Placed | None) -> dict[str, Any]
                 "share": None if found is None else _share(found, whole),
             }
         )
-    notes = [*report.without(plan), *report.reasons(plan)]
+    notes = [*report.beside(plan), *report.without(plan), *report.reasons(plan)]
     return {"rows": rows, "notes": notes, "measured": measured.cell if measured else ""}
 
 

@@ -91,6 +91,14 @@ def with_model(cluster, accepted=("slower-than-one-host",), **summary):
     return cluster
 
 
+def placing_a_draft():
+    """A draft model whose layers the operator places."""
+    draft = {"llama_model_draft": {"path": "/srv/d.gguf"}, "llama_server_extra_args": ["-ngld", "99", "--metrics"]}
+    cluster = with_model(cluster_of(build=11063, **draft))
+    cluster.model["further"] = {"draft": model(1, layers=16)}
+    return cluster
+
+
 def setting(name, **values):
     """Changes variables of a host."""
     return lambda cluster: cluster.hosts[name]["variables"].update(values)
@@ -722,6 +730,17 @@ CASES = [
         crowded,
         {"{smaller}": setting("head", llama_server_flash_attention="on")},
         ["of worker1 (≤ ", "of 23348 MiB)", "Set llama_server_flash_attention to 'on'."],
+    ),
+    (
+        "further-not-counted",
+        placing_a_draft,
+        {
+            "remove {word}, so that the plan chooses": setting("head", llama_server_extra_args=["--metrics"]),
+            "keep enough memory free with llama_server_reserve_mib, and memory_mib in llama_worker_endpoints, and accept this advisory": accepts(
+                "further-not-counted"
+            ),
+        },
+        ["llama_model_draft is not counted", "-ngld is given, which says where it is", "Remove -ngld, so that"],
     ),
     (
         "context-cut",

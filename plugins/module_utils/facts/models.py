@@ -12,7 +12,7 @@ from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, model_files, ollama
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, model_files, ollama, projector
 
 OLLAMA_FOLDERS = ("/usr/share/ollama/.ollama/models", "/var/lib/ollama/.ollama/models", "/var/lib/ollama/models")
 """Of its service, as Ollama's installer and packages of distributions set it up."""
@@ -24,12 +24,12 @@ def had(folders: Sequence[str], paths: Sequence[str], wanted: Sequence[str], acc
     :param folders: that may have a record.
     :param paths: of files.
     :param wanted: models of Ollama.
-    :returns: folder → ``record`` and ``summary`` of those whose files are whole; path → ``bytes`` and ``closed``, or ``error``; name of a model of
+    :returns: folder → ``record`` and ``summary`` of those whose files are whole; path → ``bytes``, ``summary`` and ``closed``, or ``error``; name of a model of
         Ollama → ``manifest`` and ``folder``.
     """
     return {
         "folders": {folder: found for folder in folders if (found := fetched(folder, account))},
-        "paths": {path: file(path, account) for path in paths},
+        "paths": {path: {**file(path, account), "summary": _summary(path)["summary"]} for path in paths},
         "ollama": {name: found for name in wanted if (found := of_ollama(name, account))},
     }
 
@@ -54,9 +54,10 @@ def file(path: str, account: str) -> dict[str, Any]:
 
 
 def _summary(path: str) -> dict[str, Any]:
-    """Of a model; nothing of a file that llama-server reads beside one, like a projector."""
+    """Of a model, or of a projector beside one; null where its header cannot be read, or is of neither."""
     try:
-        return {"summary": gguf.summarize(gguf.read_path(path))}
+        model = gguf.read_path(path)
+        return {"summary": projector.summarize(model) if projector.is_one(model) else gguf.summarize(model)}
     except (gguf.GGUFError, OSError) as error:
         return {"summary": None, "error": untrusted.printable(error)}
 

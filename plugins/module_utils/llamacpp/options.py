@@ -493,6 +493,74 @@ TABLE: tuple[Option, ...] = (
         adds="the projector",
     ),
     Option(
+        "draft-device",
+        (
+            _in(MAINLINE, "--device-draft -devd", 6170),
+            _in(MAINLINE, "--spec-draft-device", 9435, written=False),
+            _in(IK_LLAMA, "--device-draft -devd", 3933),
+        ),
+    ),
+    Option(
+        "draft-layers",
+        (
+            _in(MAINLINE, "--gpu-layers-draft -ngld --n-gpu-layers-draft", 6170),
+            _in(MAINLINE, "--spec-draft-ngl", 9435, written=False),
+            _in(IK_LLAMA, "--gpu-layers-draft -ngld --n-gpu-layers-draft", unlisted="--n-gpu-layers-draft"),
+        ),
+        environment=_split("LLAMA_ARG_N_GPU_LAYERS_DRAFT"),
+    ),
+    Option(
+        "draft-tensors",
+        (
+            _in(MAINLINE, "--override-tensor-draft -otd", 6170, form=LIST),
+            _in(MAINLINE, "--spec-draft-override-tensor", 9435, form=LIST),
+            _in(MAINLINE, "--cpu-moe-draft -cmoed", 6170, form=SWITCH),
+            _in(MAINLINE, "--spec-draft-cpu-moe", 9435, form=SWITCH),
+            _in(MAINLINE, "--n-cpu-moe-draft -ncmoed", 6170),
+            _in(MAINLINE, "--spec-draft-n-cpu-moe --spec-draft-ncmoe", 9435),
+        ),
+        environment=_split(
+            "LLAMA_ARG_CPU_MOE_DRAFT LLAMA_ARG_N_CPU_MOE_DRAFT LLAMA_ARG_SPEC_DRAFT_CPU_MOE LLAMA_ARG_SPEC_DRAFT_N_CPU_MOE"
+        ),
+    ),
+    Option(
+        "draft-context",
+        (_in(MAINLINE, "--ctx-size-draft -cd", 6170, 9434), _in(IK_LLAMA, "--ctx-size-draft -cd", 3933)),
+        environment=_split("LLAMA_ARG_CTX_SIZE_DRAFT"),
+    ),
+    Option(
+        "draft-cache-type-k",
+        (
+            _in(MAINLINE, "--cache-type-k-draft -ctkd", 6170),
+            _in(MAINLINE, "--spec-draft-type-k", 9435),
+            _in(IK_LLAMA, "--cache-type-k-draft -ctkd", 3933),
+        ),
+        environment=_split("LLAMA_ARG_CACHE_TYPE_K_DRAFT LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K"),
+    ),
+    Option(
+        "draft-cache-type-v",
+        (
+            _in(MAINLINE, "--cache-type-v-draft -ctvd", 6170),
+            _in(MAINLINE, "--spec-draft-type-v", 9435),
+            _in(IK_LLAMA, "--cache-type-v-draft -ctvd", 3933),
+        ),
+        environment=_split("LLAMA_ARG_CACHE_TYPE_V_DRAFT LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V"),
+    ),
+    Option(
+        "projector-offload",
+        (
+            _in(MAINLINE, "--no-mmproj-offload", 6170, form=SWITCH, means="off"),
+            _in(MAINLINE, "--mmproj-offload", 8643, form=SWITCH, means="on", written=False),
+            _in(IK_LLAMA, "--no-mmproj-offload", 4840, form=SWITCH, means="off"),
+        ),
+        environment=_split("LLAMA_ARG_MMPROJ_OFFLOAD LLAMA_ARG_NO_MMPROJ_OFFLOAD"),
+    ),
+    Option(
+        "projector-device",
+        (_in(MAINLINE, "--mmproj-device -mmdev", 11063, written=False),),
+        environment=_split("MTMD_BACKEND_DEVICE"),
+    ),
+    Option(
         "fused-experts",
         (_in(IK_LLAMA, "-fmoe --fused-moe", 0, FUSED_SINCE - 1, SWITCH),),
         replaced="does by itself",
@@ -584,15 +652,15 @@ TWO_VALUES = {"--lora-scaled", "--control-vector-scaled", "--control-vector-laye
 """Options of llama-server that take two values in some builds."""
 SWITCHES = frozenset(
     _split("""
-    --agent --backend-sampling --cache-idle-slots --cache-prompt --check-tensors --cont-batching --cors-credentials --cpu-moe-draft
+    --agent --backend-sampling --cache-idle-slots --cache-prompt --check-tensors --cont-batching --cors-credentials
     --embedding --embeddings --escape --ignore-eos --jinja --log-jsonl --log-prefix --log-timestamps --log-verbose
-    --lora-init-without-apply --metrics --mmproj-auto --mmproj-offload --models-autoload --no-agent --no-cache-idle-slots
+    --lora-init-without-apply --metrics --mmproj-auto --models-autoload --no-agent --no-cache-idle-slots
     --no-cache-prompt --no-cont-batching --no-context-shift --no-cors-credentials --no-escape --no-host --no-jinja --no-log-jsonl
-    --no-log-prefix --no-log-timestamps --no-mmproj --no-mmproj-auto --no-mmproj-offload --no-models-autoload --no-op-offload
+    --no-log-prefix --no-log-timestamps --no-mmproj --no-mmproj-auto --no-models-autoload --no-op-offload
     --no-perf --no-prefill-assistant --no-reasoning-preserve --no-skip-chat-parsing --no-slots --no-spec-draft-backend-sampling
     --no-ui --no-ui-mcp-proxy --no-webui --no-webui-mcp-proxy --offline --op-offload --perf --prefill-assistant --props
     --reasoning-preserve --rerank --reranking --reuse-port --skip-chat-parsing --slots --spec-default --spec-draft-backend-sampling
-    --spec-draft-cpu-moe --special --spm-infill --ui --ui-mcp-proxy --verbose --webui-mcp-proxy -ag -bs -cb -cmoed -e -no-ag -nocb
+    --special --spm-infill --ui --ui-mcp-proxy --verbose --webui-mcp-proxy -ag -bs -cb -e -no-ag -nocb
     -sp -v
     """)
 )

@@ -448,6 +448,21 @@ ADVISORIES = (
         ),
     ),
     Advisory(
+        "further-not-counted",
+        "warning",
+        memory.uncounted,
+        "The memory of {variable} is not counted, and llama-server chooses its devices, workers too: {why}.",
+        (
+            Remedy("remove {word}, so that the plan chooses", offers.without_placing),
+            offers.always(
+                "keep enough memory free with llama_server_reserve_mib, and memory_mib in llama_worker_endpoints, and accept this advisory",
+                offers.accepts("further-not-counted"),
+            ),
+        ),
+        "docs/models.md",
+        (("variable", "llama_model_draft"), ("why", "its header was not read"), ("word", "-ngld")),
+    ),
+    Advisory(
         "context-cut",
         "warning",
         memory.cut_context,

@@ -22,6 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import (
     estimate,
     external,
     fallbacks,
+    further,
     idle,
     layout,
     model_source,
@@ -309,12 +310,15 @@ class Laid(NamedTuple):
 
 def _lay(prepared: Prepared, placed: placement.Placed) -> Laid:
     cluster = prepared.cluster
-    further = heads.further_of(prepared.model)
-    as_planned = heads.as_planned(cluster.server) and not further
-    without = [*further, *heads.uncounted(cluster.server)]
+    uncounted = further.uncounted(prepared.model, cluster.server, prepared.release)
+    as_planned = heads.as_planned(cluster.server) and not uncounted
+    sizes = [heads.size_of_further(prepared.model, role) for role in uncounted]
+    without = [*sizes, *heads.uncounted(cluster.server)]
     placing = layout.as_json(placed, as_planned and prepared.release.mainline, cluster.server.load_mode)
     holders = [
-        devices.holder(device, cluster.places[device.host].facts, entry["weights_mib"], entry["kv_mib"])
+        devices.holder(
+            device, cluster.places[device.host].facts, entry["weights_mib"], entry["kv_mib"] + entry["further_mib"]
+        )
         for device, entry in zip(placed.devices, placing)
     ]
     return Laid(placed, [{**entry, "without": without} for entry in placing], holders)
@@ -422,6 +426,10 @@ def _write(
             "start_timeout": heads.start_timeout_of(cluster.server, predicted["load_s"]),
         },
         "placement": laid.entries,
+        "further": further.as_json(placed.further, model, cluster.head),
+        "further_uncounted": [
+            {"role": role, "reason": why} for role, why in further.uncounted(model, cluster.server, release).items()
+        ],
         "fits": not placed.reasons,
         "links": [
             name
@@ -657,6 +665,7 @@ def _serving_head(prepared: Prepared, laid: Laid, runtime_id: str, staged: bool)
         runtime=_runtime(facts, runtime_id),
         state=_state_folder(facts, staged),
         service=names.of(prepared.cluster.name).service("server", staged),
+        beside=further.arguments(laid.placed.further, prepared.model),
     )
 
 
@@ -669,13 +678,20 @@ def _head(prepared: Prepared, laid: Sequence[Laid], runtime_id: str, staged: boo
         facts,
         [worker.device for worker in prepared.head.workers],
         prepared.serves,
-        any(other.placed.own() for other in run),
+        any(_drives(other) for other in run),
         any(other.placed.lent() for other in run),
     )
+    own.update(next(filter(None, (further.environment(other.placed.further) for other in run)), {}))
     own.update(devices.heap_of_head([holder for other in run for holder in other.holders], facts, server.environment))
     environment = {**backends.service_environment(build.backend, build.environment), **own}
-    used = sorted({device.backend for other in run for device in other.placed.own()})
+    used = sorted({device.backend for other in run for device in _drives(other)})
     return {**heads.plan_of(_serving_head(prepared, laid[0], runtime_id, staged), environment), "backends": used}
+
+
+def _drives(laid: Laid) -> list[Device]:
+    """The head's own devices that hold something."""
+    beside = [one.device for one in laid.placed.further if one.device]
+    return list({device.buffer: device for device in (*laid.placed.own(), *beside)}.values())
 
 
 def _runtime(facts: Facts, runtime_id: str) -> str:

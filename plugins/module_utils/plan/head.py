@@ -159,12 +159,7 @@ def uncounted(server: Server) -> list[str]:
     return list(dict.fromkeys(option.adds for option in _given_options(server) if option.adds))
 
 
-def further_of(model: Model) -> list[str]:
-    """Models beside the one that is served, which the plan does not count either."""
-    return [_size(model, role) for role in FURTHER if model.path_of(role)]
-
-
-def _size(model: Model, role: str) -> str:
+def size_of_further(model: Model, role: str) -> str:
     """A further model and its size, where that is known."""
     sizes = [file.bytes for file in model.files if file.role == role]
     mib = f" ({sum(size for size in sizes if size) // MIB} MiB)" if all(sizes) else ""
@@ -348,6 +343,8 @@ class Serving(NamedTuple):
     """Folder for what the launcher writes down."""
     service: str
     """Name of the service."""
+    beside: Sequence[tuple[str, str]] = ()
+    """Options that say where models beside it are, and values."""
 
     @property
     def facts(self) -> Facts:
@@ -413,6 +410,7 @@ def argv_of(serving: Serving) -> list[str]:
         ("override-tensor", server.override_tensor if placed.devices else None),
         ("model", serving.model.path),
         *((option, serving.model.path_of(role)) for role, option in FURTHER.items()),
+        *serving.beside,
         ("host", server.host),
         ("port", str(server.port)),
         ("gpu-layers", str(placed.gpu_layers)),
@@ -611,6 +609,7 @@ def model_of(request: ModelRequest, report: Mapping[str, Any], facts: Facts, acc
 
 def _with_files(model: Model, request: ModelRequest, report: Mapping[str, Any], prefix: str) -> Model:
     resolved = model_source.resolve(request, report, prefix)
+    roles = [source.role for source in request.sources() if source.role in FURTHER]
     return model._replace(
         source=model.source or resolved.source,
         revision=resolved.revision,
@@ -618,6 +617,7 @@ def _with_files(model: Model, request: ModelRequest, report: Mapping[str, Any], 
         records=resolved.records,
         fetched_by=resolved.fetched_by,
         offered=resolved.offered,
+        further={role: one for role, one in (report.get("further") or {}).items() if role in roles},
     )
 
 

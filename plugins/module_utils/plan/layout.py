@@ -11,7 +11,14 @@ from typing import Any, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import estimate, placement, solver, speed, workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import (
+    estimate,
+    further,
+    placement,
+    solver,
+    speed,
+    workers,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
     Device,
@@ -65,12 +72,41 @@ def lay_out(
     name: str,
     hosts: Mapping[str, Host],
 ) -> placement.Placed:
-    """The devices that are used and what they get.
+    """The devices that are used and what they get. Models beside the one that is served get the first place with which all fits.
 
     :param mode: ``llama_placement``.
     :param devices: those of workers, then the head's own.
     :param name: of the head.
     """
+    facts = hosts[name].facts
+    rates = {device.buffer: speed.rate_of(device, facts) for device in devices if not device.worker}
+    own = sorted((device for device in devices if not device.worker), key=lambda device: -rates[device.buffer].gb_per_s)
+    places, whole = list(further.homes(model, server, release, own)), {device.buffer: device for device in devices}
+    tried = []
+    for held, reserved in [*zip(places, places), *((held, further.without_buffers(held)) for held in places if held)]:
+        left = further.leave(devices, reserved, name, facts)
+        if left is None:
+            continue
+        placed = _lay_out(server, mode, model, release, left, name, hosts, further.in_memory(reserved))
+        placed = placed._replace(devices=tuple(whole[device.buffer] for device in placed.devices), further=held)
+        if not placed.reasons:
+            return placed
+        tried.append(placed)
+    best = min(tried, key=lambda placed: placed.missing_mib)
+    return best._replace(reasons=(*best.reasons, *further.sentences(best.further, name)))
+
+
+def _lay_out(
+    server: Server,
+    mode: str | None,
+    model: Model,
+    release: Release,
+    devices: Sequence[Device],
+    name: str,
+    hosts: Mapping[str, Host],
+    beside: int,
+) -> placement.Placed:
+    """:param beside: bytes of the head's memory that models beside this one take."""
     facts = hosts[name].facts
     overrides = heads.overrides_of(server, [placement.CPU, *(device.buffer for device in devices)])
     if overrides and "tensors" not in model.summary:
@@ -81,7 +117,7 @@ def lay_out(
     load = placement.Load(model.summary, settings, release.generation, overrides)
     gpu_layers = load.units if server.gpu_layers is None else min(server.gpu_layers, load.units)
     if not devices or not gpu_layers:
-        missing = _missing_on_head(facts, load, load.units)
+        missing = _missing_on_head(facts, load, load.units, beside)
         return placement.Placed((), (), load, 0, _over_without_devices(name, missing), missing_mib=missing)
     first = load.units - gpu_layers
     selects = release.capabilities["device_name"] is not None
@@ -92,10 +128,10 @@ def lay_out(
         runners = _runners(load, devices, paces_of(devices, hosts, release, model.summary), model.summary)
         placed, fits = _fastest(_ordered(runners, load, selects), load, first, every, selects)
     _check_number(placed.devices, bool(server.tensor_split), every)
-    missing = _missing_on_head(facts, load, first) if first or overrides else 0
-    over = placed.over()
+    missing = _missing_on_head(facts, load, first, beside) if first or overrides or beside else 0
+    over, stays = placed.over(), bool(first or overrides)
     return placed._replace(
-        reasons=(*_over_on_head(name, load, first, missing), *_over_on_devices(over, fits)),
+        reasons=(*_over_on_head(name, load, first, missing, stays), *_over_on_devices(over, fits)),
         missing_mib=missing + sum(mib for _device, mib in over),
     )
 
@@ -285,9 +321,9 @@ def _check_number(used: Sequence[Device], asked: bool, every: bool) -> None:
     )
 
 
-def _missing_on_head(facts: Facts, load: placement.Load, first: int) -> int:
-    """MiB that are missing in the head's memory for the layers before ``first``, 0 where they fit."""
-    held = load.on_head(range(first)) + sum(load.kv[:first])
+def _missing_on_head(facts: Facts, load: placement.Load, first: int, beside: int) -> int:
+    """MiB that are missing in the head's memory for the layers before ``first`` and so many bytes beside them, 0 where they fit."""
+    held = load.on_head(range(first)) + sum(load.kv[:first]) + beside
     room = facts.memory_mib - workers.reserve_mib(facts.memory_mib, shared=True)
     return max(0, -(-held // MIB) - room)
 
@@ -299,10 +335,15 @@ def _over_without_devices(name: str, missing: int) -> tuple[str, ...]:
     return (f"the model does not fit into the memory of {name}: {missing} MiB are missing; add a worker",)
 
 
-def _over_on_head(name: str, load: placement.Load, first: int, missing: int) -> tuple[str, ...]:
-    """A sentence if the layers before ``first`` do not fit into the head's memory."""
+def _over_on_head(name: str, load: placement.Load, first: int, missing: int, stays: bool) -> tuple[str, ...]:
+    """A sentence if the layers before ``first`` do not fit into the head's memory.
+
+    :param stays: whether the operator leaves any of the model there.
+    """
     if not missing:
         return ()
+    if not stays:
+        return (f"{missing} MiB are missing in the memory of {name}",)
     return (
         f"llama_server_gpu_layers and llama_server_override_tensor leave {first} layers and {load.on_head(range(first)) // MIB} MiB of weights on "
         f"the head, but {missing} MiB are missing in the memory of {name}: keep less there",
@@ -337,7 +378,8 @@ def as_json(placed: placement.Placed, as_planned: bool, load_mode: str | None) -
     load = placed.load
     entries = []
     for device, share, why in zip(placed.devices, placed.shares(), placed.why):
-        sizes = {"weights": share.weights, "kv": share.kv, "compute": load.compute}
+        beside = further.on_device(placed.further, device)
+        sizes = {"weights": share.weights, "kv": share.kv, "compute": load.compute, "further": beside}
         sizes["total"] = sum(sizes.values())
         mapped = (
             backends.RECORDS[device.backend].maps_weights and not device.worker and load_mode not in ("none", "mlock")
@@ -355,7 +397,7 @@ def as_json(placed: placement.Placed, as_planned: bool, load_mode: str | None) -
                 **{f"{kind}_mib": round(size / MIB, 2) for kind, size in sizes.items()},
                 "capacity_mib": device.capacity_mib,
                 "reason": why,
-                "exact": [size for size, sure in exact.items() if sure and as_planned],
+                "exact": [size for size, sure in exact.items() if sure and as_planned and not beside],
             }
         )
     return entries

@@ -87,7 +87,9 @@ def over_capacity(seen: Seen) -> Cases:
     over = [entry for entry in entries if entry["total_mib"] > entry["capacity_mib"]]
     if not over:
         return []
-    crowded = [Crowded(entry["capacity_mib"] - entry["weights_mib"], entry["kv_mib"]) for entry in over]
+    crowded = [
+        Crowded(entry["capacity_mib"] - entry["weights_mib"] - entry["further_mib"], entry["kv_mib"]) for entry in over
+    ]
     hosts = {entry["host"] for entry in over}
     settings = heads.settings_of(seen.server, seen.summary, seen.release.fork)
     words, given = _remedy(settings, seen.summary, seen.generation, crowded, seen.server.parallel)
@@ -101,6 +103,14 @@ def over_capacity(seen: Seen) -> Cases:
         "settings": given,
     }
     return [(hosts.pop() if len(hosts) == 1 else None, values)]
+
+
+def uncounted(seen: Seen) -> Cases:
+    """Models beside the one that is served of which nobody knows where they will be, or how large they are."""
+    return [
+        (seen.plan["head"]["host"], {"variable": f"llama_model_{one['role']}", "why": one["reason"]})
+        for one in seen.plan["further_uncounted"]
+    ]
 
 
 def cut_context(seen: Seen) -> Cases:

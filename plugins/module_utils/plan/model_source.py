@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Maybe, Number, Text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import model_files, parts
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, model_files, parts, projector
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
     Model,
     ModelFile,
@@ -34,6 +34,7 @@ FOUND = {
     "sources": Maybe([{"role": model_files.ROLES, "source": Text(longest=4096), "revision": Maybe(Text())}]),
     "refused": Maybe(Text(longest=8192)),
     "offered": Maybe([{"quantisation": Text(), "bytes": Number()}]),
+    "further": Maybe({}),
 }
 """What the module model reports beside ``summary`` and ``closed``."""
 
@@ -89,6 +90,11 @@ def check(report: Mapping[str, Any]) -> str | None:
     problem = untrusted.problem("", given) or untrusted.mismatch("", given, FOUND)
     if problem:
         return f"{problem.where.lstrip('.')} {problem.why}"
+    for role, summary in (given["further"] or {}).items():
+        judge = projector.problem if role == model_files.MMPROJ else gguf.problem
+        wrong = judge(summary) if isinstance(summary, Mapping) else "is not a mapping"
+        if wrong:
+            return f"further.{role} {wrong}"
     named = [file["name"] for file in given["files"] or ()]
     return next((f"{name!r} {why}" for name in named if (why := model_files.problem_of_name(name))), None)
 

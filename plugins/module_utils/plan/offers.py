@@ -10,8 +10,8 @@ from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import further, releases, remedies, tuning
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases, remedies, tuning
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.remedies import Change, Remedy, Way
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.seen import Seen
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Cluster, Endpoint, Facts, Host
@@ -169,6 +169,17 @@ def without_arguments(words: Sequence[str], variables: Sequence[str]) -> Ways:
         return remedies.serving(extra_args=arguments, environment=environment)(cluster)
 
     return lambda _seen, _hosts, _values: [Way({}, (change,))]
+
+
+def without_placing(seen: Seen, _hosts: Sequence[str], _values: Mapping[str, Any]) -> list[Way]:
+    """Without the options that say where a model beside the one that is served is."""
+    server = seen.server
+    placing = [options.of_name(name) for names in further.PLACING.values() for name in names]
+    words = [word for word in server.extra_args if options.of_word(word) in placing]
+    variables = [name for name in server.environment if options.of_variable(name) in placing]
+    plain = [options.normalize(word) for word in words]
+    ways = without_arguments(plain, variables)(seen, _hosts, _values)
+    return [way._replace(values={"word": remedies.listed([*words, *variables])}) for way in ways if words or variables]
 
 
 def _without_options(arguments: Sequence[str], words: Sequence[str]) -> list[str]:

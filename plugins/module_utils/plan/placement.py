@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, caches, compute
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import solver
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Device, Worker
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Device, Further, Worker
 
 ROWS = frozenset(("token_embd", "position_embd", "token_types"))
 STAYS = {caches.OLD: ROWS | {"token_embd_norm"}, caches.MIDDLE: ROWS, caches.NEW: ROWS | {"per_layer_token_embd"}}
@@ -231,6 +231,8 @@ class Placed(NamedTuple):
     """Of each device why it gets what it gets."""
     missing_mib: int = 0
     """By how much it does not fit, on all devices and in the head's memory."""
+    further: tuple[Further, ...] = ()
+    """Models beside it, as far as they are counted."""
 
     def lent(self) -> list[Worker]:
         """The workers whose devices are used."""

@@ -150,6 +150,9 @@ def for_more_room(trial: Trial) -> list[str]:
     limits = [f"llama_server_{name}" for name in ("memory_mib", "reserve_mib") if getattr(cluster.server, name)]
     if limits and trial.fits(serving(memory_mib={}, reserve_mib=None)):
         clauses.append(f"remove {listed(limits)}")
+    for role in (model_files.MMPROJ, model_files.DRAFT):
+        if getattr(cluster.model, role) and trial.fits(serving_without(role)):
+            clauses.append(f"remove llama_model_{role}")
     layers = _layers_beside_the_processor(trial)
     if layers is not None and trial.fits(serving(gpu_layers=layers)):
         clauses.append(f"set llama_server_gpu_layers to {layers}")
@@ -207,6 +210,12 @@ def serving(**fields: Any) -> Change:
 def holding(size: int) -> Change:
     """The same model in files of so many bytes."""
     return lambda cluster: cluster._replace(model=cluster.model._replace(instead_bytes=size))
+
+
+def serving_without(role: str) -> Change:
+    """Without llama_model_mmproj or llama_model_draft."""
+    none: dict[str, Any] = {role: None}
+    return lambda cluster: cluster._replace(model=cluster.model._replace(**none))
 
 
 def placing(mode: str) -> Change:

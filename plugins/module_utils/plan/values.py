@@ -357,10 +357,31 @@ class Model(NamedTuple):
     """head or controller; None where nothing is fetched."""
     offered: tuple[Quantisation, ...] = ()
     """What else the repository has, where it was asked."""
+    further: Mapping[str, Mapping[str, Any]] = {}
+    """Role → summary of a model beside it: gguf.summarize of a draft model, projector.summarize of a projector. Without those that were not read."""
 
     def path_of(self, role: str) -> str | None:
         """Of the first file with this role; None without one."""
         return next((file.path for file in self.files if file.role == role), None)
+
+
+class Further(NamedTuple):
+    """What a model beside the one that is served takes, in bytes."""
+
+    role: str
+    device: Device | None
+    """One that llama-server itself drives; None for the head's processor."""
+    weights: int
+    kv: int
+    compute: int
+    """An upper bound of a draft model, assumed of a projector."""
+    in_memory: int = 0
+    """Of its weights in the head's memory, beside those on its device."""
+
+    @property
+    def total(self) -> int:
+        """On its device."""
+        return self.weights + self.kv + self.compute
 
 
 class External(NamedTuple):

@@ -1,0 +1,211 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Where llama-server holds a projector and a draft model, and what that takes.
+
+Left to itself it spreads a draft model over all devices, and gives the first one a projector: those of workers, as logged by build 11063 and
+read in builds 6170 to 9435. So it is told: one device of the head, or its processor.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
+    backends,
+    caches,
+    model_files,
+    options,
+    projector,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, model_source, placement
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import head as heads
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
+    Device,
+    Facts,
+    Further,
+    Model,
+    Release,
+    Server,
+)
+
+READ_SINCE = 6170
+"""Oldest build that was read."""
+ONE_CONTEXT_SINCE = 9435
+"""Oldest build that was read in which the requests at the same time share one context of the draft model. In 6170 and 8643 each has its own."""
+PLACING = {
+    model_files.DRAFT: ("draft-device", "draft-layers", "draft-tensors"),
+    model_files.MMPROJ: ("projector-offload", "projector-device"),
+}
+"""Role → the options that say where it is."""
+NONE = "none"
+
+
+def _given(server: Server, name: str) -> tuple[str, str] | None:
+    """The last word by which an operator gives an option, and what follows it; None where it is not given."""
+    words = [*zip(server.extra_args, [*server.extra_args[1:], ""]), *server.environment.items()]
+    option = options.of_name(name)
+    return next(
+        (pair for pair in reversed(words) if option in (options.of_word(pair[0]), options.of_variable(pair[0]))), None
+    )
+
+
+def uncounted(model: Model, server: Server, release: Release) -> dict[str, str]:
+    """Role of a model beside the one that is served → why what it takes is not counted."""
+    roles = [role for role in heads.FURTHER if model.path_of(role)]
+    return {role: why for role in roles if (why := _why_not(role, model, server, release))}
+
+
+def _why_not(role: str, model: Model, server: Server, release: Release) -> str:
+    if not release.mainline:
+        return f"{release.fork} chooses its device, by rules that are not known here"
+    if release.generation < READ_SINCE:
+        return f"builds before {READ_SINCE} choose its device, by rules that are not known here"
+    word = next((given[0] for name in PLACING[role] if (given := _given(server, name))), None)
+    if word:
+        return f"{word} is given, which says where it is"
+    return "" if role in model.further else "its header was not read"
+
+
+def homes(model: Model, server: Server, release: Release, own: Sequence[Device]) -> Iterator[tuple[Further, ...]]:
+    """What the models beside the one that is served may take, the best place of each first.
+
+    :param own: the devices that llama-server itself drives, the fastest first.
+    """
+    roles = [role for role in model.further if role not in uncounted(model, server, release)]
+    places: dict[str, Sequence[Device | None]] = {
+        model_files.DRAFT: (*own, None),
+        model_files.MMPROJ: (*own[:1], None),
+    }
+    sizes = [[_size(role, model, server, release, device) for device in places[role]] for role in roles]
+    return itertools.product(*sizes)
+
+
+def _size(role: str, model: Model, server: Server, release: Release, device: Device | None) -> Further:
+    backend = backends.RECORDS[device.backend] if device else backends.CPU
+    summary = model.further[role]
+    if role == model_files.MMPROJ:
+        buffer = projector.bound(summary, release.generation)
+        return Further(role, device, projector.weights(summary, backend.alignment), 0, buffer)
+    settings, contexts = _settings(server, model.summary, release)
+    load = placement.Load(summary, settings, release.generation)
+    units = list(range(load.units))
+    kv, buffers = contexts * sum(load.kv[: load.layers]), contexts * load.compute
+    if not device:
+        return Further(role, None, load.on_head(units), kv, buffers)
+    return Further(role, device, load.share(units, backend.name).weights, kv, buffers, load.on_head())
+
+
+def _settings(server: Server, served: Mapping[str, Any], release: Release) -> tuple[caches.Settings, int]:
+    """Of a context of the draft model, and how many contexts there are. Its cache has its own types, f16 where nothing is said.
+
+    :param served: summary of the model that is served.
+    """
+    settings = heads.settings_of(server, served, release.fork)
+    settings = settings._replace(type_k=_type(server, "draft-cache-type-k"), type_v=_type(server, "draft-cache-type-v"))
+    if release.generation >= ONE_CONTEXT_SINCE:
+        return settings, 1
+    tokens = settings.context // settings.parallel
+    given = _given(server, "draft-context")
+    if given:
+        word, number = given
+        if not (number.isascii() and number.isdigit() and int(number) < 1 << 31):
+            raise Refusal(f"llama_server_extra_args has {word} {number!r}: use a number of tokens")
+        tokens = int(number) or tokens
+    return settings._replace(context=tokens, batch=tokens, parallel=1), settings.parallel
+
+
+def _type(server: Server, name: str) -> str:
+    given = _given(server, name)
+    if given and given[1] not in caches.CACHE_TYPES:
+        raise Refusal(
+            f"llama_server_extra_args has {given[0]} {given[1]!r}: use one of {', '.join(caches.CACHE_TYPES)}"
+        )
+    return given[1] if given else "f16"
+
+
+def in_memory(held: Sequence[Further]) -> int:
+    """Bytes in the head's memory."""
+    return sum(one.in_memory + (0 if one.device else one.total) for one in held)
+
+
+def on_device(held: Sequence[Further], device: Device) -> int:
+    """Bytes on a device."""
+    return sum(one.total for one in held if one.device and one.device.buffer == device.buffer)
+
+
+def without_buffers(held: Sequence[Further]) -> tuple[Further, ...]:
+    """The same without compute buffers, which are bounds and never a reason to refuse."""
+    return tuple(one._replace(compute=0) for one in held)
+
+
+def leave(offered: Sequence[Device], held: Sequence[Further], head: str, facts: Facts) -> list[Device] | None:
+    """The devices with what is left of their capacities; None where one of them holds less. What is in the head's memory is taken from the
+    largest device that shares it.
+
+    :param head: its name.
+    :param facts: of the head.
+    """
+    sharing = [device for device in offered if device.host == head and _shares(device, facts)]
+    largest = max(sharing, key=lambda device: device.capacity_mib, default=None)
+    left = []
+    for device in offered:
+        taken = on_device(held, device)
+        if taken > device.capacity_mib * MIB:
+            return None
+        taken += in_memory(held) if device is largest else 0
+        left.append(device._replace(capacity_mib=max(0, device.capacity_mib - -(-taken // MIB))))
+    return left
+
+
+def _shares(device: Device, facts: Facts) -> bool:
+    """Whether a device of the head uses the host's memory."""
+    accelerator = devices.accelerator_of(facts, device.name)
+    return accelerator.unified if accelerator else True
+
+
+def arguments(held: Sequence[Further], model: Model) -> list[tuple[str, str]]:
+    """Options of llama-server that say where they are, and values."""
+    words = []
+    for one in held:
+        if one.role == model_files.DRAFT:
+            words.append(("draft-device", one.device.name if one.device else NONE))
+            words += [("draft-layers", str(model.further[one.role]["layers"] + 1))] if one.device else []
+        elif not one.device:
+            words.append(("projector-offload", "off"))
+    return words
+
+
+def environment(held: Sequence[Further]) -> dict[str, str]:
+    """What has llama-server use the planned device for a projector: all builds that were read take this variable."""
+    names = [one.device.name for one in held if one.role == model_files.MMPROJ and one.device]
+    return {options.of_name("projector-device").environment[0]: names[0]} if names else {}
+
+
+def sentences(held: Sequence[Further], head: str) -> list[str]:
+    """What they need, for a plan that does not fit."""
+    return [
+        f"{model_source.VARIABLES[one.role]} needs {-(-one.total // MIB)} MiB of {one.device.name if one.device else 'the memory'} of {head}, "
+        "which are not left for the model"
+        for one in held
+    ]
+
+
+def as_json(held: Sequence[Further], model: Model, head: str) -> list[dict[str, Any]]:
+    """What the plan says of them."""
+    return [
+        {
+            "role": one.role,
+            "name": model.further[one.role]["name"],
+            "host": head,
+            "device": one.device.name if one.device else None,
+            **{f"{part}_mib": round(getattr(one, part) / MIB, 2) for part in ("weights", "kv", "compute", "total")},
+            "in_memory_mib": round(one.in_memory / MIB, 2),
+            "assumed": one.role == model_files.MMPROJ,
+        }
+        for one in held
+    ]

@@ -1,0 +1,353 @@
+"""Projectors and draft models: where llama-server holds them, what they take, and what a plan says of that."""
+
+import gguf_files
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import models
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, known_answer, projector
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import model_source
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import html_page
+from test_plan_memory import ARCHIVE, GIB, found, head_with_cards
+from test_plan_memory import cluster_of as cards_of
+
+MIB = 1 << 20
+ENCODER = {"kind": "vision", "projector": "gemma3", "width": 1152, "feed_forward": 4304, "heads": 16}
+PROJECTOR = {
+    "architecture": "clip",
+    "name": "eyes",
+    "tensors": 50,
+    "tensor_bytes": 600 * MIB,
+    "files": [],
+    "bytes": 600 * MIB,
+    "encoders": [{**ENCODER, "image_size": 896, "patch_size": 14, "max_pixels": None}],
+}
+
+
+def draft(gib=1.0):
+    return {
+        **{"architecture": "llama", "name": "small", "layers": 16, "context": 131072, "vocabulary": 129280},
+        **{"width": 2048, "heads": 32, "kv_heads": 8, "key_dimension": 64, "value_dimension": 64},
+        "layer_bytes": [int(gib * GIB) // 16] * 16,
+        "input_bytes": 100 * MIB,
+        "output_bytes": 100 * MIB,
+    }
+
+
+def with_both(cluster, **summaries):
+    """The cluster with a projector and a draft model, as far as they are given."""
+    for role, summary in summaries.items():
+        cluster.hosts["head"]["variables"][f"llama_model_{role}"] = {"path": f"/srv/{role}.gguf"}
+        if summary:
+            cluster.model.setdefault("further", {})[role] = summary
+    return cluster
+
+
+def rows(plan):
+    return {one["role"]: one for one in plan["further"]}
+
+
+def after(argv, word):
+    return argv[argv.index(word) + 1] if word in argv else None
+
+
+def build(number):
+    return {"llama_release": {**ARCHIVE, "build": number}}
+
+
+@pytest.mark.parametrize("number", [6170, 8643, 9435, 11063])
+def test_without_devices_of_the_head_its_processor_has_both_and_no_worker_any(number):
+    plan = with_both(cards_of(10, **build(number)), draft=draft(), mmproj=PROJECTOR).plan()
+    assert not plan["refused"], plan["reasons"]
+    assert {role: one["device"] for role, one in rows(plan).items()} == {"draft": None, "mmproj": None}
+    argv = plan["head"]["argv"]
+    assert after(argv, "--device-draft") == "none"
+    assert "--no-mmproj-offload" in argv
+    assert "--gpu-layers-draft" not in argv
+    assert "MTMD_BACKEND_DEVICE" not in plan["head"]["environment"]
+    (worker,) = plan["placement"]
+    assert worker["further_mib"] == 0
+    assert worker["without"] == []
+
+
+@pytest.mark.parametrize("number", [6170, 8643, 9435, 11063])
+def test_the_fastest_device_of_the_head_has_both_where_there_is_room(number):
+    cluster = head_with_cards(2, 20, llama_placement="all", **build(number))
+    plan = with_both(cluster, draft=draft(), mmproj=PROJECTOR).plan()
+    assert not plan["refused"], plan["reasons"]
+    argv, both = plan["head"]["argv"], rows(plan)
+    assert after(argv, "--device-draft") == both["draft"]["device"] == both["mmproj"]["device"] == "CUDA0"
+    assert after(argv, "--gpu-layers-draft") == "17"
+    assert "--no-mmproj-offload" not in argv
+    assert plan["head"]["environment"]["MTMD_BACKEND_DEVICE"] == "CUDA0"
+    first = next(entry for entry in plan["placement"] if entry["device"] == "CUDA0")
+    assert first["further_mib"] == pytest.approx(sum(one["total_mib"] for one in both.values()), abs=0.02)
+    assert first["total_mib"] == pytest.approx(
+        sum(first[f"{part}_mib"] for part in ("weights", "kv", "compute", "further")), abs=0.03
+    )
+    assert first["exact"] == []
+    assert both["draft"]["weights_mib"] == 1124
+    assert both["draft"]["in_memory_mib"] == 100
+
+
+def test_a_device_that_only_a_draft_model_needs_is_the_servers():
+    cluster = with_both(head_with_cards(1, 60, llama_server_gpu_layers=0), draft=draft())
+    cluster.hosts["head"]["facts"]["memory_mib"] = 131072
+    plan = cluster.plan()
+    assert not plan["refused"], plan["reasons"]
+    assert plan["placement"] == []
+    assert rows(plan)["draft"]["device"] == "CUDA0"
+    assert plan["head"]["backends"] == ["cuda"]
+    assert "CUDA_VISIBLE_DEVICES" not in plan["head"]["environment"]
+    assert "  CUDA0" in "\n".join(report._memory(plan))
+
+
+def test_a_draft_model_that_leaves_no_room_on_the_card_is_computed_by_the_processor():
+    plan = with_both(head_with_cards(1, 15), draft=draft(6)).plan()
+    assert not plan["refused"], plan["reasons"]
+    assert rows(plan)["draft"]["device"] is None
+
+
+def test_what_the_processor_holds_is_taken_from_a_worker_that_shares_its_memory():
+    """A head of 64 GiB that lends its processor: 57 GiB are for everything."""
+
+    def of(gib, **both):
+        cluster = cards_of(gib, 0, llama_backend="cpu")
+        cluster.hosts["head"]["groups"].append("worker")
+        return with_both(cluster, **both).plan()
+
+    assert not of(50)["refused"]
+    refused = of(50, draft=draft(10))
+    assert not refused["fits"]
+    assert "llama_model_draft needs " in " ".join(refused["reasons"])
+    smaller = of(40, draft=draft(10))
+    assert not smaller["refused"], smaller["reasons"]
+
+
+def test_a_plan_that_does_not_fit_with_a_draft_model_says_so_and_how_it_does():
+    cluster = head_with_cards(1, 20)
+    assert cluster.plan()["fits"]
+    cluster.hosts["head"]["facts"]["memory_mib"] = 8192
+    with_both(cluster, draft=draft(8))
+    plan = cluster.plan()
+    assert plan["refused"]
+    assert not plan["fits"]
+    said = " ".join(plan["reasons"])
+    assert "llama_model_draft needs " in said
+    assert "it fits this way: " in said
+    assert "remove llama_model_draft" in said
+    cluster.hosts["head"]["variables"]["llama_model_draft"] = None
+    assert cluster.plan()["fits"]
+
+
+def test_compute_buffers_of_both_are_no_reason_to_refuse():
+    """21000 MiB of the model and 1000 of the projector in 23348: with the bounds of all buffers it is more."""
+    cluster = with_both(head_with_cards(1, 20), mmproj=PROJECTOR)
+    cluster.hosts["head"]["facts"]["memory_mib"] = 4096
+    plan = cluster.plan()
+    assert plan["fits"], plan["reasons"]
+    assert rows(plan)["mmproj"]["device"] == "CUDA0"
+    assert found(cluster, "compute-over-capacity")
+
+
+@pytest.mark.parametrize("number, contexts", [(6170, 4), (8643, 4), (9435, 1), (11063, 1)])
+def test_each_request_has_a_context_of_the_draft_model_in_older_builds(number, contexts):
+    own = {**build(number), "llama_server_context": 8192}
+    one = rows(with_both(cards_of(10, **own), draft=draft()).plan())["draft"]
+    four = rows(with_both(cards_of(10, llama_server_parallel=4, **own), draft=draft()).plan())["draft"]
+    assert four["kv_mib"] == one["kv_mib"] == 256
+    assert (four["compute_mib"] > one["compute_mib"]) == (contexts > 1)
+
+
+@pytest.mark.parametrize(
+    "arguments, environment, kv",
+    [
+        ([], {}, 256),
+        (["-ctkd", "q8_0", "-ctvd", "q8_0"], {}, 136),
+        ([], {"LLAMA_ARG_CACHE_TYPE_K_DRAFT": "q8_0"}, 196),
+        (["-cd", "2048"], {}, 64),
+        (["-cd", "0"], {}, 256),
+    ],
+)
+def test_the_draft_models_cache_has_its_own_size(arguments, environment, kv):
+    given = {"llama_server_extra_args": arguments, "llama_server_environment": environment}
+    cluster = cards_of(10, llama_server_context=8192, llama_server_cache_type_k="q4_0", **given, **build(8643))
+    assert rows(with_both(cluster, draft=draft()).plan())["draft"]["kv_mib"] == kv
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["-cd", "many"], "-cd 'many': use a number of tokens"),
+        (["-ctkd", "q9_0"], "-ctkd 'q9_0': use one of "),
+    ],
+)
+def test_a_size_of_the_draft_models_cache_that_is_none_is_refused(arguments, said):
+    cluster = cards_of(10, llama_server_extra_args=arguments, **build(8643))
+    assert said in with_both(cluster, draft=draft()).reason()
+
+
+@pytest.mark.parametrize(
+    "role, summary, variables, why",
+    [
+        ("draft", draft(), build(6000), "builds before 6170"),
+        (
+            "draft",
+            draft(),
+            {"llama_release": {**ARCHIVE, "fork": "ik_llama.cpp", "build": 4840}},
+            "ik_llama.cpp chooses",
+        ),
+        ("mmproj", None, {}, "its header was not read"),
+        ("mmproj", PROJECTOR, {"llama_server_extra_args": ["--no-mmproj-offload"]}, "--no-mmproj-offload is given"),
+        ("mmproj", PROJECTOR, {"llama_server_environment": {"MTMD_BACKEND_DEVICE": "RPC0"}}, "MTMD_BACKEND_DEVICE is"),
+        ("draft", draft(), {"llama_server_extra_args": ["-ngld", "99"]}, "-ngld is given"),
+        (
+            "draft",
+            draft(),
+            {"llama_server_extra_args": ["--spec-draft-device", "RPC0"]},
+            "--spec-draft-device is given",
+        ),
+    ],
+)
+def test_what_is_not_known_is_said_and_not_guessed(role, summary, variables, why):
+    cluster = with_both(cards_of(10, **{**build(11063), **variables}), **{role: summary})
+    plan = cluster.plan()
+    assert plan["further"] == []
+    assert [one["role"] for one in plan["further_uncounted"]] == [role]
+    assert why in plan["further_uncounted"][0]["reason"]
+    assert "--device-draft" not in plan["head"]["argv"]
+    assert plan["head"]["argv"].count("--no-mmproj-offload") == ("--no-mmproj-offload" in str(variables))
+    (advisory,) = found(cluster, "further-not-counted")
+    assert f"The memory of llama_model_{role} is not counted" in advisory["message"]
+    assert all(f"llama_model_{role}" in entry["without"] for entry in plan["placement"])
+
+
+def test_the_remedy_for_a_place_of_the_operators_is_to_leave_it_to_the_plan():
+    given = {"llama_server_extra_args": ["-ngld", "99", "--metrics"], "llama_server_environment": {"LLAMA_ARG_X": "1"}}
+    cluster = with_both(cards_of(10, **given, **build(11063)), draft=draft())
+    (advisory,) = found(cluster, "further-not-counted")
+    assert advisory["remedy"].startswith("Remove -ngld, so that the plan chooses, or keep enough memory free")
+    cluster.hosts["head"]["variables"]["llama_server_extra_args"] = ["--metrics"]
+    assert not found(cluster, "further-not-counted")
+    assert rows(cluster.plan())["draft"]
+
+
+def test_the_pages_have_rows_beside_the_device():
+    plan = with_both(head_with_cards(2, 20), draft=draft(), mmproj=PROJECTOR).plan()
+    lines = report._memory(plan)
+    assert [line.split()[0] for line in lines[1:5]] == ["CUDA1", "CUDA0", "draft", "projector"]
+    assert "compute assumed" in lines[4]
+    assert "░ beside the model" in "\n".join(lines)
+    assert "draft model small on CUDA0: weights ≤ 1124 MiB" in html_page.page(plan)
+    plan = with_both(cards_of(10), draft=draft()).plan()
+    assert "processor of head" in "\n".join(report._memory(plan))
+
+
+# Figures that llama-server of build 11063 logged
+
+
+def test_a_draft_model_is_planned_as_it_was_logged():
+    """4 layers of width 256 in f16, 4096 tokens, two requests: by the processor 3.79, 16.00 and 5.01 MiB; on a device 3.65 and 16.00 beside 0.14
+    in memory."""
+    cluster = cards_of(1, llama_server_context=4096, llama_server_parallel=2, **build(11063))
+    plan = with_both(cluster, draft=known_answer.summary(4, 256, "f16")).plan()
+    row = rows(plan)["draft"]
+    assert (row["weights_mib"], row["kv_mib"]) == (pytest.approx(3.79, abs=0.01), 16)
+    assert 5.01 <= row["compute_mib"] < 64
+    cluster = head_with_cards(1, 1, llama_server_context=4096, llama_server_parallel=2, **build(11063))
+    row = rows(with_both(cluster, draft=known_answer.summary(4, 256, "f16")).plan())["draft"]
+    assert (row["weights_mib"], row["kv_mib"], row["in_memory_mib"]) == (pytest.approx(3.65, abs=0.01), 16, 0.14)
+
+
+@pytest.mark.parametrize(
+    "size, logged", [((1152, 4304, 16, 896), 121.25), ((256, 1024, 4, 224), 1.75)], ids=["as gemma3", "small"]
+)
+def test_a_projectors_buffer_is_no_more_than_is_assumed(size, logged):
+    """With one picture; four are computed at once where each has 256 tokens."""
+    width, inner, heads, image = size
+    encoder = {**ENCODER, "width": width, "feed_forward": inner, "heads": heads, "image_size": image, "patch_size": 14}
+    summary = {**PROJECTOR, "encoders": [{**encoder, "max_pixels": None}]}
+    one = projector.bound(summary, 9435) / MIB
+    assert logged <= one < 2 * logged
+    assert projector.bound(summary, 11063) == pytest.approx(4 * one * MIB)
+
+
+@pytest.mark.parametrize(
+    "changes, patches",
+    [
+        ({"projector": "qwen2.5vl_merger"}, projector.PATCHES),
+        ({"patch_size": None}, projector.PATCHES),
+        ({"image_size": None}, projector.PATCHES),
+        ({"max_pixels": 14 * 14 * 5000}, 5000),
+        ({"kind": "audio"}, projector.FRAMES),
+    ],
+)
+def test_pictures_of_other_sizes_are_as_large_as_they_may_be(changes, patches):
+    encoder = {**PROJECTOR["encoders"][0], **changes}
+    expected = 4 * patches * (4 * 1152 + 2 * 4304)
+    assert projector.bound({**PROJECTOR, "encoders": [encoder]}, 9435) == expected
+    assert projector.bound({**PROJECTOR, "encoders": []}, 9435) == 0
+
+
+def test_without_flash_attention_scores_count():
+    assert projector.bound(PROJECTOR, 6170) - projector.bound(PROJECTOR, 9435) == 4 * 16 * 4097**2
+
+
+# What is read
+
+
+CLIP = (
+    ("general.architecture", gguf_files.STRING, "clip"),
+    ("clip.has_vision_encoder", gguf_files.BOOL, True),
+    ("clip.projector_type", gguf_files.STRING, "gemma3"),
+    ("clip.vision.embedding_length", gguf_files.U32, 64),
+    ("clip.vision.feed_forward_length", gguf_files.U32, 128),
+    ("clip.vision.attention.head_count", gguf_files.U32, 4),
+    ("clip.vision.image_size", gguf_files.U32, 224),
+    ("clip.vision.patch_size", gguf_files.U32, 14),
+)
+
+
+def test_a_header_of_a_projector(tmp_path):
+    path = tmp_path / "p.gguf"
+    path.write_bytes(gguf_files.model(CLIP))
+    read = projector.summarize(gguf.read_path(str(path)))
+    assert read["encoders"] == [
+        {
+            **{"kind": "vision", "projector": "gemma3", "width": 64, "feed_forward": 128, "heads": 4},
+            **{"image_size": 224, "patch_size": 14, "max_pixels": None},
+        }
+    ]
+    assert read["tensor_bytes"] == 64 * 32 * 4 + 2 * 64 * 64 * 2 + 64 * 4
+    assert projector.problem(read) is None
+    assert models.had([], [str(path)], [], "nobody")["paths"][str(path)]["summary"] == read
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"tensors": 0}, "has 0 as tensors"),
+        ({"tensor_bytes": True}, "has True as tensor_bytes"),
+        ({"encoders": None}, "has None as encoders"),
+        ({"encoders": [{}] * 3}, "as encoders"),
+        ({"encoders": ["x"]}, "has 'x' among its encoders"),
+        ({"encoders": [{"kind": "smell"}]}, "among its encoders"),
+        ({"encoders": [{**ENCODER, "width": -1}]}, "among its encoders"),
+    ],
+)
+def test_a_summary_of_a_projector_that_cannot_be(changes, said):
+    summary = {**PROJECTOR, **changes}
+    assert said in projector.problem(summary)
+    assert model_source.check({"further": {"mmproj": summary}}).startswith("further.mmproj has ")
+    reason = with_both(cards_of(10), mmproj=summary).reason()
+    assert "of which the head says what cannot be (further.mmproj has " in reason
+
+
+def test_a_further_summary_that_is_none():
+    assert model_source.check({"further": {"draft": []}}) == "further.draft is not a mapping"
+    assert model_source.check({"further": {"draft": PROJECTOR}}).startswith("further.draft lacks ")
+
+
+def test_a_summary_of_a_model_that_is_not_asked_for_is_not_planned():
+    cluster = cards_of(10)
+    cluster.model["further"] = {"draft": draft()}
+    assert cluster.plan()["further"] == []
