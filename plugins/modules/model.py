@@ -162,6 +162,10 @@ sources:
   returned: when O(state=found)
   type: list
   elements: dict
+further:
+  description: Role → what planning needs of the projector and of the draft model, where their headers could be read.
+  returned: when O(state=found)
+  type: dict
 offered:
   description: Quantisations that the repository of the model has, with their sizes in bytes, where it was asked.
   returned: when O(state=found)

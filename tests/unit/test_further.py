@@ -140,8 +140,8 @@ def test_a_plan_that_does_not_fit_with_a_draft_model_says_so_and_how_it_does():
 
 
 def test_compute_buffers_of_both_are_no_reason_to_refuse():
-    """21000 MiB of the model and 1000 of the projector in 23348: with the bounds of all buffers it is more."""
-    cluster = with_both(head_with_cards(1, 20), mmproj=PROJECTOR)
+    """21869 MiB of the model and 600 of the projector in 23348: with the bounds of all buffers it is more."""
+    cluster = with_both(head_with_cards(1, 20.2), mmproj=PROJECTOR)
     cluster.hosts["head"]["facts"]["memory_mib"] = 4096
     plan = cluster.plan()
     assert plan["fits"], plan["reasons"]
@@ -242,6 +242,42 @@ def test_the_pages_have_rows_beside_the_device():
     assert "processor of head" in "\n".join(report._memory(plan))
 
 
+@pytest.mark.parametrize(
+    "number, summary, arguments, kind",
+    [
+        (6170, draft(), [], None),
+        (8643, draft(), [], None),
+        (9435, draft(), [], "draft-simple"),
+        (11063, draft(), [], "draft-simple"),
+        (11063, None, [], "draft-simple"),
+        (11063, {**draft(), "architecture": "eagle3"}, [], "draft-eagle3"),
+        (9435, {**draft(), "architecture": "eagle3"}, [], None),
+        (11063, {**draft(), "architecture": "dflash"}, [], "draft-dflash"),
+        (11063, {**draft(), "architecture": "dflash", "tensors": "markov_w1.weight"}, [], "draft-dspark"),
+        (11063, {**draft(), "tensors": "blk.*.nextn.eh_proj.weight"}, [], "draft-mtp"),
+        (11063, draft(), ["--spec-type", "ngram-simple"], "ngram-simple"),
+    ],
+)
+def test_newer_builds_are_told_to_use_the_draft_model(number, summary, arguments, kind):
+    """Build 11063 logged «no implementations specified for speculative decoding» with --model-draft alone, and 18 of 18 tokens accepted with
+    --spec-type draft-simple."""
+    if summary and "tensors" in summary:
+        row = {"name": summary["tensors"], "type": "F16", "shape": [64, 64], "bytes": 8192, "layers": None}
+        summary = {**summary, "tensors": [row]}
+    plan = with_both(cards_of(10, llama_server_extra_args=arguments, **build(number)), draft=summary).plan()
+    assert not plan["refused"], plan["reasons"]
+    assert after(plan["head"]["argv"], "--spec-type") == kind
+    assert plan["head"]["argv"].count("--spec-type") == (kind is not None)
+    if summary:
+        assert all(entry["without"] == [] for entry in plan["placement"])
+
+
+def test_without_a_draft_model_speculation_is_not_counted():
+    given = {"llama_server_extra_args": ["--spec-type", "draft-mtp"]}
+    plan = cards_of(10, **given, **build(11063)).plan()
+    assert plan["placement"][0]["without"] == ["what speculates (a draft model, or layers that predict further tokens)"]
+
+
 # Figures that llama-server of build 11063 logged
 
 
@@ -262,13 +298,14 @@ def test_a_draft_model_is_planned_as_it_was_logged():
     "size, logged", [((1152, 4304, 16, 896), 121.25), ((256, 1024, 4, 224), 1.75)], ids=["as gemma3", "small"]
 )
 def test_a_projectors_buffer_is_no_more_than_is_assumed(size, logged):
-    """With one picture; four are computed at once where each has 256 tokens."""
+    """Build 11063 computed one after the other where four were sent; of internvl it computes four at once."""
     width, inner, heads, image = size
     encoder = {**ENCODER, "width": width, "feed_forward": inner, "heads": heads, "image_size": image, "patch_size": 14}
     summary = {**PROJECTOR, "encoders": [{**encoder, "max_pixels": None}]}
-    one = projector.bound(summary, 9435) / MIB
-    assert logged <= one < 2 * logged
-    assert projector.bound(summary, 11063) == pytest.approx(4 * one * MIB)
+    assert logged <= projector.bound(summary, 11063) / MIB < 2 * logged
+    assert projector.bound(summary, 9435) == projector.bound(summary, 11063)
+    several = {**summary, "encoders": [{**summary["encoders"][0], "projector": "internvl"}]}
+    assert projector.bound(several, 11063) == 4 * projector.bound(several, 9435)
 
 
 @pytest.mark.parametrize(
@@ -325,6 +362,7 @@ def test_a_header_of_a_projector(tmp_path):
 @pytest.mark.parametrize(
     "changes, said",
     [
+        ({"name": 5}, "has 5 as name"),
         ({"tensors": 0}, "has 0 as tensors"),
         ({"tensor_bytes": True}, "has True as tensor_bytes"),
         ({"encoders": None}, "has None as encoders"),
@@ -332,6 +370,7 @@ def test_a_header_of_a_projector(tmp_path):
         ({"encoders": ["x"]}, "has 'x' among its encoders"),
         ({"encoders": [{"kind": "smell"}]}, "among its encoders"),
         ({"encoders": [{**ENCODER, "width": -1}]}, "among its encoders"),
+        ({"encoders": [{**ENCODER, "projector": []}]}, "among its encoders"),
     ],
 )
 def test_a_summary_of_a_projector_that_cannot_be(changes, said):
@@ -340,6 +379,12 @@ def test_a_summary_of_a_projector_that_cannot_be(changes, said):
     assert model_source.check({"further": {"mmproj": summary}}).startswith("further.mmproj has ")
     reason = with_both(cards_of(10), mmproj=summary).reason()
     assert "of which the head says what cannot be (further.mmproj has " in reason
+
+
+def test_an_encoder_that_says_nothing_takes_what_is_known():
+    summary = {**PROJECTOR, "encoders": [{"kind": "vision", "projector": ""}, {"kind": "audio", "projector": ""}]}
+    assert projector.problem(summary) is None
+    assert projector.bound(summary, 11063) == 0
 
 
 def test_a_further_summary_that_is_none():

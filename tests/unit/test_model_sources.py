@@ -887,6 +887,57 @@ def test_a_model_of_the_operator_and_its_projector(tmp_path, call, monkeypatch):
     assert refused.startswith(f"llama_model_mmproj.path is {projector}, which cannot be read on the head: No such")
 
 
+CLIP = (("general.architecture", gguf_files.STRING, "clip"), ("clip.has_vision_encoder", gguf_files.BOOL, True))
+
+
+def test_headers_of_a_projector_and_of_a_draft_model_are_read_wherever_they_are(
+    tmp_path, call, monkeypatch, server, library
+):
+    """On the head, on the controller and on a server. A projector in place of a draft model, and the other way round, is not planned with."""
+    monkeypatch.setattr(models.host, "closed_to", lambda account, path: None)
+    summary = {**known_answer.summary(4, 128, "f32"), "files": []}
+    for name, content in (("p.gguf", gguf_files.model(CLIP)), ("d.gguf", gguf_files.model())):
+        (tmp_path / name).write_bytes(content)
+    (library / "4b.mmproj").write_bytes(gguf_files.model(CLIP))
+
+    def both(**arguments):
+        return call(**arguments) if "paths" in arguments else {"summary": summary, "closed": None}
+
+    def found(**given):
+        return run(both, {"llama_model_path": "/m.gguf", **given}, prefix=str(tmp_path / "prefix"))[0]["further"]
+
+    own, other = str(tmp_path / "p.gguf"), str(tmp_path / "d.gguf")
+    name = f"{server.url}/library/gemma3:4b"
+    for projector, draft in (("path", "path"), ("copy", "copy"), ("ollama", "ollama")):
+        read = found(
+            llama_model_mmproj={projector: name if projector == "ollama" else own},
+            llama_model_draft={draft: name if draft == "ollama" else other},
+        )
+        assert {role: one["architecture"] for role, one in read.items()} == {"mmproj": "clip", "draft": "llama"}
+        assert model_source.check({"further": read}) is None
+    assert found(llama_model_mmproj={"path": other}, llama_model_draft={"path": own}) == {}
+    assert found(llama_model_mmproj={"copy": other}) == {}
+    assert found() == {}
+
+
+def test_headers_of_fetched_files_are_read_on_the_head(tmp_path, monkeypatch):
+    monkeypatch.setattr(models.host, "closed_to", lambda account, path: None)
+    content = gguf_files.model(CLIP)
+    (tmp_path / "p.gguf").write_bytes(content)
+    record = {
+        "schema": 1,
+        "asked": {"url": ["https://h/p.gguf"], "checksum": [], "role": "mmproj"},
+        "source": "url:https://h/p.gguf",
+        "revision": None,
+        "resolved": [{"name": "p.gguf", "bytes": len(content), "sha256": None}],
+    }
+    (tmp_path / model_files.RECORD).write_text(json.dumps(record))
+    request = request_of(llama_model_path="/m.gguf", llama_model_mmproj={"url": ["https://h/p.gguf"]})
+    there = {"folders": {model_source.folder(PREFIX, request.mmproj): models.fetched(str(tmp_path), "nobody")}}
+    known = finding._known(request.mmproj, there, PREFIX, "")
+    assert known.summary["architecture"] == "clip"
+
+
 def test_a_projector_that_its_service_cannot_read(tmp_path, call, monkeypatch):
     monkeypatch.setattr(models.host, "closed_to", lambda account, path: "/home/me")
     (tmp_path / "p.gguf").write_bytes(gguf_files.model())

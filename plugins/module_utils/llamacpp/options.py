@@ -26,6 +26,8 @@ UNPLANNED = "unplanned"
 """With such an option devices hold something else than planned."""
 
 
+SPECULATION = "speculation"
+"""The option that says how tokens are predicted."""
 MEASURING = {MAINLINE: "llama-bench", IK_LLAMA: "llama-sweep-bench"}
 """Fork → its program that measures."""
 
@@ -470,12 +472,21 @@ TABLE: tuple[Option, ...] = (
             *_both("--model-draft -md"),
             _in(MAINLINE, "--hf-repo-draft -hfd -hfrd"),
             _in(MAINLINE, "--spec-draft-model --spec-draft-hf", 9435),
-            _in(MAINLINE, "--spec-type", 8643),
-            _in(IK_LLAMA, "--spec-type", 4192),
         ),
         environment=_split(
-            "LLAMA_ARG_MODEL_DRAFT LLAMA_ARG_SPEC_DRAFT_MODEL LLAMA_ARG_HFD_REPO LLAMA_ARG_SPEC_DRAFT_HF_REPO LLAMA_ARG_SPEC_TYPE"
+            "LLAMA_ARG_MODEL_DRAFT LLAMA_ARG_SPEC_DRAFT_MODEL LLAMA_ARG_HFD_REPO LLAMA_ARG_SPEC_DRAFT_HF_REPO"
         ),
+        memory=UNPLANNED,
+        adds="what speculates (a draft model, or layers that predict further tokens)",
+    ),
+    Option(
+        SPECULATION,
+        (
+            _in(MAINLINE, "--spec-type", 8643, 9434, written=False),
+            _in(MAINLINE, "--spec-type", 9435),
+            _in(IK_LLAMA, "--spec-type", 4192, written=False),
+        ),
+        environment=_split("LLAMA_ARG_SPEC_TYPE"),
         memory=UNPLANNED,
         adds="what speculates (a draft model, or layers that predict further tokens)",
     ),

@@ -24,8 +24,9 @@ FIXED = frozenset(("mlp", "ldp", "ldpv2", "adapter", "gemma3", "idefics3", "inte
 """Projectors whose pictures all have the size that the header says."""
 PATCHES = 16384
 """Assumed of all others: 4096 tokens of four patches each, as most have at most (set_limit_image_tokens of builds 8643 to 11063)."""
-BATCHED_SINCE, PICTURES = 9436, 4
-"""Build 9435 computes one picture at a time, 11063 as many as give 1024 tokens: four of gemma3."""
+BATCHED, BATCHED_SINCE, PICTURES = frozenset(("internvl",)), 9436, 4
+"""Of FIXED, those of which build 11063 computes so many pictures at once as give 1024 tokens: four (support_batch in models.h). Build 9435
+computes one of each. One of gemma3 was seen in the log where four were sent."""
 FRAMES = 3000
 """Of sound, at once: 30 s."""
 COUNTS = {"width": "embedding_length", "feed_forward": "feed_forward_length", "heads": "attention.head_count"}
@@ -70,6 +71,8 @@ def _is_count(value: Any, most: int = gguf.MAX_COUNT) -> bool:
 
 def problem(summary: Mapping[str, Any]) -> str | None:
     """What is wrong with a summary that a host or an inventory gives, or None."""
+    if not isinstance(summary.get("name"), str):
+        return f"has {gguf.short(summary.get('name'))} as name"
     for key in ("tensors", "tensor_bytes"):
         if not _is_count(summary.get(key), gguf.MAX_ELEMENTS):
             return f"has {gguf.short(summary.get(key))} as {key}"
@@ -80,7 +83,8 @@ def problem(summary: Mapping[str, Any]) -> str | None:
         if not isinstance(encoder, Mapping) or encoder.get("kind") not in KINDS:
             return f"has {gguf.short(encoder)} among its encoders"
         numbers = [encoder.get(key) for key in (*COUNTS, *SIZES)]
-        if not all(value is None or _is_count(value) for value in numbers):
+        named = isinstance(encoder.get("projector"), str)
+        if not named or not all(value is None or _is_count(value) for value in numbers):
             return f"has {gguf.short(encoder)} among its encoders"
     return None
 
@@ -99,7 +103,7 @@ def bound(summary: Mapping[str, Any], generation: int) -> int:
 
 
 def _bound_of(encoder: Mapping[str, Any], generation: int) -> int:
-    width, inner, heads = (encoder[key] or 0 for key in COUNTS)
+    width, inner, heads = (int(encoder.get(key) or 0) for key in COUNTS)
     patches = _patches(encoder, generation)
     flashes = generation >= FLASH_SINCE and heads and width // heads in compute.FLASH_SIZES
     scores = 0 if flashes else heads * patches
@@ -117,5 +121,5 @@ def _patches(encoder: Mapping[str, Any], generation: int) -> int:
         return max(1, -(-pixels // patch**2))
     if encoder["projector"] not in FIXED or not image:
         return PATCHES
-    pictures = PICTURES if generation >= BATCHED_SINCE else 1
+    pictures = PICTURES if encoder["projector"] in BATCHED and generation >= BATCHED_SINCE else 1
     return pictures * (image // patch) ** 2 + pictures

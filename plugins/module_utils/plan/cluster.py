@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, model_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import (
     advisories,
     conditions,
@@ -311,9 +311,10 @@ class Laid(NamedTuple):
 def _lay(prepared: Prepared, placed: placement.Placed) -> Laid:
     cluster = prepared.cluster
     uncounted = further.uncounted(prepared.model, cluster.server, prepared.release)
-    as_planned = heads.as_planned(cluster.server) and not uncounted
+    drafts = any(one.role == model_files.DRAFT for one in placed.further)
+    as_planned = heads.as_planned(cluster.server, drafts) and not uncounted
     sizes = [heads.size_of_further(prepared.model, role) for role in uncounted]
-    without = [*sizes, *heads.uncounted(cluster.server)]
+    without = [*sizes, *heads.uncounted(cluster.server, drafts)]
     placing = layout.as_json(placed, as_planned and prepared.release.mainline, cluster.server.load_mode)
     holders = [
         devices.holder(
@@ -665,7 +666,7 @@ def _serving_head(prepared: Prepared, laid: Laid, runtime_id: str, staged: bool)
         runtime=_runtime(facts, runtime_id),
         state=_state_folder(facts, staged),
         service=names.of(prepared.cluster.name).service("server", staged),
-        beside=further.arguments(laid.placed.further, prepared.model),
+        beside=further.arguments(laid.placed.further, prepared.model, server, prepared.release),
     )
 
 

@@ -43,6 +43,8 @@ PLACING = {
 }
 """Role → the options that say where it is."""
 NONE = "none"
+TYPES_SINCE, FURTHER_TYPES_SINCE = 9435, 10458
+"""Oldest builds that were read in which a draft model is loaded and not used without --spec-type, and with the types for special ones."""
 
 
 def _given(server: Server, name: str) -> tuple[str, str] | None:
@@ -72,11 +74,14 @@ def _why_not(role: str, model: Model, server: Server, release: Release) -> str:
 
 
 def homes(model: Model, server: Server, release: Release, own: Sequence[Device]) -> Iterator[tuple[Further, ...]]:
-    """What the models beside the one that is served may take, the best place of each first.
+    """What the models beside the one that is served may take, the best place of each first, that of a draft model before that of a projector.
+    Of devices that hold the same the fastest one is tried.
 
     :param own: the devices that llama-server itself drives, the fastest first.
     """
-    roles = [role for role in model.further if role not in uncounted(model, server, release)]
+    roles = [role for role in PLACING if role in model.further and role not in uncounted(model, server, release)]
+    if not (server.tensor_split or server.override_tensor):
+        own = list({(device.backend, device.capacity_mib): device for device in reversed(own)}.values())[::-1]
     places: dict[str, Sequence[Device | None]] = {
         model_files.DRAFT: (*own, None),
         model_files.MMPROJ: (*own[:1], None),
@@ -168,9 +173,23 @@ def _shares(device: Device, facts: Facts) -> bool:
     return accelerator.unified if accelerator else True
 
 
-def arguments(held: Sequence[Further], model: Model) -> list[tuple[str, str]]:
-    """Options of llama-server that say where they are, and values."""
-    words = []
+def _speculation(model: Model, server: Server, release: Release) -> str:
+    """How a draft model is used, as build 11063 itself reads it from the header; empty where the operator says it, or nobody has to."""
+    older = not release.mainline or release.generation < TYPES_SINCE
+    if older or not model.path_of(model_files.DRAFT) or _given(server, options.SPECULATION):
+        return ""
+    summary = model.further.get(model_files.DRAFT, {})
+    tensors = {row["name"] for row in summary.get("tensors", ())}
+    special = {"eagle3": "draft-eagle3", "dflash": "draft-dspark" if "markov_w1.weight" in tensors else "draft-dflash"}
+    kind = special.get(summary.get("architecture", ""), "draft-simple")
+    if any(name.endswith(".nextn.eh_proj.weight") for name in tensors):
+        kind = "draft-mtp"
+    return kind if kind == "draft-simple" or release.generation >= FURTHER_TYPES_SINCE else ""
+
+
+def arguments(held: Sequence[Further], model: Model, server: Server, release: Release) -> list[tuple[str, str]]:
+    """Options of llama-server that say where they are and how a draft model is used, and values."""
+    words = [(options.SPECULATION, _speculation(model, server, release))]
     for one in held:
         if one.role == model_files.DRAFT:
             words.append(("draft-device", one.device.name if one.device else NONE))

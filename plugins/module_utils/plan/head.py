@@ -149,14 +149,23 @@ def _given_options(server: Server) -> list[options.Option]:
     return [option for option in found if option]
 
 
-def as_planned(server: Server) -> bool:
-    """Whether neither a further argument nor the environment changes what devices hold."""
-    return not any(option.memory == options.UNPLANNED for option in _given_options(server))
+def _unplanned(server: Server, drafts: bool) -> list[options.Option]:
+    """Given options with which devices hold something else than planned.
+
+    :param drafts: whether a draft model is counted: what it is used for changes nothing then.
+    """
+    given = [option for option in _given_options(server) if option.memory == options.UNPLANNED]
+    return [option for option in given if not (drafts and option.name == options.SPECULATION)]
 
 
-def uncounted(server: Server) -> list[str]:
-    """What llama-server is told to load beside the model, and the plan does not count."""
-    return list(dict.fromkeys(option.adds for option in _given_options(server) if option.adds))
+def as_planned(server: Server, drafts: bool = False) -> bool:
+    """Whether neither a further argument nor the environment changes what devices hold. ``drafts`` as of ``_unplanned``."""
+    return not _unplanned(server, drafts)
+
+
+def uncounted(server: Server, drafts: bool = False) -> list[str]:
+    """What llama-server is told to load beside the model, and the plan does not count. ``drafts`` as of ``_unplanned``."""
+    return list(dict.fromkeys(option.adds for option in _unplanned(server, drafts) if option.adds))
 
 
 def size_of_further(model: Model, role: str) -> str:
