@@ -93,7 +93,7 @@ def with_model(cluster, accepted=("slower-than-one-host",), **summary):
 
 def placing_a_draft():
     """A draft model whose layers the operator places."""
-    draft = {"llama_model_draft": {"path": "/srv/d.gguf"}, "llama_server_extra_args": ["-ngld", "99", "--metrics"]}
+    draft = {"llama_model_draft": {"path": "/srv/d.gguf"}, "llama_server_extra_args": ["-ngld", "9", "--metrics"]}
     cluster = with_model(cluster_of(build=11063, **draft))
     cluster.model["further"] = {"draft": model(1, layers=16)}
     return cluster
@@ -740,7 +740,7 @@ CASES = [
                 "further-not-counted"
             ),
         },
-        ["llama_model_draft is not counted", "-ngld is given, which says where it is", "Remove -ngld, so that"],
+        ["llama_model_draft is not counted", "-ngld is given, which puts it where", "Remove -ngld, so that"],
     ),
     (
         "context-cut",

@@ -5,7 +5,8 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import models
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, known_answer, projector
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import model_source
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry, further, model_source
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Device, Model
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import html_page
 from test_plan_memory import ARCHIVE, GIB, found, head_with_cards
 from test_plan_memory import cluster_of as cards_of
@@ -197,9 +198,12 @@ def test_a_size_of_the_draft_models_cache_that_is_none_is_refused(arguments, sai
             "ik_llama.cpp chooses",
         ),
         ("mmproj", None, {}, "its header was not read"),
-        ("mmproj", PROJECTOR, {"llama_server_extra_args": ["--no-mmproj-offload"]}, "--no-mmproj-offload is given"),
+        ("mmproj", PROJECTOR, {"llama_server_extra_args": ["--mmproj-device", "RPC0"]}, "--mmproj-device is given"),
+        ("mmproj", PROJECTOR, {"llama_server_environment": {"MTMD_BACKEND_DEVICE": "none"}}, "MTMD_BACKEND_DEVICE is"),
+        ("mmproj", PROJECTOR, {"llama_server_extra_args": ["--mmproj-offload"]}, "--mmproj-offload is given"),
         ("mmproj", PROJECTOR, {"llama_server_environment": {"MTMD_BACKEND_DEVICE": "RPC0"}}, "MTMD_BACKEND_DEVICE is"),
-        ("draft", draft(), {"llama_server_extra_args": ["-ngld", "99"]}, "-ngld is given"),
+        ("draft", draft(), {"llama_server_extra_args": ["-ngld", "16"]}, "-ngld is given"),
+        ("draft", draft(), {"llama_server_extra_args": ["-cmoed", "-devd", "none"]}, "-devd is given"),
         (
             "draft",
             draft(),
@@ -215,14 +219,50 @@ def test_what_is_not_known_is_said_and_not_guessed(role, summary, variables, why
     assert [one["role"] for one in plan["further_uncounted"]] == [role]
     assert why in plan["further_uncounted"][0]["reason"]
     assert "--device-draft" not in plan["head"]["argv"]
-    assert plan["head"]["argv"].count("--no-mmproj-offload") == ("--no-mmproj-offload" in str(variables))
+    assert "--no-mmproj-offload" not in plan["head"]["argv"]
     (advisory,) = found(cluster, "further-not-counted")
     assert f"The memory of llama_model_{role} is not counted" in advisory["message"]
     assert all(f"llama_model_{role}" in entry["without"] for entry in plan["placement"])
 
 
+@pytest.mark.parametrize(
+    "arguments, environment, draft_on, projector_on",
+    [
+        (["-ngld", "99"], {}, "CUDA0", "CUDA0"),
+        (["-devd", "CUDA1", "-ngld", "17"], {}, "CUDA1", "CUDA0"),
+        (["--spec-draft-device", "none"], {}, None, "CUDA0"),
+        (["--no-mmproj-offload"], {}, "CUDA0", None),
+        (["-mmdev", "CUDA1"], {}, "CUDA0", "CUDA1"),
+        (["-mmdev", "none"], {}, "CUDA0", None),
+        ([], {"MTMD_BACKEND_DEVICE": "CUDA1"}, "CUDA0", "CUDA1"),
+    ],
+)
+def test_a_place_of_the_operators_on_the_head_is_counted_there(arguments, environment, draft_on, projector_on):
+    given = {"llama_server_extra_args": arguments, "llama_server_environment": environment}
+    cluster = with_both(head_with_cards(2, 20, **given, **build(11063)), draft=draft(), mmproj=PROJECTOR)
+    plan = cluster.plan()
+    assert not plan["refused"], plan["reasons"]
+    assert {role: one["device"] for role, one in rows(plan).items()} == {"draft": draft_on, "mmproj": projector_on}
+    argv = plan["head"]["argv"]
+    for word in ("--device-draft", "--gpu-layers-draft", "--no-mmproj-offload"):
+        assert argv.count(word) <= 1
+    assert not found(cluster, "further-not-counted")
+
+
+def test_the_fastest_of_devices_that_hold_the_same_comes_first():
+    """A card of 48 GiB that is slower than two of 24, of which one is a little slower than the other."""
+    server = entry.read("llama_cluster", entry.settle("llama_cluster", cards_of(1).hosts)).server
+    model = Model("/m.gguf", None, draft(), further={"mmproj": PROJECTOR, "draft": draft()})
+    own = [Device("head", "cuda", f"CUDA{i}", f"CUDA{i}", mib, {}) for i, mib in enumerate((24000, 48000, 24000))]
+    names = [place and place.name for place in further._places("draft", model, server, own)]
+    assert names == ["CUDA0", "CUDA1", None]
+    assert len(further._places("mmproj", model, server, own)) == 2
+    split = server._replace(tensor_split=(1.0, 1.0, 1.0))
+    assert len(further._places("draft", model, split, own)) == 4
+
+
 def test_the_remedy_for_a_place_of_the_operators_is_to_leave_it_to_the_plan():
-    given = {"llama_server_extra_args": ["-ngld", "99", "--metrics"], "llama_server_environment": {"LLAMA_ARG_X": "1"}}
+    given = {"llama_server_extra_args": ["-ngld", "9", "--metrics"], "llama_server_environment": {"LLAMA_ARG_X": "1"}}
     cluster = with_both(cards_of(10, **given, **build(11063)), draft=draft())
     (advisory,) = found(cluster, "further-not-counted")
     assert advisory["remedy"].startswith("Remove -ngld, so that the plan chooses, or keep enough memory free")

@@ -310,7 +310,7 @@ class Laid(NamedTuple):
 
 def _lay(prepared: Prepared, placed: placement.Placed) -> Laid:
     cluster = prepared.cluster
-    uncounted = further.uncounted(prepared.model, cluster.server, prepared.release)
+    uncounted = further.uncounted(prepared.model, cluster.server, prepared.release, prepared.offered)
     drafts = any(one.role == model_files.DRAFT for one in placed.further)
     as_planned = heads.as_planned(cluster.server, drafts) and not uncounted
     sizes = [heads.size_of_further(prepared.model, role) for role in uncounted]
@@ -429,7 +429,8 @@ def _write(
         "placement": laid.entries,
         "further": further.as_json(placed.further, model, cluster.head),
         "further_uncounted": [
-            {"role": role, "reason": why} for role, why in further.uncounted(model, cluster.server, release).items()
+            {"role": role, "reason": why}
+            for role, why in further.uncounted(model, cluster.server, release, prepared.offered).items()
         ],
         "fits": not placed.reasons,
         "links": [

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
@@ -56,21 +56,46 @@ def _given(server: Server, name: str) -> tuple[str, str] | None:
     )
 
 
-def uncounted(model: Model, server: Server, release: Release) -> dict[str, str]:
-    """Role of a model beside the one that is served → why what it takes is not counted."""
+class Asked(NamedTuple):
+    """Where an operator puts a model: the name of a device, NONE, or nothing. ``word`` is the option that cannot be followed, if any."""
+
+    place: str = ""
+    word: str = ""
+
+
+def _asked(role: str, model: Model, server: Server, own: Sequence[Device]) -> Asked:
+    given = {name: pair for name in PLACING[role] if (pair := _given(server, name))}
+    layers = given.pop("draft-layers", None)
+    if layers and not (layers[1].isascii() and layers[1].isdigit() and int(layers[1]) > model.further[role]["layers"]):
+        return Asked(word=layers[0])
+    if not given:
+        return Asked()
+    (name, (word, value)), *others = given.items()
+    names = {device.name for device in own} | ({NONE} if word.startswith("-") else set())
+    if name == "projector-offload" and options.meaning(word) == "off" and not others:
+        return Asked(NONE)
+    return Asked(value) if name.endswith("-device") and value in names and not others else Asked(word=word)
+
+
+def uncounted(model: Model, server: Server, release: Release, offered: Sequence[Device]) -> dict[str, str]:
+    """Role of a model beside the one that is served → why what it takes is not counted.
+
+    :param offered: devices that may be used, those of the head among them.
+    """
+    own = [device for device in offered if not device.worker]
     roles = [role for role in heads.FURTHER if model.path_of(role)]
-    return {role: why for role in roles if (why := _why_not(role, model, server, release))}
+    return {role: why for role in roles if (why := _why_not(role, model, server, release, own))}
 
 
-def _why_not(role: str, model: Model, server: Server, release: Release) -> str:
+def _why_not(role: str, model: Model, server: Server, release: Release, own: Sequence[Device]) -> str:
     if not release.mainline:
         return f"{release.fork} chooses its device, by rules that are not known here"
     if release.generation < READ_SINCE:
         return f"builds before {READ_SINCE} choose its device, by rules that are not known here"
-    word = next((given[0] for name in PLACING[role] if (given := _given(server, name))), None)
-    if word:
-        return f"{word} is given, which says where it is"
-    return "" if role in model.further else "its header was not read"
+    if role not in model.further:
+        return "its header was not read"
+    word = _asked(role, model, server, own).word
+    return f"{word} is given, which puts it where the plan does not follow" if word else ""
 
 
 def homes(model: Model, server: Server, release: Release, own: Sequence[Device]) -> Iterator[tuple[Further, ...]]:
@@ -79,15 +104,26 @@ def homes(model: Model, server: Server, release: Release, own: Sequence[Device])
 
     :param own: the devices that llama-server itself drives, the fastest first.
     """
-    roles = [role for role in PLACING if role in model.further and role not in uncounted(model, server, release)]
-    if not (server.tensor_split or server.override_tensor):
-        own = list({(device.backend, device.capacity_mib): device for device in reversed(own)}.values())[::-1]
-    places: dict[str, Sequence[Device | None]] = {
-        model_files.DRAFT: (*own, None),
-        model_files.MMPROJ: (*own[:1], None),
-    }
-    sizes = [[_size(role, model, server, release, device) for device in places[role]] for role in roles]
-    return itertools.product(*sizes)
+    unknown = uncounted(model, server, release, own)
+    roles = [role for role in PLACING if role in model.further and role not in unknown]
+    return itertools.product(
+        *(
+            [_size(role, model, server, release, device) for device in _places(role, model, server, own)]
+            for role in roles
+        )
+    )
+
+
+def _places(role: str, model: Model, server: Server, own: Sequence[Device]) -> list[Device | None]:
+    """The devices that may have it; None is the head's processor."""
+    place = _asked(role, model, server, own).place
+    if place:
+        return [next((device for device in own if device.name == place), None)]
+    kinds: dict[Any, Device] = {}
+    for device in own:
+        alike = device.name if server.tensor_split or server.override_tensor else device.capacity_mib
+        kinds.setdefault((device.backend, alike), device)
+    return [*list(kinds.values())[: 1 if role == model_files.MMPROJ else None], None]
 
 
 def _size(role: str, model: Model, server: Server, release: Release, device: Device | None) -> Further:
@@ -190,13 +226,14 @@ def _speculation(model: Model, server: Server, release: Release) -> str:
 def arguments(held: Sequence[Further], model: Model, server: Server, release: Release) -> list[tuple[str, str]]:
     """Options of llama-server that say where they are and how a draft model is used, and values."""
     words = [(options.SPECULATION, _speculation(model, server, release))]
+    given = [name for name in itertools.chain(*PLACING.values()) if _given(server, name)]
     for one in held:
         if one.role == model_files.DRAFT:
             words.append(("draft-device", one.device.name if one.device else NONE))
             words += [("draft-layers", str(model.further[one.role]["layers"] + 1))] if one.device else []
         elif not one.device:
             words.append(("projector-offload", "off"))
-    return words
+    return [(name, value) for name, value in words if name not in given]
 
 
 def environment(held: Sequence[Further]) -> dict[str, str]:
