@@ -312,6 +312,17 @@ def test_newer_builds_are_told_to_use_the_draft_model(number, summary, arguments
         assert all(entry["without"] == [] for entry in plan["placement"])
 
 
+@pytest.mark.parametrize("kind, without", [("eagle3", 1), ("llama", 0)])
+def test_states_of_a_recurrent_model_that_may_be_taken_back_are_not_counted(kind, without):
+    summary = {"architecture": "mamba2"}
+    cluster = with_both(cards_of(10, summary=summary, **build(11063)), draft={**draft(), "architecture": kind})
+    (entry_,) = cluster.plan()["placement"]
+    assert entry_["without"] == ["states of tokens that may be taken back"] * without
+    given = {"llama_server_extra_args": ["--spec-type", "ngram-mod,draft-mtp"], **build(11063)}
+    (entry_,) = with_both(cards_of(10, summary=summary, **given), draft=draft()).plan()["placement"]
+    assert entry_["without"] == ["states of tokens that may be taken back"]
+
+
 def test_without_a_draft_model_speculation_is_not_counted():
     given = {"llama_server_extra_args": ["--spec-type", "draft-mtp"]}
     plan = cards_of(10, **given, **build(11063)).plan()

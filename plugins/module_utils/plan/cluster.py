@@ -312,8 +312,9 @@ def _lay(prepared: Prepared, placed: placement.Placed) -> Laid:
     cluster = prepared.cluster
     uncounted = further.uncounted(prepared.model, cluster.server, prepared.release, prepared.offered)
     drafts = any(one.role == model_files.DRAFT for one in placed.further)
-    as_planned = heads.as_planned(cluster.server, drafts) and not uncounted
     sizes = [heads.size_of_further(prepared.model, role) for role in uncounted]
+    sizes += further.states_of_speculation(prepared.model, cluster.server, prepared.release)
+    as_planned = heads.as_planned(cluster.server, drafts) and not sizes
     without = [*sizes, *heads.uncounted(cluster.server, drafts)]
     placing = layout.as_json(placed, as_planned and prepared.release.mainline, cluster.server.load_mode)
     holders = [

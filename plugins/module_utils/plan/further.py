@@ -47,6 +47,9 @@ TYPES_SINCE, FURTHER_TYPES_SINCE = 9435, 10458
 """Oldest builds that were read in which a draft model is loaded and not used without --spec-type, and with the types for special ones."""
 
 
+TAKES_BACK = {"draft-mtp", "draft-eagle3", "draft-dflash", "draft-dspark"}
+
+
 def _given(server: Server, name: str) -> tuple[str, str] | None:
     """The last word by which an operator gives an option, and what follows it; None where it is not given."""
     words = [*zip(server.extra_args, [*server.extra_args[1:], ""]), *server.environment.items()]
@@ -221,6 +224,15 @@ def _speculation(model: Model, server: Server, release: Release) -> str:
     if any(name.endswith(".nextn.eh_proj.weight") for name in tensors):
         kind = "draft-mtp"
     return kind if kind == "draft-simple" or release.generation >= FURTHER_TYPES_SINCE else ""
+
+
+def states_of_speculation(model: Model, server: Server, release: Release) -> list[str]:
+    """What is not counted of a recurrent model whose draft model is a special one: it keeps its states for each token that may be taken back
+    (need_n_rs_seq of builds 9435 to 11063)."""
+    given = _given(server, options.SPECULATION)
+    kinds = set(given[1].split(",")) if given else {_speculation(model, server, release)}
+    recurrent = model.summary["architecture"] in caches.RECURRENT | caches.HYBRID
+    return ["states of tokens that may be taken back"] if recurrent and kinds & TAKES_BACK else []
 
 
 def arguments(held: Sequence[Further], model: Model, server: Server, release: Release) -> list[tuple[str, str]]:
