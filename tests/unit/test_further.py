@@ -140,6 +140,17 @@ def test_a_plan_that_does_not_fit_with_a_draft_model_says_so_and_how_it_does():
     assert cluster.plan()["fits"]
 
 
+def test_where_one_is_too_much_already_both_are_to_be_removed():
+    cluster = with_both(cards_of(10), draft=draft(), mmproj=PROJECTOR)
+    cluster.hosts["head"]["facts"]["memory_mib"] = 2500
+    said = cluster.reason()
+    assert "llama_model_draft needs 1480 MiB of the memory of head" in said
+    assert "llama_model_mmproj needs 601 MiB of the memory of head" in said
+    assert "it fits this way: remove llama_model_mmproj and llama_model_draft" in said
+    cluster.hosts["head"]["variables"].update(llama_model_draft=None, llama_model_mmproj=None)
+    assert cluster.plan()["fits"]
+
+
 def test_compute_buffers_of_both_are_no_reason_to_refuse():
     """21869 MiB of the model and 600 of the projector in 23348: with the bounds of all buffers it is more."""
     cluster = with_both(head_with_cards(1, 20.2), mmproj=PROJECTOR)

@@ -255,9 +255,9 @@ def environment(held: Sequence[Further]) -> dict[str, str]:
 
 
 def sentences(held: Sequence[Further], head: str) -> list[str]:
-    """What they need, for a plan that does not fit."""
+    """What they need at least, for a plan that does not fit."""
     return [
-        f"{model_source.VARIABLES[one.role]} needs {-(-one.total // MIB)} MiB of {one.device.name if one.device else 'the memory'} of {head}, "
+        f"{model_source.VARIABLES[one.role]} needs {-(-(one.weights + one.kv) // MIB)} MiB of {one.device.name if one.device else 'the memory'} of {head}, "
         "which are not left for the model"
         for one in held
     ]

@@ -150,9 +150,11 @@ def for_more_room(trial: Trial) -> list[str]:
     limits = [f"llama_server_{name}" for name in ("memory_mib", "reserve_mib") if getattr(cluster.server, name)]
     if limits and trial.fits(serving(memory_mib={}, reserve_mib=None)):
         clauses.append(f"remove {listed(limits)}")
-    for role in (model_files.MMPROJ, model_files.DRAFT):
-        if getattr(cluster.model, role) and trial.fits(serving_without(role)):
-            clauses.append(f"remove llama_model_{role}")
+    beside = [role for role in (model_files.MMPROJ, model_files.DRAFT) if getattr(cluster.model, role)]
+    removed = [f"remove llama_model_{role}" for role in beside if trial.fits(serving_without([role]))]
+    if len(beside) > 1 and not removed and trial.fits(serving_without(beside)):
+        removed = [f"remove {listed(f'llama_model_{role}' for role in beside)}"]
+    clauses += removed
     layers = _layers_beside_the_processor(trial)
     if layers is not None and trial.fits(serving(gpu_layers=layers)):
         clauses.append(f"set llama_server_gpu_layers to {layers}")
@@ -212,9 +214,9 @@ def holding(size: int) -> Change:
     return lambda cluster: cluster._replace(model=cluster.model._replace(instead_bytes=size))
 
 
-def serving_without(role: str) -> Change:
-    """Without llama_model_mmproj or llama_model_draft."""
-    none: dict[str, Any] = {role: None}
+def serving_without(roles: Sequence[str]) -> Change:
+    """Without llama_model_mmproj, llama_model_draft, or both."""
+    none: dict[str, Any] = dict.fromkeys(roles)
     return lambda cluster: cluster._replace(model=cluster.model._replace(**none))
 
 
