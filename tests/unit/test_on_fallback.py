@@ -72,7 +72,7 @@ def says(tmp_path, launcher, **said):
 
 
 def judged(tmp_path, service):
-    return state.service_state(service, state.processes(str(tmp_path), None), tmp_path)
+    return state.service_state(service, state.processes(str(tmp_path), None), tmp_path, state.sockets())
 
 
 def test_a_planned_fallback_runs_as_planned(tmp_path, service, launch):

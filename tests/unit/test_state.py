@@ -68,7 +68,7 @@ def service(program, port, **environment):
 
 
 def judged(prefix, planned):
-    return state.service_state(planned, state.processes(str(prefix), None), prefix / "state")
+    return state.service_state(planned, state.processes(str(prefix), None), prefix / "state", state.sockets())
 
 
 def test_a_service_that_runs_as_planned(installation):
@@ -291,7 +291,7 @@ def test_a_port_that_something_else_has_is_told_with_its_variable(kind, temporar
 
 def test_addresses_of_a_listener():
     with socket.create_server(("0.0.0.0", 0)) as everywhere:
-        assert state.listening_addresses(everywhere.getsockname()[1]) == ["0.0.0.0"]
+        assert state.listening_addresses(everywhere.getsockname()[1], state.sockets()) == ["0.0.0.0"]
 
 
 DEFINED = "; Written by llamacpp.cluster; a change made here is undone by the next run.\n"
@@ -611,9 +611,9 @@ def test_a_unit_that_systemd_has_not_read(planned, monkeypatch):
 def test_who_holds_a_connection():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        assert state.clients(port) == []
+        assert state.clients(port, state.sockets()) == []
         with socket.create_connection(("127.0.0.1", port)):
-            assert state.clients(port) == ["127.0.0.1"]
+            assert state.clients(port, state.sockets()) == ["127.0.0.1"]
 
 
 @pytest.fixture

@@ -153,9 +153,17 @@ class Socket(NamedTuple):
 
 
 LISTENING, ESTABLISHED = "0A", "01"
-IPV4 = {"/proc/net/tcp": socket.AF_INET}
-ALL = {**IPV4, "/proc/net/tcp6": socket.AF_INET6}
 EVERY_ADDRESS = ("0.0.0.0", "::")
+
+
+class Sockets(NamedTuple):
+    """TCP sockets of this host that listen or are connected (Linux; none elsewhere). The kernel takes milliseconds to list them."""
+
+    ipv4: list[Socket]
+    ipv6: list[Socket]
+
+    def listening(self, port: int) -> list[Socket]:
+        return [entry for entry in (*self.ipv4, *self.ipv6) if entry.state == LISTENING and entry.port == port]
 
 
 def _address(text: str, family: socket.AddressFamily) -> str:
@@ -163,21 +171,24 @@ def _address(text: str, family: socket.AddressFamily) -> str:
     return socket.inet_ntop(family, b"".join(words))
 
 
-def sockets(tables: dict[str, socket.AddressFamily]) -> Iterator[Socket]:
-    """TCP sockets of this host (Linux; none elsewhere)."""
-    for table, family in tables.items():
-        if os.path.exists(table):
-            for line in Path(table).read_text().splitlines()[1:]:
-                fields = line.split()
-                address, port = fields[1].split(":")
-                remote = fields[2].split(":")[0]
-                local, other = _address(address, family), _address(remote, family)
-                yield Socket(local, int(port, 16), other, fields[3], int(fields[7]), fields[9])
+def _sockets(table: str, family: socket.AddressFamily) -> Iterator[Socket]:
+    if not os.path.exists(table):
+        return
+    for line in Path(table).read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] in (LISTENING, ESTABLISHED):
+            address, port = fields[1].split(":")
+            local, other = _address(address, family), _address(fields[2].split(":")[0], family)
+            yield Socket(local, int(port, 16), other, fields[3], int(fields[7]), fields[9])
 
 
-def listeners(pids: list[int]) -> dict[int, set[int]]:
+def sockets() -> Sockets:
+    return Sockets(list(_sockets("/proc/net/tcp", socket.AF_INET)), list(_sockets("/proc/net/tcp6", socket.AF_INET6)))
+
+
+def _listeners(pids: list[int], tables: Sockets) -> dict[int, set[int]]:
     """Process → TCP ports on which it listens (Linux), as far as its file descriptors may be read."""
-    ports = {entry.inode: entry.port for entry in sockets(IPV4) if entry.state == LISTENING}
+    ports = {entry.inode: entry.port for entry in tables.ipv4 if entry.state == LISTENING}
     return {pid: {ports[inode] for inode in inodes if inode in ports} for pid, inodes in _socket_inodes(pids).items()}
 
 
@@ -201,8 +212,7 @@ class Listener(NamedTuple):
 
 def _listening(port: int) -> list[Listener]:
     if sys.platform != "darwin":
-        entries = [entry for entry in sockets(ALL) if entry.state == LISTENING and entry.port == port]
-        return [Listener(entry.address, entry.uid, entry.inode) for entry in entries]
+        return [Listener(entry.address, entry.uid, entry.inode) for entry in sockets().listening(port)]
     found, current = [], {"p": "", "u": ""}
     for line in output(["lsof", "-nP", f"-iTCP:{port}", "-sTCP:LISTEN", "-Fpun"]).splitlines():
         if line[:1] in current:
@@ -230,17 +240,17 @@ def stranger_at(address: str, port: int, running: Collection[int], account: str 
     return None if heard else f"nothing on this host listens on {address}:{port}"
 
 
-def listening_addresses(port: int) -> list[str]:
+def listening_addresses(port: int, tables: Sockets) -> list[str]:
     """Addresses on which this host listens on the port (Linux; empty elsewhere)."""
-    return sorted({entry.address for entry in sockets(ALL) if entry.state == LISTENING and entry.port == port})
+    return sorted({entry.address for entry in tables.listening(port)})
 
 
-def clients(port: int) -> list[str]:
+def clients(port: int, tables: Sockets) -> list[str]:
     """Addresses that hold a connection to the port of this host, or wait for it to be served (Linux; empty elsewhere)."""
-    return sorted({entry.remote for entry in sockets(IPV4) if entry.state == ESTABLISHED and entry.port == port})
+    return sorted({entry.remote for entry in tables.ipv4 if entry.state == ESTABLISHED and entry.port == port})
 
 
-def service_state(service: dict, running: dict[int, list[str]], folder: Path) -> dict:
+def service_state(service: dict, running: dict[int, list[str]], folder: Path, tables: Sockets) -> dict:
     """How a planned service stands: ``running`` as planned, ``waiting`` when its launcher runs as planned and waits for workers,
     ``stopped``, ``foreign`` when something else has its port, or ``different``, with another command line or environment. One that runs as a
     planned fallback, as its launcher says, runs as planned, and ``fallback`` is its name.
@@ -252,7 +262,9 @@ def service_state(service: dict, running: dict[int, list[str]], folder: Path) ->
     programs = [pid for pid, argv in running.items() if argv == service["process"]]
     programs += [served.process] if served else []
     services = [pid for pid, argv in running.items() if argv == service["argv"]]
-    own = programs or services or [pid for pid, ports in listeners(list(running)).items() if int(port) in ports]
+    own = (
+        programs or services or [pid for pid, ports in _listeners(list(running), tables).items() if int(port) in ports]
+    )
     if services:
         actual = environment_of((programs or services)[0])
         same = actual is None or all(actual.get(name) == value for name, value in service["environment"].items())
@@ -263,8 +275,8 @@ def service_state(service: dict, running: dict[int, list[str]], folder: Path) ->
     return {
         "state": state,
         "pid": own[0] if own else None,
-        "addresses": listening_addresses(int(port)),
-        "clients": clients(int(port)),
+        "addresses": listening_addresses(int(port), tables),
+        "clients": clients(int(port), tables),
         **({"fallback": served.name} if served else {}),
     }
 
@@ -527,7 +539,8 @@ def drift(planned: dict) -> dict:
     knocking = knocks.begin(planned["knocks"], interfaces.addresses() if planned["knocks"] else [])
     running = processes(planned["prefix"], planned["account"])
     folder = Path(planned["state"])
-    services = {service["name"]: service_state(service, running, folder) for service in planned["services"]}
+    tables = sockets()
+    services = {service["name"]: service_state(service, running, folder, tables) for service in planned["services"]}
     defined = host.defined_services(planned["service_manager"], planned["units"], names.of(planned["names"]["cluster"]))
     manager = managers.manager_of(planned)
     manifests = _manifests(planned)

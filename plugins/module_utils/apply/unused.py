@@ -313,7 +313,7 @@ def _loaded_since(planned: Mapping[str, Any], cache: Path) -> float | None:
     for service in planned["services"]:
         if str(cache) not in service["environment"].values():
             continue
-        found = state.service_state(service, running, Path(planned["state"]))
+        found = state.service_state(service, running, Path(planned["state"]), state.sockets())
         if found["state"] == "running" and found["clients"]:
             started = state.started_at(found["pid"])
             return started if started is not None and time.time() - started > LOADED_SECONDS else None

@@ -37,6 +37,8 @@ SECRET_PARAMETER = re.compile(
 
 def has_secret(text: str) -> bool:
     """Whether a URL or an address in a text has a password or a token."""
+    if "://" not in text and "@" not in text:
+        return False
     words = [word for word in text.split() if "://" in word or "@" in word]
     return any(
         SECRET_USER.search(word) or SECRET_PARAMETER.search(word) if "://" in word else SECRET_ADDRESS.search(word)
@@ -91,20 +93,32 @@ def problem(where: str, value: Any) -> Problem | None:
     """
     if value is None or isinstance(value, bool):
         return None
-    parts: list[tuple[tuple[Any, ...], Any]] = [((), value)]
+    levels: list[Iterator[tuple[str, Any]]] = [iter([("", value)])]
+    way = [""]
     seen, characters = 1, 0
-    while parts:
-        way, part = parts.pop()
-        seen += len(part) if isinstance(part, (Mapping, list, tuple)) else 0
-        characters += len(part) if isinstance(part, str) else 0
-        if characters > MOST_TEXT:
-            return Problem(where, f"has more than {MOST_TEXT >> 20} million characters: shorten it")
-        if len(way) > DEEPEST or seen > MOST:
-            return Problem(where, f"has more than {DEEPEST} levels or {MOST} parts: shorten it")
-        why = _why(part) or (next(filter(None, map(_why_name, part)), "") if isinstance(part, Mapping) else "")
-        if why:
-            return Problem(where + "".join(way), why)
-        parts += [((*way, step), entry) for step, entry in reversed([*_below("", part)])]
+    while levels:
+        for step, part in levels[-1]:
+            way[-1] = step
+            if isinstance(part, str):
+                characters += len(part)
+                if characters > MOST_TEXT:
+                    return Problem(where, f"has more than {MOST_TEXT >> 20} million characters: shorten it")
+            nested = not isinstance(part, (str, int, float)) and isinstance(part, (dict, list, tuple, Mapping))
+            seen += len(part) if nested else 0
+            if len(levels) > DEEPEST + 1 or seen > MOST:
+                return Problem(where, f"has more than {DEEPEST} levels or {MOST} parts: shorten it")
+            why = _why(part)
+            if nested and isinstance(part, Mapping):
+                why = next(filter(None, map(_why_name, part)), "")
+            if why:
+                return Problem(where + "".join(way), why)
+            if nested:
+                levels.append(_below("", part))
+                way.append("")
+                break
+        else:
+            levels.pop()
+            way.pop()
     return None
 
 
@@ -120,9 +134,10 @@ def _why_name(name: Any) -> str:
     """What is wrong with a name in a mapping; nothing where it is right."""
     if isinstance(name, str) and len(name) > LONGEST_NAME:
         return f"has a name of {len(name)} characters: use {LONGEST_NAME} or fewer"
-    right = isinstance(name, str) and not _why(name)
+    if isinstance(name, str) and not _why(name):
+        return ""
     shown = show(name) if isinstance(name, str) else repr(show(name))
-    return "" if right else f"has the name {shown}: use letters, digits and _, and quotes around a number"
+    return f"has the name {shown}: use letters, digits and _, and quotes around a number"
 
 
 def _why(value: Any) -> str:
