@@ -94,8 +94,19 @@ def no_mappings(given: Any, spec: dict[str, dict]) -> Iterator[tuple[str, Any]]:
             yield from ((f"{variable}.{name}", wrong) for name, wrong in no_mappings(part, option.get("options") or {}))
 
 
+def _plain(value: Any) -> Any:
+    """The value without where it comes from, which Ansible writes to each part of it: what copies a model's summary would copy that, too."""
+    if isinstance(value, Mapping):
+        return {_plain(name): _plain(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    kind = next((kind for kind in (str, bool, int, float) if isinstance(value, kind)), None)
+    return kind(value) if kind else value
+
+
 def _variables(name: str, hostvars: Any, spec: dict[str, dict]) -> dict:
-    given = {variable: hostvars[variable] for variable in spec if hostvars.get(variable) is not None}
+    values = ((variable, hostvars.get(variable)) for variable in spec)
+    given = {variable: _plain(value) for variable, value in values if value is not None}
     entry.check(name, given)
     for variable, value in no_mappings(given, spec):
         raise AnsibleActionFail(

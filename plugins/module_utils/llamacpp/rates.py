@@ -10,6 +10,7 @@ the same for a whole family. docs/performance.md has predictions beside measured
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import NamedTuple
 
@@ -238,6 +239,7 @@ BOARD_MIB = 17 * 1024
 """An ARM host with Linux and no more memory than this is taken for a small board."""
 
 
+@functools.lru_cache(maxsize=256)
 def of_accelerator(architecture: str, name: str) -> Known | None:
     """The row of a device, by its name first, since that says more of the memory than the architecture does."""
     for text in (name, architecture):
@@ -247,6 +249,7 @@ def of_accelerator(architecture: str, name: str) -> Known | None:
     return None
 
 
+@functools.lru_cache(maxsize=256)
 def of_processor(model: str) -> Known | None:
     """The row of a processor, by its model's name."""
     return next((row for row in PROCESSORS if re.search(row.pattern, model, re.IGNORECASE)), None)

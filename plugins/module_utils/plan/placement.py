@@ -10,6 +10,7 @@ names of tensors show which unit they belong to: they are the same in all files 
 from __future__ import annotations
 
 import bisect
+import functools
 import math
 import re
 import struct
@@ -205,16 +206,22 @@ def assign(layers: int, gpu_layers: int, split: Sequence[float]) -> list[int | N
     :param gpu_layers: ``-ngl``: so many units are on devices, the last ones.
     :param split: ``-ts``, a share for each device.
     """
+    return list(_assigned(layers, gpu_layers, tuple(split)))
+
+
+@functools.lru_cache(maxsize=256)
+def _assigned(layers: int, gpu_layers: int, split: tuple[float, ...]) -> tuple[int | None, ...]:
+    """The same for ``assign``: a plan asks for each of its devices, and again for what it holds, costs and is told."""
     first, taken = max(layers + 1 - gpu_layers, 0), min(gpu_layers, layers + 1)
     total, ends = 0.0, []
     for share in split:
         total = _float32(total + _float32(share))
         ends.append(total)
     ends = [_float32(end / total) for end in ends] if total else []
-    return [
+    return tuple(
         bisect.bisect_right(ends, _float32(_float32(unit - first) / taken)) if ends and unit >= first else None
         for unit in range(layers + 1)
-    ]
+    )
 
 
 class Placed(NamedTuple):

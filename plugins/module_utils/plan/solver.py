@@ -140,22 +140,24 @@ def _with(
     :param best: the costs without the device, of which those of ``starts`` count.
     :param ends: of which the costs are wanted.
     """
-    (before, copied, copies), cost, base = place.sizes, place.cost, place.base
+    (before, copied, copies), cost, base, (most, least) = place.sizes, place.cost, place.base, limit
     result, chosen = [ENDLESS] * len(best), [-1] * len(best)
     queue: deque[tuple[int, int]] = deque()
     entering = leaving = 0
+    count = len(starts)
     for end in ends:
         held, with_copy, result[end] = before[end], copied[end], best[end]
-        while entering < len(starts) and (start := starts[entering]) < min(end, last):
-            if held - before[start] + (copies if with_copy > copied[start] else 0) < limit.least:
+        bound = min(end, last)
+        while entering < count and (start := starts[entering]) < bound:
+            if least and held - before[start] + (copies if with_copy > copied[start] else 0) < least:
                 break
             value = best[start] - cost[start]
             while queue and queue[-1][0] > value:
                 queue.pop()
             queue.append((value, start))
             entering += 1
-        while leaving < len(starts) and (start := starts[leaving]) < end:
-            if held - before[start] + (copies if with_copy > copied[start] else 0) <= limit.most:
+        while leaving < count and (start := starts[leaving]) < end:
+            if held - before[start] + (copies if with_copy > copied[start] else 0) <= most:
                 break
             leaving += 1
             if queue and queue[0][1] == start:
@@ -189,14 +191,16 @@ def _beside_compute(places: Sequence[Place], first: int, last: int) -> list[Limi
     needed = cheapest(places, limits_of(0), reach, last)
     if not needed:
         return None
-    low, high = 0, STEPS
-    while low < high:
-        steps = (low + high + 1) // 2
+
+    def is_enough(steps: int) -> bool:
         found = cheapest(places, limits_of(steps), reach, last)
-        if found and found.cost // MUST <= needed.cost // MUST:
-            low = steps
-        else:
-            high = steps - 1
+        return found is not None and found.cost // MUST <= needed.cost // MUST
+
+    low, high = 0, STEPS
+    steps = STEPS  # most models have this room
+    while low < high:
+        low, high = (steps, high) if is_enough(steps) else (low, steps - 1)
+        steps = (low + high + 1) // 2
     return limits_of(low)
 
 

@@ -107,12 +107,13 @@ def active_share(summary: Mapping[str, Any]) -> float:
 
 def read_of(part: placement.Part, summary: Mapping[str, Any]) -> float:
     """Bytes that a token reads of a tensor, or of a layer of a summary without names."""
-    unused, experts = 1 - active_share(summary), 0
     if EXPERTS.search(part.name):
         experts = part.bytes
     elif not part.name and part.unit is not None and part.unit < len(summary.get("expert_bytes", ())):
         experts = summary["expert_bytes"][part.unit]
-    return part.bytes - experts * unused
+    else:
+        return float(part.bytes)
+    return part.bytes - experts * (1 - active_share(summary))
 
 
 def units_read(load: placement.Load, summary: Mapping[str, Any]) -> list[float]:
@@ -128,6 +129,7 @@ ASSUMED_BITS = 4.85
 """Of a weight, where the summary does not say how many there are: those of Q4_K_M."""
 
 
+LAYER = re.compile(r"^blk\.\d+\.")
 QUANTISED_BITS = 15
 """A weight with fewer is quantised."""
 
@@ -143,7 +145,7 @@ class Bits:
 
     def of(self, part: placement.Part) -> float:
         """Of one tensor, or of all together where the summary has no names."""
-        return self._own.get((re.sub(r"^blk\.\d+\.", "blk.*.", part.name), part.bytes)) or self._average
+        return self._own.get((LAYER.sub("blk.*.", part.name), part.bytes)) or self._average
 
     def multiplied(self, part: placement.Part, read: float) -> tuple[float, float]:
         """Weights that a token is multiplied with, and those of them that are quantised.
