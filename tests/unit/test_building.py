@@ -17,13 +17,16 @@ import threading
 import time
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, prebuilt, stored
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, prebuilt, stored, trial
 
 pytestmark = pytest.mark.usefixtures("untried")
 
 CMAKE = """
 cmake_minimum_required(VERSION 3.14)
-set(CMAKE_C_COMPILER_FORCED TRUE)  # what cmake would try with the compiler takes twice as long as the build
+# What cmake would try with the compiler, and ask it, takes twice as long as the build.
+set(CMAKE_C_COMPILER_FORCED TRUE)
+set(CMAKE_C_COMPILER_ID_RUN TRUE)
+set(CMAKE_C_COMPILER_ID GNU)
 project(tiny C)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 add_executable(ggml-rpc-server worker.c)
@@ -34,13 +37,17 @@ WORKER = '#include <stdio.h>\nint main(void) { puts("usage:\\n  -d, --device D\\
 SERVER = '#include <stdio.h>\nint main(void) { puts("usage:\\n--fit [on|off]  x\\n--load-mode MODE  x\\n" COMMIT); return 0; }\n'
 
 
-@pytest.fixture
-def tree(tmp_path):
-    folder = tmp_path / "tree" / "package-1" / "vendor" / "llama.cpp"
+def write_tree(place):
+    folder = place / "tree" / "package-1" / "vendor" / "llama.cpp"
     folder.mkdir(parents=True)
     for name, text in (("CMakeLists.txt", CMAKE), ("worker.c", WORKER), ("server.c", SERVER)):
         (folder / name).write_text(text)
     return folder
+
+
+@pytest.fixture
+def tree(tmp_path):
+    return write_tree(tmp_path)
 
 
 def pack(tree, tmp_path):
@@ -68,6 +75,23 @@ def builder(tmp_path, archive, patches=(), **build):
         **build,
     }
     return building.Builder(str(tmp_path / "prefix"), str(tmp_path / "cache"), planned, source, None)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A folder with the source of a release, and what its installation left there."""
+    place = tmp_path_factory.mktemp("built")
+    with pytest.MonkeyPatch.context() as patching:
+        patching.setattr(trial, "check", lambda *_arguments: None)
+        builder(place, pack(write_tree(place), place)).install()
+    return place
+
+
+@pytest.fixture
+def installed(tmp_path, built):
+    """The builder of a release that is installed."""
+    shutil.copytree(built, tmp_path, symlinks=True, dirs_exist_ok=True)
+    return builder(tmp_path, tmp_path / "source.tar.gz")
 
 
 def said(release):
@@ -116,22 +140,18 @@ def test_a_release_counts_as_used_only_when_it_is_put_to_use(tmp_path, tree):
     assert (tmp_path / "prefix" / "releases" / "tiny").stat().st_mtime == 0
 
 
-def test_an_installed_release_is_left_alone(tmp_path, tree):
-    archive = pack(tree, tmp_path)
-    builder(tmp_path, archive).install()
+def test_an_installed_release_is_left_alone(tmp_path, installed):
     program = tmp_path / "prefix/releases/tiny/bin/llama-server"
     before = program.stat().st_mtime_ns
-    builder(tmp_path, archive).install()
+    installed.install()
     assert program.stat().st_mtime_ns == before
 
 
-def test_a_damaged_release_is_built_again(tmp_path, tree):
-    archive = pack(tree, tmp_path)
-    builder(tmp_path, archive).install()
+def test_a_damaged_release_is_built_again(tmp_path, installed):
     program = tmp_path / "prefix/releases/tiny/bin/llama-server"
     program.write_bytes(program.read_bytes()[:-1])
     assert stored.installed(program.parents[1]) is None
-    builder(tmp_path, archive).install()
+    installed.install()
     assert stored.installed(program.parents[1])
 
 
@@ -368,27 +388,24 @@ def receive(tmp_path, one, archive, recorded=None):
     return other.receive(str(archive), stored.sha256(pathlib.Path(archive)), recorded or {})
 
 
-def test_a_release_goes_to_another_host(tmp_path, tree):
-    one = builder(tmp_path, pack(tree, tmp_path))
-    manifest = one.install()
+def test_a_release_goes_to_another_host(tmp_path, installed):
+    one, manifest = installed, stored.installed(installed.release)
     archive = building.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), one.build)
     assert receive(tmp_path, one, archive) == {**manifest, "received": "head"}
     assert stored.installed(tmp_path / "other" / "releases" / "tiny") == {**manifest, "received": "head"}
 
 
-def test_a_release_is_packed_to_the_same_bytes(tmp_path, tree, monkeypatch):
+def test_a_release_is_packed_to_the_same_bytes(tmp_path, installed, monkeypatch):
     """A run that was killed may go on in the background, and packs while the next one copies."""
-    one = builder(tmp_path, pack(tree, tmp_path))
-    one.install()
+    one = installed
     first = stored.sha256(pathlib.Path(building.pack(str(tmp_path / "prefix"), str(tmp_path / "one"), one.build)))
     monkeypatch.setattr(time, "time", lambda: 4711.0)
     again = building.pack(str(tmp_path / "prefix"), str(tmp_path / "another"), one.build)
     assert stored.sha256(pathlib.Path(again)) == first
 
 
-def test_a_release_goes_to_another_host_also_where_caches_were_removed(tmp_path, tree):
-    one = builder(tmp_path, pack(tree, tmp_path))
-    manifest = one.install()
+def test_a_release_goes_to_another_host_also_where_caches_were_removed(tmp_path, installed):
+    one, manifest = installed, stored.installed(installed.release)
     archive = building.pack(str(tmp_path / "prefix"), str(tmp_path / "gone"), one.build)
     assert receive(tmp_path, one, archive) == {**manifest, "received": "head"}
 
@@ -414,9 +431,8 @@ def test_a_program_that_cannot_be_copied_is_named_with_the_reason(tmp_path, tree
         lambda release: (release / "manifest.json").write_text('{"id": "other", "files": {}}'),
     ],
 )
-def test_a_packed_release_that_is_not_what_was_built_is_not_installed(tmp_path, tree, spoil):
-    one = builder(tmp_path, pack(tree, tmp_path))
-    one.install()
+def test_a_packed_release_that_is_not_what_was_built_is_not_installed(tmp_path, installed, spoil):
+    one = installed
     spoil(one.release)
     archive = building.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), one.build)
     with pytest.raises(building.BuildError, match="does not hold the release tiny as it was built"):
@@ -437,10 +453,9 @@ def test_a_packed_release_that_is_not_what_was_built_is_not_installed(tmp_path, 
         ("source", {"commit": 10**400}),
     ],
 )
-def test_a_manifest_that_another_host_wrote_may_hold_anything(tmp_path, tree, key, value):
+def test_a_manifest_that_another_host_wrote_may_hold_anything(tmp_path, installed, key, value):
     """Its programs are as recorded. What it says of them beside that was believed, and ended the module on each other host."""
-    one = builder(tmp_path, pack(tree, tmp_path))
-    manifest = one.install()
+    one, manifest = installed, stored.installed(installed.release)
     (one.release / "manifest.json").write_text(json.dumps({**manifest, key: value}))
     archive = building.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), one.build)
     with pytest.raises(
@@ -451,12 +466,11 @@ def test_a_manifest_that_another_host_wrote_may_hold_anything(tmp_path, tree, ke
     assert stored.installed(tmp_path / "other" / "releases" / "tiny") is None
 
 
-def test_members_of_a_packed_release_that_do_not_belong_there_are_left_out(tmp_path, tree):
-    one = builder(tmp_path, pack(tree, tmp_path))
-    one.install()
+def test_members_of_a_packed_release_that_do_not_belong_there_are_left_out(tmp_path, installed):
+    one = installed
     archive = tmp_path / "hostile.tar.gz"
     with tarfile.open(archive, "w:gz") as packed:
-        packed.add(tree / "worker.c", "../../outside")
+        packed.add(tmp_path / "source.tar.gz", "../../outside")
         for name in ("manifest.json", "bin/ggml-rpc-server", "bin/llama-server"):
             packed.add(one.release / name, name)
     receive(tmp_path, one, archive)
@@ -866,9 +880,8 @@ def test_an_archive_that_says_it_is_huge(tmp_path, compiled, monkeypatch):
         binary(tmp_path, archived(tmp_path, compiled))
 
 
-def test_a_release_goes_with_what_its_build_left(tmp_path, tree):
-    one = builder(tmp_path, pack(tree, tmp_path))
-    one.install()
+def test_a_release_goes_with_what_its_build_left(tmp_path, installed):
+    one = installed
     building.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), one.build)
     (tmp_path / "cache" / "builds" / "other.log").write_text("")
     stored.remove_release(str(tmp_path / "prefix"), str(tmp_path / "cache"), "tiny")
@@ -951,9 +964,8 @@ def test_a_damaged_release_of_another_host_is_refused(tmp_path, tree):
         shutil.rmtree(tmp_path / "other")
 
 
-def test_a_release_with_other_programs_than_recorded_is_not_installed(tmp_path, tree):
-    one = builder(tmp_path, pack(tree, tmp_path))
-    one.install()
+def test_a_release_with_other_programs_than_recorded_is_not_installed(tmp_path, installed):
+    one = installed
     archive = building.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), one.build)
     with pytest.raises(
         building.BuildError, match="does not hold the release tiny as it was built: remove that release"

@@ -1,6 +1,7 @@
 """The inventories of inventories/, planned as playbooks/plan.yml plans them: read by Ansible, with no host contacted."""
 
 import copy
+import functools
 import ipaddress
 import json
 import math
@@ -50,10 +51,16 @@ def plan(name, **extra):
     return copy.deepcopy(PLANS[asked])
 
 
+@functools.cache
+def parsed(source):
+    """An inventory of inventories/, which no test changes, as Ansible reads it."""
+    loader = DataLoader()
+    return loader, InventoryManager(loader, sources=[str(FOLDER / source)])
+
+
 def plan_of(source, **extra):
     """The plan of an inventory, a folder of inventories/ or the path of a file, with extra variables."""
-    loader = DataLoader()
-    manager = InventoryManager(loader, sources=[str(FOLDER / source)])
+    loader, manager = (parsed if (FOLDER / source).is_relative_to(FOLDER) else parsed.__wrapped__)(source)
     variables = VariableManager(loader, manager)
     variables._extra_vars = extra
     told = {
