@@ -77,10 +77,10 @@ sanity: dev ## Run ansible-test sanity
 	  echo "Not run: sanity on Python 3.9, the oldest version for hosts. Install it, or name it with OLDEST=/path/to/python3.9")
 
 unit: dev ## Run the unit tests but those of unit-long
-	@$(CACHED) PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -q --numprocesses auto --maxprocesses 8 -m "not fuzz and not faults and not programs" tests/unit
+	@$(CACHED) PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -q --numprocesses auto --maxprocesses 8 --dist worksteal -m "not fuzz and not faults and not programs" tests/unit
 
 unit-long: dev ## Run the tests that wait for programs, the fuzzers for seconds each, and let each change that a run makes fail once
-	@$(CACHED) PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -q --numprocesses auto --maxprocesses 8 -m "fuzz or faults or programs" tests/unit
+	@$(CACHED) PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -q --numprocesses auto --maxprocesses 8 --dist worksteal -m "fuzz or faults or programs" tests/unit
 
 fuzz: dev ## Run the fuzzers with FUZZ_EXAMPLES inputs each; ARGS goes to pytest, as in ARGS='-k header'
 	@FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -q --timeout 0 --numprocesses auto --maxprocesses 8 -m fuzz $(ARGS) tests/unit

@@ -40,6 +40,7 @@ def other(tmp_path):
         process.communicate()
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("changes", [True, False])
 def test_the_next_run_waits_for_a_task_under_way(tmp_path, other, changes):
     process = other(True, 1.5)

@@ -29,6 +29,9 @@ SHIPPED = {
 }
 
 
+pytestmark = pytest.mark.programs
+
+
 @pytest.fixture(scope="module")
 def names(tmp_path_factory):
     """Paths in the archive."""

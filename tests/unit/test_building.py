@@ -244,6 +244,7 @@ def test_a_program_is_asked_where_every_account_may_be(tmp_path, tree, monkeypat
     assert builder(tmp_path, pack(tree, tmp_path)).install()
 
 
+@pytest.mark.programs
 def test_a_second_builder_waits_and_then_finds_the_release(tmp_path, tree):
     archive = pack(tree, tmp_path)
     found = []
@@ -278,6 +279,7 @@ SLOW_CMAKE = (
 )
 
 
+@pytest.mark.programs
 def test_what_a_killed_module_left_running_keeps_the_lock(tmp_path, tree):
     """The module is killed, and ninja goes on. The next run says whom it waits for, and goes on when that one has ended."""
     (tree / "CMakeLists.txt").write_text(SLOW_CMAKE)
@@ -338,6 +340,7 @@ def test_a_lock_that_is_held_for_ever_names_its_holder(tmp_path, tree, monkeypat
     assert one.install()["id"] == "tiny"
 
 
+@pytest.mark.programs
 def test_a_build_whose_log_grows_is_waited_for(tmp_path, tree, monkeypatch):
     one = builder(tmp_path, pack(tree, tmp_path))
     one.log.parent.mkdir(parents=True)

@@ -140,7 +140,7 @@ class Server(http.server.BaseHTTPRequestHandler):
 def server():
     handler = type("Own", (Server,), {"asked": []})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
-        threading.Thread(target=running.serve_forever, daemon=True).start()
+        threading.Thread(target=running.serve_forever, args=(0.02,), daemon=True).start()
         yield running
         running.shutdown()
 

@@ -829,6 +829,7 @@ def test_the_module_says_why_a_file_cannot_be_read(call, monkeypatch, model):
     assert "which cannot be read: Permission denied" in call(path=str(model))["msg"]
 
 
+@pytest.mark.programs
 def test_the_module_does_not_wait_for_a_disk_that_does_not_answer(call, monkeypatch, model):
     released = threading.Event()
     monkeypatch.setattr(gguf.File, "read", lambda self, offset, count: released.wait(20) and b"")

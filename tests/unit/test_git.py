@@ -236,6 +236,7 @@ def test_a_tag_stays_what_it_was_when_it_was_fetched_first(repository, cache):
     assert repository.fetched("b4321").commit == repository.commits[2]
 
 
+@pytest.mark.programs
 def test_the_same_commit_makes_the_same_archive(repository, cache):
     first = repository.fetched("main")
     shutil.rmtree(cache)

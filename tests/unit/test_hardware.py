@@ -187,6 +187,7 @@ def test_tiles_are_not_tried_on_other_processors(tmp_path, monkeypatch, name):
     assert "unusable" not in hardware.cpu(tmp_path, machine.ask)
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
     "program, works",
     [

@@ -48,6 +48,7 @@ def test_a_port_that_is_open(arp):
         assert tried(endpoint, arp) == [{"endpoint": endpoint, "source": "127.0.0.1", "open": True}]
 
 
+@pytest.mark.programs
 def test_a_port_that_does_not_answer_is_closed_where_its_host_is_in_the_same_network(arp):
     with listener(full=True) as endpoint:
         assert tried(endpoint, arp) == [{"endpoint": endpoint, "source": "127.0.0.1", "open": False}]

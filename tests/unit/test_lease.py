@@ -341,6 +341,7 @@ def test_giving_back_what_a_teardown_has_removed_leaves_nothing_behind(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.programs
 def test_the_process_that_renews_it_does_so_until_the_run_has_ended(sleeper, tmp_path, monkeypatch):
     for name, value in (("RENEWAL_SECONDS", 0.2), ("POLL_SECONDS", 0.05)):
         monkeypatch.setattr(lease_action, name, value)

@@ -100,6 +100,7 @@ def test_a_reply():
     assert ask(replying(b"HTTP/1.0 503 No\r\n\r\nbusy"), body={"a": 1}, key="secret") == (503, "busy")
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
     "start",
     [
@@ -194,6 +195,7 @@ def test_a_server_that_does_not_speak_tls_gets_no_key(certify):
     assert b"secret" not in received[0]
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("after", ["nothing", "the handshake", "a part of the answer"])
 def test_a_server_that_stops_in_the_middle_of_tls_is_cut_off(certify, after):
     certificate, key = certify("own")

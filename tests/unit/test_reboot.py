@@ -258,6 +258,7 @@ def reboots(path, answers):
 WORKERS_ALONE = {"one": {}, "two": {}}
 
 
+@pytest.mark.programs
 def test_while_the_head_serves_on_a_fallback_no_further_host_reboots(tmp_path):
     """As verify says it with a fallback: first the fallback itself, later a load that began when the worker was back."""
     served = [["fallback"], ["fallback"], [], ["fallback", "handshake"]]
@@ -275,6 +276,7 @@ def test_while_the_head_serves_on_a_fallback_no_further_host_reboots(tmp_path):
     assert "one reboots. The head goes on without one:cpu after a while" in run.stdout
 
 
+@pytest.mark.programs
 def test_a_cluster_that_is_not_verified_ends_it_at_once(tmp_path):
     done, run = reboots(tmp_path, [["fallback"], ["known answer"]])
     assert run.returncode

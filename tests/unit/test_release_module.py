@@ -38,7 +38,7 @@ def programs(tmp_path):
         (folder / name).chmod(0o755)
     (folder / "libggml.so").write_bytes(os.urandom(1 << 20))
     archive = tmp_path / "programs.tar.gz"
-    with tarfile.open(archive, "w:gz") as packed:
+    with tarfile.open(archive, "w:gz", compresslevel=0) as packed:
         packed.add(folder, folder.name)
     targets = ["ggml-rpc-server", "llama-server"]
     return {

@@ -300,6 +300,7 @@ def test_a_server_that_says_nothing(server, call, monkeypatch):
     released.set()
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
     "begin", [b"HTTP/1.1 206 OK\r\nX-Y: ", b"HTTP/1.1 206 OK\r\nContent-Range: bytes 0-9999/10000\r\n\r\n"]
 )

@@ -503,6 +503,7 @@ def test_a_host_may_report_anything(plans):
         chosen(answers)
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
     "spared, said",
     [

@@ -185,6 +185,7 @@ def test_a_server_that_ends_is_a_failure_for_the_service_manager(launch):
     assert process.wait() == 1
 
 
+@pytest.mark.programs
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="connections are read from the /proc of Linux")
 def test_a_lost_worker_ends_an_idle_server(launch, tmp_path):
     server, endpoint = a_worker()
@@ -607,6 +608,7 @@ def test_a_file_that_is_written_to_is_not_taken_for_one_that_was_cut_off(tmp_pat
     assert workers.remove_cut(tmp_path, [20], 30) == ["long ago"]
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("sizes, left", [([20], ["whole"]), ([], ["cut", "whole"])])
 def test_a_worker_starts_and_goes_on_without_files_that_were_cut_off(tmp_path, monkeypatch, sizes, left):
     monkeypatch.setattr(workers, "WHOLE_SECONDS", 0.1)
@@ -637,6 +639,7 @@ def test_a_worker_that_ends_is_a_failure_for_the_service_manager(worker_service,
     assert process.wait() == 1
 
 
+@pytest.mark.programs
 def test_a_reader_that_takes_a_little_now_and_then_holds_nobody_up(monkeypatch):
     """llama-server stands still while its log is written. Each part has one deadline, not each page of it."""
     monkeypatch.setattr(journal, "READER_SECONDS", 0.5)

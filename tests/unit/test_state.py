@@ -567,6 +567,7 @@ def test_a_file_whose_time_is_ahead_of_the_clock_restarts_its_service_once(plann
     assert state.drift(planned)["redefined"] == []
 
 
+@pytest.mark.programs
 def test_a_file_that_is_replaced_a_second_after_the_start_is_read_again(planned, installation):
     """verify says of another certificate that site.yml restarts the server."""
     prefix, program, start = installation

@@ -115,6 +115,7 @@ def test_a_run_that_took_the_lease_for_retired_hosts_alone_gives_it_back(leased,
     assert Templar(DataLoader(), known).evaluate_conditional(trust_as_template(step["when"])) is released
 
 
+@pytest.mark.programs
 def test_a_host_that_is_retired_and_used_is_refused(tmp_path):
     used = {"hosts": {"box": {"ansible_connection": "local"}}}
     groups = {"llama_cluster": used, "llama_head": used, "llama_retired": used}

@@ -86,6 +86,7 @@ def test_a_tensor_of_any_size_has_rows_that_32_bits_count_and_is_no_smaller(size
     assert size <= row * rows <= size + transfer.rows(size)
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
     "script, said",
     [

@@ -83,6 +83,7 @@ def test_programs_see_no_accelerator_and_nothing_of_who_calls(programs, monkeypa
     programs(seen + SERVER.replace("ANSWER", RIGHT))
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
     "server, said",
     [
@@ -107,6 +108,7 @@ def test_a_server_that_does_not_work(programs, server, said):
         assert part in str(failed.value)
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
     "worker, said",
     [
@@ -226,6 +228,7 @@ while True:
 """
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
     "server, how",
     [

@@ -416,6 +416,7 @@ def test_a_file_system_that_notes_no_reads_says_nothing_of_tensors(here, monkeyp
     assert "state/cache/one" not in here.found()
 
 
+@pytest.mark.programs
 def test_the_playbook_says_what_is_wrong_with_the_names_before_it_takes_the_lease(tmp_path):
     (tmp_path / "llamacpp").mkdir()
     variables = {"llama_host_scope": "user", "llama_model_known_answer": {"layers": 2, "width": 256, "type": "f32"}}
