@@ -109,12 +109,18 @@ def test_controllers_that_write_the_same_model_at_once():
 IDENTITY = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
 
 
-@pytest.fixture
-def repository(tmp_path):
-    path = tmp_path / "llama.cpp"
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    """Of one commit; the tests only read it."""
+    path = tmp_path_factory.mktemp("git") / "llama.cpp"
     path.mkdir()
     (path / "CMakeLists.txt").write_bytes(os.urandom(100_000))
-    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message=1"], ["tag", "b4321"]):
+    for words in (
+        ["init", "--quiet", "--template="],
+        ["add", "."],
+        ["commit", "--quiet", "--message=1"],
+        ["tag", "b4321"],
+    ):
         subprocess.run(["git", *IDENTITY, *words], cwd=path, check=True)
     said = subprocess.run(["git", "rev-parse", "HEAD"], cwd=path, check=True, capture_output=True, text=True)
     return path, said.stdout.strip()
@@ -159,6 +165,7 @@ print(found["build"], fetched.commit, sources.sha256(fetched.path) == fetched.sh
     assert leftovers(folder) == []
 
 
+@pytest.mark.programs
 def test_a_run_that_waits_says_for_what(tmp_path, monkeypatch):
     code = "sources._download_url = lambda *_: (print('fetching', flush=True), input())\n"
     other = process(code + f"sources.fetch({ {**of_path(tmp_path), 'url': 'x', 'ref': 'b77'}!r})")
@@ -184,6 +191,7 @@ def test_a_run_that_waits_says_for_what(tmp_path, monkeypatch):
     assert f"sources is in use: waiting for process {other.pid}, which fetches b77" in said[0]
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
     "work", ["sources.fetch(SOURCE)", "sources.resolve(REQUEST, str)", "sources.known_answer_model(*SIZE)"]
 )

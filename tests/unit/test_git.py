@@ -1,5 +1,6 @@
 """Real git on a small repository: what a branch, a tag or a commit is, its build number, and the archive of its tree."""
 
+import copy
 import os
 import shutil
 import signal
@@ -29,7 +30,7 @@ class Repository:
     def __init__(self, path):
         self.path = path
         path.mkdir()
-        self.git("init", "--quiet", "--initial-branch=main")
+        self.git("init", "--quiet", "--initial-branch=main", "--template=")
         self.commits = [self.commit(number) for number in (1, 2, 3)]
         self.git("tag", "b4321", self.commits[1])
         self.git("tag", "--annotate", "--message=x", "v1")
@@ -60,9 +61,16 @@ class Repository:
         return sources.fetch(releases.release_of(self.resolved(ref, **more), {}).as_json())
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return Repository(tmp_path_factory.mktemp("git") / "llama.cpp")
+
+
 @pytest.fixture
-def repository(tmp_path):
-    return Repository(tmp_path / "llama.cpp")
+def repository(tmp_path, made):
+    own = copy.copy(made)
+    own.path = shutil.copytree(made.path, tmp_path / "llama.cpp", symlinks=True)
+    return own
 
 
 def test_a_version_of_upstream_is_its_tag(tmp_path, monkeypatch):
