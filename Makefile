@@ -12,6 +12,8 @@ PLAYBOOK := $(VENV)/bin/ansible-playbook
 BIN := $(CURDIR)/$(VENV)/bin
 # Compiling the tests, and for each program that they start the collection, is a tenth of the time of the unit tests; the tree stays as it is.
 CACHED := env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(CURDIR)/$(VENV)/bytecode
+PYTEST_UNIT = $(CACHED) PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -q --numprocesses auto --maxprocesses 8 --dist worksteal \
+  -p no:anyio -p no:pytest11.testinfra tests/unit
 SANITY := $(VENV)/sanity
 ARGS ?=
 TESTS ?= not slow
@@ -77,10 +79,10 @@ sanity: dev ## Run ansible-test sanity
 	  echo "Not run: sanity on Python 3.9, the oldest version for hosts. Install it, or name it with OLDEST=/path/to/python3.9")
 
 unit: dev ## Run the unit tests but those of unit-long
-	@$(CACHED) PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -q --numprocesses auto --maxprocesses 8 --dist worksteal -m "not fuzz and not faults and not programs" tests/unit
+	@$(PYTEST_UNIT) -m "not fuzz and not faults and not programs"
 
 unit-long: dev ## Run the tests that wait for programs, the fuzzers for seconds each, and let each change that a run makes fail once
-	@$(CACHED) PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -q --numprocesses auto --maxprocesses 8 --dist worksteal -m "fuzz or faults or programs" tests/unit
+	@$(PYTEST_UNIT) -m "fuzz or faults or programs"
 
 fuzz: dev ## Run the fuzzers with FUZZ_EXAMPLES inputs each; ARGS goes to pytest, as in ARGS='-k header'
 	@FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -q --timeout 0 --numprocesses auto --maxprocesses 8 -m fuzz $(ARGS) tests/unit

@@ -42,10 +42,16 @@ FACTS = {
 }
 
 
-def pytest_collection_finish():
-    """What was collected stays until the end: looking for garbage in it costs a twelfth of the time of the tests."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """What is collected stays until the end: looking for garbage in it, then and later, costs a tenth of the time of the tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 class Cluster:
@@ -168,7 +174,8 @@ def certify(tmp_path):
 
     def make(name, expired=False):
         certificate, key = tmp_path / f"{name}.pem", tmp_path / f"{name}.key"
-        new = ["req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}", "-keyout", key, "-out", certificate]
+        curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+        new = ["req", *curve, "-nodes", "-subj", f"/CN={name}", "-keyout", key, "-out", certificate]
         if expired:
             openssl(*new)
             openssl("x509", "-req", "-in", certificate, "-signkey", key, "-days", "-1", "-out", certificate)

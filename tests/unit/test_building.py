@@ -21,12 +21,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import buil
 
 pytestmark = pytest.mark.usefixtures("untried")
 
-CMAKE = """
+KNOWN_COMPILER = """
 cmake_minimum_required(VERSION 3.14)
-# What cmake would try with the compiler, and ask it, takes twice as long as the build.
 set(CMAKE_C_COMPILER_FORCED TRUE)
 set(CMAKE_C_COMPILER_ID_RUN TRUE)
 set(CMAKE_C_COMPILER_ID GNU)
+"""
+"""What cmake would try with the compiler, and ask it, takes twice as long as the build."""
+CMAKE = KNOWN_COMPILER + """
 project(tiny C)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 add_executable(ggml-rpc-server worker.c)
@@ -649,8 +651,7 @@ def test_an_interrupted_build_with_patches_goes_on(tmp_path, greeting):
     assert said(one.release) == "usage: still there\n"
 
 
-LIBRARY_CMAKE = """
-cmake_minimum_required(VERSION 3.14)
+LIBRARY_CMAKE = KNOWN_COMPILER + """
 project(tiny C)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
