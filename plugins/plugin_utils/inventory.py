@@ -12,9 +12,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+from ansible.module_utils.common.yaml import yaml_load
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry
@@ -45,7 +45,7 @@ class Names(NamedTuple):
 
 @functools.cache
 def names() -> Names:
-    lists = yaml.safe_load(NAMES.read_text())
+    lists = yaml_load(NAMES.read_text())
     return Names(
         lists["run"], frozenset(lists["internal"]), lists["elsewhere"], tuple(lists["parts"]), tuple(lists["workers"])
     )
@@ -56,7 +56,7 @@ def specification() -> dict[str, dict]:
     """Every variable of an operator, with type, default and description, from the roles' argument specifications."""
     variables: dict[str, dict] = {}
     for path in sorted(ROLES.glob("*/meta/argument_specs.yml")):
-        options = yaml.safe_load(path.read_text())["argument_specs"]["main"]["options"]
+        options = yaml_load(path.read_text())["argument_specs"]["main"]["options"]
         variables.update({name: option for name, option in options.items() if name not in names().internal})
     return variables
 
@@ -64,7 +64,7 @@ def specification() -> dict[str, dict]:
 @functools.cache
 def packages() -> dict[str, dict]:
     """``tools``: distribution family → tool → package; ``llama``: distribution family → its packages of llama.cpp."""
-    lists = yaml.safe_load((ROLES / "llama_host" / "vars" / "packages.yml").read_text())
+    lists = yaml_load((ROLES / "llama_host" / "vars" / "packages.yml").read_text())
     return {"tools": lists["llama_host_packages"], "llama": lists["llama_host_packaged"]}
 
 

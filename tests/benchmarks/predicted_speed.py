@@ -9,13 +9,13 @@ import statistics
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
+from ansible.module_utils.common.yaml import yaml_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, capabilities, known_answer, rates
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import placement, speed
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Release
 
 ROOT = Path(__file__).resolve().parents[2]
-DATA = yaml.safe_load(Path(__file__).with_name("figures.yml").read_text())
+DATA = yaml_load(Path(__file__).with_name("figures.yml").read_text())
 ENTRIES = [{**group, **figure} for group in DATA["groups"] for figure in group["figures"]]
 WITHIN = 0.2
 """By how much a prediction may be off where the data do not say else."""
@@ -48,7 +48,7 @@ def _summary(model: Any) -> dict[str, Any]:
         return {**base, **alike}
     if isinstance(model, dict):
         return known_answer.summary(**{"kind" if key == "type" else key: value for key, value in model.items()})
-    return yaml.safe_load((ROOT / "inventories" / model).read_text())["llama_model_gguf_summary"]
+    return yaml_load((ROOT / "inventories" / model).read_text())["llama_model_gguf_summary"]
 
 
 def _rate(machine: dict[str, Any]) -> speed.Rate:

@@ -28,13 +28,16 @@ set(CMAKE_C_COMPILER_ID_RUN TRUE)
 set(CMAKE_C_COMPILER_ID GNU)
 """
 """What cmake would try with the compiler, and ask it, takes twice as long as the build."""
-CMAKE = KNOWN_COMPILER + """
+CMAKE = (
+    KNOWN_COMPILER
+    + """
 project(tiny C)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 add_executable(ggml-rpc-server worker.c)
 add_executable(llama-server server.c)
 target_compile_definitions(llama-server PRIVATE COMMIT="${LLAMA_BUILD_COMMIT}")
 """
+)
 WORKER = '#include <stdio.h>\nint main(void) { puts("usage:\\n  -d, --device D\\n  -c, --cache"); return 0; }\n'
 SERVER = '#include <stdio.h>\nint main(void) { puts("usage:\\n--fit [on|off]  x\\n--load-mode MODE  x\\n" COMMIT); return 0; }\n'
 
@@ -651,7 +654,9 @@ def test_an_interrupted_build_with_patches_goes_on(tmp_path, greeting):
     assert said(one.release) == "usage: still there\n"
 
 
-LIBRARY_CMAKE = KNOWN_COMPILER + """
+LIBRARY_CMAKE = (
+    KNOWN_COMPILER
+    + """
 project(tiny C)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
@@ -663,6 +668,7 @@ add_executable(llama-server main.c)
 target_link_libraries(ggml-rpc-server ggml)
 target_link_libraries(llama-server ggml)
 """
+)
 
 
 @pytest.fixture(scope="module")

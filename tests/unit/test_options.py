@@ -4,6 +4,7 @@ The files in fixtures/help are derived: options, values and the beginning of eac
 (common/arg.cpp, common/common.cpp of ik_llama.cpp, rpc-server.cpp), and are laid out as the programs print them.
 """
 
+import functools
 import re
 from pathlib import Path
 
@@ -37,6 +38,7 @@ LACKING = {
 PROGRAMS = (options.SERVER, options.WORKER)
 
 
+@functools.cache
 def help_of(program, generation):
     return capabilities.parse_help((HELP / f"{program}-{generation}.txt").read_text())
 
