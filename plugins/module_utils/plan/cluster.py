@@ -758,7 +758,7 @@ def _worker(prepared: Prepared, worker: Worker, facts: Facts) -> dict[str, Any]:
         "cache_why",
     )
     build, folder = prepared.builds[worker.host][worker.build], facts.prefix + "/releases"
-    rows = seeding.shares(prepared.placed).get(worker.endpoint, [])
+    rows = seeding.share(prepared.placed, worker.endpoint)
     return {
         **{key: getattr(worker, key) for key in shown},
         "environment": {**backends.service_environment(build.backend, build.environment), **worker.environment},

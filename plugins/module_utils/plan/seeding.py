@@ -65,16 +65,14 @@ def with_cache(endpoint: Endpoint, facts: Facts, flags: Collection[str], summary
     return endpoint._replace(cache=False, cache_why=why)
 
 
-def shares(placed: placement.Placed) -> dict[str, list[dict[str, Any]]]:
-    """Endpoint of each worker that is used → its tensors that caches keep, as rows with ``name`` (``*`` in place of the layer), ``bytes`` of one
-    and ``layers`` (null of a tensor outside the layers)."""
-    found = {}
+def share(placed: placement.Placed, endpoint: str) -> list[dict[str, Any]]:
+    """Tensors of a worker that caches keep, as rows with ``name`` (``*`` in place of the layer), ``bytes`` of one and ``layers`` (null of a
+    tensor outside the layers); none of a worker that is not used."""
     for index, device in enumerate(placed.devices):
-        if device.worker:
+        if device.worker and device.worker.endpoint == endpoint:
             own = set(placed.units_of(index))
-            parts = [part for part in placed.load.parts if part.unit in own or part.device == device.buffer]
-            found[device.worker.endpoint] = _rows(parts)
-    return found
+            return _rows([part for part in placed.load.parts if part.unit in own or part.device == device.buffer])
+    return []
 
 
 def _rows(parts: Sequence[placement.Part]) -> list[dict[str, Any]]:
@@ -93,7 +91,7 @@ def of_worker(worker: Worker, build: Build, release: Release, folder: str, rows:
     """What the plan says of filling a worker's cache; None where there is nothing to fill, or no way.
 
     :param folder: where releases are installed.
-    :param rows: of ``shares``.
+    :param rows: of ``share``.
     """
     unknown = release.protocol and not transfer.form_of(release.fork, release.protocol)
     if not worker.cache or not rows or unknown:
