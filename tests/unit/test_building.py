@@ -103,6 +103,7 @@ def said(release):
     return subprocess.run([release / "bin" / "llama-server"], capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.programs
 def test_a_tree_that_asks_git_is_told_its_number_and_commit(tmp_path, tree):
     (tree / "common").mkdir()
     (tree / "common" / "build-info.cpp.in").write_text(
@@ -133,6 +134,7 @@ def test_a_build_is_installed_with_a_manifest(tmp_path, tree):
     assert [path.name for path in release.parent.iterdir()] == ["tiny"]
 
 
+@pytest.mark.programs
 def test_a_source_that_is_newer_than_the_clock_is_built(tmp_path, tree):
     """ninja would write its own file again and again: the clock of a host may be late."""
     for path in tree.rglob("*"):
@@ -152,6 +154,7 @@ def test_an_installed_release_is_left_alone(tmp_path, installed):
     assert program.stat().st_mtime_ns == before
 
 
+@pytest.mark.programs
 def test_a_damaged_release_is_built_again(tmp_path, installed):
     program = tmp_path / "prefix/releases/tiny/bin/llama-server"
     program.write_bytes(program.read_bytes()[:-1])
@@ -201,6 +204,7 @@ def test_a_configuration_error_names_the_step_and_shows_the_log(tmp_path, tree):
         builder(tmp_path, pack(tree, tmp_path)).install()
 
 
+@pytest.mark.programs
 def test_a_configuration_that_failed_is_begun_anew(tmp_path, tree):
     """cmake remembers what it found out of a compiler."""
     asking = CMAKE + 'if(NOT DEFINED FOUND)\nset(FOUND "$ENV{WHERE}" CACHE STRING "")\nendif()\n'
@@ -233,6 +237,7 @@ def test_a_full_disk_is_named(tmp_path, tree, monkeypatch):
         one.install()
 
 
+@pytest.mark.programs
 def test_a_program_that_does_not_run_is_no_release(tmp_path, tree):
     (tree / "server.c").write_text("int main(void) { return 3; }\n")
     one = builder(tmp_path, pack(tree, tmp_path))
@@ -241,6 +246,7 @@ def test_a_program_that_does_not_run_is_no_release(tmp_path, tree):
     assert not one.release.exists()
 
 
+@pytest.mark.programs
 def test_a_program_is_asked_where_every_account_may_be(tmp_path, tree, monkeypatch):
     (tree / "server.c").write_text(
         '#include <stdio.h>\n#include <unistd.h>\nint main(void) { char at[99]; puts(getcwd(at, 99)[1] ? at : "usage"); return 0; }\n'
@@ -331,6 +337,7 @@ def command_of(pid):
         return ["ended"]
 
 
+@pytest.mark.programs
 def test_a_lock_that_is_held_for_ever_names_its_holder(tmp_path, tree, monkeypatch):
     one = builder(tmp_path, pack(tree, tmp_path))
     one.log.parent.mkdir(parents=True)
@@ -366,6 +373,7 @@ def test_a_build_whose_log_grows_is_waited_for(tmp_path, tree, monkeypatch):
     other.join()
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("torn", ["source/server.c", "build/bin/llama-server"])
 def test_what_a_power_cut_has_torn_is_not_believed(tmp_path, tree, monkeypatch, torn):
     """Files are empty whose content had not been written, and marks beside them say that they are whole."""
@@ -418,6 +426,7 @@ def test_a_release_goes_to_another_host_also_where_caches_were_removed(tmp_path,
     assert receive(tmp_path, one, archive) == {**manifest, "received": "head"}
 
 
+@pytest.mark.programs
 def test_a_program_that_cannot_be_copied_is_named_with_the_reason(tmp_path, tree, monkeypatch):
     one = builder(tmp_path, pack(tree, tmp_path))
 
@@ -554,6 +563,7 @@ def public():
         yield pathlib.Path(folder)
 
 
+@pytest.mark.programs
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can build as another account")
 def test_root_builds_as_another_account(public, tree):
     (tree / "worker.c").write_text(WORKER)
@@ -602,6 +612,7 @@ def test_patches_are_applied_in_their_order(tmp_path, greeting):
     assert manifest["source"]["patches"] == [stored.sha256(path) for path in patches]
 
 
+@pytest.mark.programs
 def test_a_patch_that_does_not_apply_is_named_and_the_next_run_starts_from_the_tree_as_it_was(tmp_path, greeting):
     archive = pack(greeting, tmp_path)
     good, bad = words(tmp_path, "good", "one", "two"), words(tmp_path, "bad", "nine", "ten")
@@ -644,6 +655,7 @@ def test_a_patch_reaches_nothing_outside_the_tree(tmp_path, greeting):
     assert outside.read_text() == "old\n"
 
 
+@pytest.mark.programs
 def test_an_interrupted_build_with_patches_goes_on(tmp_path, greeting):
     archive = pack(greeting, tmp_path)
     one = builder(tmp_path, archive, [words(tmp_path, "good", "one", "two")], targets=["no-such-target"])
@@ -864,6 +876,7 @@ def test_hard_links_count_as_much_as_the_file(tmp_path, compiled, monkeypatch):
         binary(tmp_path, archive)
 
 
+@pytest.mark.programs
 def test_hard_links_inside_a_tree(tmp_path, tree):
     (tree / "again").mkdir()
     (tree / "again" / "server.c").hardlink_to(tree / "server.c")
@@ -914,6 +927,7 @@ def test_progress(line, said):
     assert building.step(line) == said
 
 
+@pytest.mark.programs
 def test_programs_are_asked_for_their_options_with_what_their_libraries_need(tmp_path, tree):
     (tree / "server.c").write_text(
         '#include <stdio.h>\n#include <stdlib.h>\nint main(void) { return getenv("LIBRARIES") ? puts("usage --rpc") < 0 : 1; }\n'
@@ -959,6 +973,7 @@ def test_a_damaged_archive_of_programs_is_refused_or_unpacked(tmp_path, form):
         shutil.rmtree(target)
 
 
+@pytest.mark.programs
 def test_a_damaged_release_of_another_host_is_refused(tmp_path, tree):
     """Even where its sha256 is as recorded."""
     one = builder(tmp_path, pack(tree, tmp_path), targets=["llama-server"])
