@@ -95,7 +95,7 @@ def no_mappings(given: Any, spec: dict[str, dict]) -> Iterator[tuple[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """The value without where it comes from, which Ansible writes to each part of it: what copies a model's summary would copy that, too."""
+    """The value without where it comes from, which Ansible adds to each part of it: whatever copies a model's summary would copy that, too."""
     if isinstance(value, Mapping):
         return {_plain(name): _plain(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
@@ -106,8 +106,9 @@ def _plain(value: Any) -> Any:
 
 def _variables(name: str, hostvars: Any, spec: dict[str, dict]) -> dict:
     values = ((variable, hostvars.get(variable)) for variable in spec)
-    given = {variable: _plain(value) for variable, value in values if value is not None}
+    given = {variable: value for variable, value in values if value is not None}
     entry.check(name, given)
+    given = _plain(given)  # bounded by the check
     for variable, value in no_mappings(given, spec):
         raise AnsibleActionFail(
             f"Variables of host {name} are not valid: {variable} is {value!r}, but must be a mapping. docs/variables.md describes them."

@@ -211,7 +211,7 @@ def assign(layers: int, gpu_layers: int, split: Sequence[float]) -> list[int | N
 
 @functools.lru_cache(maxsize=256)
 def _assigned(layers: int, gpu_layers: int, split: tuple[float, ...]) -> tuple[int | None, ...]:
-    """The same for ``assign``: a plan asks for each of its devices, and again for what it holds, costs and is told."""
+    """What ``assign`` returns: a plan asks for each of its devices, and again for what each of them holds and costs."""
     first, taken = max(layers + 1 - gpu_layers, 0), min(gpu_layers, layers + 1)
     total, ends = 0.0, []
     for share in split:
