@@ -150,9 +150,8 @@ class ActionModule(ActionBase):
             name, hosts = inventory.hosts(task_vars, arguments["facts"], of_play)
             catalogue = entry.catalogue(inventory.packages())
             cluster = entry.read(name, hosts)
-            benchmark.request_of(
-                hosts[cluster.head]["variables"]
-            )  # refused now, not when the cluster is to be measured
+            # What a benchmark cannot measure is refused now, not when it begins.
+            benchmark.request_of(hosts[cluster.head]["variables"])
             cluster = self._look_up_releases(cluster, catalogue, task_vars)
             plan = cluster_plan.make(cluster, arguments["model"] or {}, catalogue, digest, staging, arguments["worker"])
         except Refusal as refusal:

@@ -67,7 +67,7 @@ def _memory(plan: dict, measured: measured_page.Placed | None) -> dict[str, Any]
                 "share": None if found is None else _share(found, whole),
             }
         )
-    notes = [*report.beside(plan), *report.without(plan), *report.reasons(plan)]
+    notes = [*report.further(plan), *report.without(plan), *report.reasons(plan)]
     return {"rows": rows, "notes": notes, "measured": measured.cell if measured else ""}
 
 

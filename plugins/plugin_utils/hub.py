@@ -128,30 +128,34 @@ def listing(source: ModelSource, token: str | None) -> Listing:
     return Listing(str(commit), tuple(Listed(**entry) for entry in said if untrusted.is_plain(entry["name"])))
 
 
+class _Limited:
+    """So much of an answer, and no more: what is packed can become any size."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream, self.close = stream, stream.close
+
+    def __iter__(self) -> Iterator[bytes]:
+        count = 0
+        for piece in self.stream:
+            count += len(piece)
+            if count > REPLY_BYTES:
+                raise ValueError(f"its answer has more than {REPLY_BYTES >> 20} MiB")
+            yield piece
+
+
 def _limit(client: Any, library_error: type) -> None:
-    """Lets the client that huggingface_hub makes read so much of an answer, and no more: what is packed can become any size.
+    """Limits the answers and the redirects that the client of huggingface_hub reads.
 
     :param library_error: of the client's library, which is httpx up to huggingface_hub 1 and httpx2 after it.
     """
     library: Any = importlib.import_module(library_error.__module__.partition(".")[0])
-
-    class Limited(library.SyncByteStream):  # type: ignore[misc]
-        def __init__(self, stream: Any) -> None:
-            self.stream, self.close = stream, stream.close
-
-        def __iter__(self) -> Iterator[bytes]:
-            count = 0
-            for piece in self.stream:
-                count += len(piece)
-                if count > REPLY_BYTES:
-                    raise ValueError(f"its answer has more than {REPLY_BYTES >> 20} MiB")
-                yield piece
+    limited: Any = type("Limited", (_Limited, library.SyncByteStream), {})
 
     def limit(response: Any) -> None:
         packing = response.headers.get("Content-Encoding", "identity")
         if packing != "identity":
             raise ValueError(f"its answer is packed as {packing}, although that was not asked for")
-        response.stream = Limited(response.stream)
+        response.stream = limited(response.stream)
 
     client.max_redirects = remote.MAX_REDIRECTS
     client.event_hooks = {**client.event_hooks, "response": [limit]}

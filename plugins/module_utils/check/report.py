@@ -18,9 +18,9 @@ WIDTH = 100
 """Columns of the page."""
 BAR = 26
 PARTS = {"weights": "█", "kv": "▓", "compute": "▒"}
-BESIDE = "░"
+FURTHER = "░"
 """Of a projector and a draft model."""
-KINDS = {"mmproj": "projector", "draft": "draft model"}
+ROLES = {"mmproj": "projector", "draft": "draft model"}
 FREE = "·"
 SHOWN_OF_COMMIT = 12
 SHOWN_DIFFERENCES = 12
@@ -102,10 +102,10 @@ def memory_bar(entry: dict, width: int = BAR) -> str:
     """A device's memory: weights, KV cache and compute buffers, of what it can hold. Each of them gets a column at least, as does what is free."""
     whole = max(entry["capacity_mib"], entry["total_mib"], 1)
     sizes = {sign: entry[f"{part}_mib"] for part, sign in PARTS.items()}
-    sizes[BESIDE] = entry.get("further_mib", 0)
+    sizes[FURTHER] = entry.get("further_mib", 0)
     sizes[FREE] = whole - entry["total_mib"]
     columns = {sign: 1 for sign, size in sizes.items() if size > 0}
-    for _further in range(width - len(columns)):
+    for _more in range(width - len(columns)):
         columns[max(columns, key=lambda sign: sizes[sign] / whole * width - columns[sign])] += 1
     return "".join(sign * count for sign, count in columns.items())
 
@@ -207,35 +207,35 @@ def _memory(plan: dict) -> list[str]:
                 f"{entry['capacity_mib']}{', too little' if too_little else f', {over(entry)}' if over(entry) else ''}",
             ]
         )
-        rows += [_row_beside(one) for one in _beside(plan, entry["device"])]
+        rows += [_further_row(one) for one in _further_on(plan, entry["device"])]
     elsewhere = {one["device"] for one in plan.get("further", ())} - {entry["device"] for entry in plan["placement"]}
     for device in sorted(elsewhere, key=str):
         rows.append([device or f"processor of {plan['head']['host']}", "", "", "", "", ""])
-        rows += [_row_beside(one) for one in _beside(plan, device)]
-    signs = {**PARTS, **({"beside the model": BESIDE} if plan.get("further") else {})}
+        rows += [_further_row(one) for one in _further_on(plan, device)]
+    signs = {**PARTS, **({"beside the model": FURTHER} if plan.get("further") else {})}
     legend = ", ".join(f"{sign} {part.replace('kv', 'KV cache')}" for part, sign in signs.items())
     footer = f"  in MiB, ≤ an upper bound; {legend}, {FREE} free"
     return [*table(rows).splitlines(), footer, *without(plan), *reasons(plan)]
 
 
-def _beside(plan: dict, device: str | None) -> list[dict]:
+def _further_on(plan: dict, device: str | None) -> list[dict]:
     """The models beside the one that is served that are on a device; null is the head's processor."""
     return [one for one in plan.get("further", ()) if one["device"] == device]
 
 
-def _row_beside(one: dict) -> list[str]:
+def _further_row(one: dict) -> list[str]:
     sizes = [f"≤ {one[f'{part}_mib']:.0f}" for part in PARTS]
-    return [f"  {KINDS[one['role']]}", "", *sizes, "compute assumed" if one["assumed"] else ""]
+    return [f"  {ROLES[one['role']]}", "", *sizes, "compute assumed" if one["assumed"] else ""]
 
 
-def beside(plan: dict) -> list[str]:
+def further(plan: dict) -> list[str]:
     """What is held beside the model, for a page without rows for it."""
     lines = []
     for one in plan.get("further", ()):
         sizes = ", ".join(f"{part.replace('kv', 'KV')} ≤ {one[f'{part}_mib']:.0f} MiB" for part in PARTS)
         place = f"on {one['device']}" if one["device"] else f"by the processor of {one['host']}"
         lines += _wrapped(
-            "  ", f"{KINDS[one['role']]} {one['name']} {place}: {sizes}{' (assumed)' if one['assumed'] else ''}"
+            "  ", f"{ROLES[one['role']]} {one['name']} {place}: {sizes}{' (assumed)' if one['assumed'] else ''}"
         )
     return lines
 

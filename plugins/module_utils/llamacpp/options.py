@@ -24,10 +24,9 @@ VALUE, LIST, SWITCH = "value", "list", "switch"
 
 UNPLANNED = "unplanned"
 """With such an option devices hold something else than planned."""
-
-
 SPECULATION = "speculation"
 """The option that says how tokens are predicted."""
+
 MEASURING = {MAINLINE: "llama-bench", IK_LLAMA: "llama-sweep-bench"}
 """Fork → its program that measures."""
 

@@ -43,11 +43,11 @@ PLACING = {
 }
 """Role → the options that say where it is."""
 NONE = "none"
+"""The place that is the head's processor."""
 TYPES_SINCE, FURTHER_TYPES_SINCE = 9435, 10458
 """Oldest builds that were read in which a draft model is loaded and not used without --spec-type, and with the types for special ones."""
-
-
 TAKES_BACK = {"draft-mtp", "draft-eagle3", "draft-dflash", "draft-dspark"}
+"""Values of --spec-type with which a recurrent model keeps a state for each token that may be taken back."""
 
 
 def _given(server: Server, name: str) -> tuple[str, str] | None:
@@ -227,8 +227,7 @@ def _speculation(model: Model, server: Server, release: Release) -> str:
 
 
 def states_of_speculation(model: Model, server: Server, release: Release) -> list[str]:
-    """What is not counted of a recurrent model whose draft model is a special one: it keeps its states for each token that may be taken back
-    (need_n_rs_seq of builds 9435 to 11063)."""
+    """What is not counted of a recurrent model whose draft model takes back tokens (need_n_rs_seq of builds 9435 to 11063)."""
     given = _given(server, options.SPECULATION)
     kinds = set(given[1].split(",")) if given else {_speculation(model, server, release)}
     recurrent = model.summary["architecture"] in caches.RECURRENT | caches.HYBRID

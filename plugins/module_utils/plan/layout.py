@@ -79,8 +79,8 @@ def lay_out(
     :param name: of the head.
     """
     facts = hosts[name].facts
-    rates = {device.buffer: speed.rate_of(device, facts) for device in devices if not device.worker}
-    own = sorted((device for device in devices if not device.worker), key=lambda device: -rates[device.buffer].gb_per_s)
+    own = [device for device in devices if not device.worker]
+    own.sort(key=lambda device: -speed.rate_of(device, facts).gb_per_s)
     places, whole = list(further.homes(model, server, release, own)), {device.buffer: device for device in devices}
     tried = []
     for held, reserved in [*zip(places, places), *((held, further.without_buffers(held)) for held in places if held)]:
