@@ -15,6 +15,7 @@ import socket
 import ssl
 import urllib.error
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
@@ -77,7 +78,7 @@ def _redirect_target(url: str, location: str | None) -> str:
     return target
 
 
-def error_of(error: Exception) -> RemoteError:
+def _error_of(error: Exception) -> RemoteError:
     """What a request failed of, as a sentence."""
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(reason, ssl.SSLError):
@@ -103,6 +104,17 @@ def error_of(error: Exception) -> RemoteError:
     return RemoteError(f"cannot be read ({text}): check the server, the network and https_proxy", passes=True)
 
 
+@contextmanager
+def _as_sentence() -> Iterator[None]:
+    """Raises what a request fails of as a RemoteError."""
+    try:
+        yield
+    except RemoteError:
+        raise
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise _error_of(error) from error
+
+
 @functools.lru_cache(maxsize=1)
 def _client() -> Request:
     """Made once, since loading the trusted authorities takes longer than a request."""
@@ -116,24 +128,17 @@ def answer(url: str, headers: Mapping[str, str], token: str | None = None) -> An
     """
     at = url
     for _redirect in range(MAX_REDIRECTS + 1):
-        if urlsplit(at).scheme not in ("http", "https"):
-            raise RemoteError("is not the URL of a web server: use one that begins with http:// or https://")
-        permission = {"Authorization": f"Bearer {token}"} if token and _origin(at) == _origin(url) else {}
-        try:
-            return _ask(at, {**headers, **permission}, use_netrc=not token)
-        except urllib.error.HTTPError as error:
-            with error:
-                if error.code in (301, 302, 303, 307, 308):
+        with _as_sentence():
+            if urlsplit(at).scheme not in ("http", "https"):
+                raise RemoteError("is not the URL of a web server: use one that begins with http:// or https://")
+            permission = {"Authorization": f"Bearer {token}"} if token and _origin(at) == _origin(url) else {}
+            try:
+                return _ask(at, {**headers, **permission}, use_netrc=not token)
+            except urllib.error.HTTPError as error:
+                with error:
+                    if error.code not in (301, 302, 303, 307, 308):
+                        raise _refused(error.code) from error
                     at = _redirect_target(at, error.headers.get("Location"))
-                    continue
-                remedy = "try again later" if error.code >= 500 else "open the URL in a browser"
-                raise RemoteError(
-                    WHY.get(error.code, f"is not available (HTTP {error.code}): {remedy}"),
-                    status=error.code,
-                    passes=error.code in PASSING or error.code >= 500,
-                ) from error
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            raise error_of(error) from error
     raise RemoteError(f"is redirected more than {MAX_REDIRECTS} times: use the URL of the file itself")
 
 
@@ -142,16 +147,18 @@ def content(url: str, headers: Mapping[str, str], limit: int) -> bytes:
 
     :raises RemoteError: as ``answer``, and where it has more bytes.
     """
-    try:
-        with answer(url, headers) as reply:
-            data: bytes = reply.read(limit + 1)
-    except RemoteError:
-        raise
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        raise error_of(error) from error
+    with _as_sentence(), answer(url, headers) as reply:
+        data: bytes = reply.read(limit + 1)
     if len(data) > limit:
         raise RemoteError(f"is longer than {limit >> 10} KiB, so it is something else: use another server")
     return data
+
+
+def _refused(status: int) -> RemoteError:
+    """What a server means by a status."""
+    remedy = "try again later" if status >= 500 else "open the URL in a browser"
+    why = WHY.get(status, f"is not available (HTTP {status}): {remedy}")
+    return RemoteError(why, status=status, passes=status in PASSING or status >= 500)
 
 
 def _ask(url: str, headers: Mapping[str, str], use_netrc: bool) -> Any:
@@ -187,14 +194,9 @@ class RemoteFile:
         self.first = b""
 
     def _range(self, offset: int, count: int) -> bytes:
-        try:
-            with self._open(offset, count) as reply:
-                expected = self._expected(reply, offset, count)
-                data: bytes = reply.read(expected)
-        except RemoteError:
-            raise
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            raise error_of(error) from error
+        with _as_sentence(), self._open(offset, count) as reply:
+            expected = self._expected(reply, offset, count)
+            data: bytes = reply.read(expected)
         if len(data) != expected:
             raise RemoteError(f"was cut off: its server announced {expected} bytes and sent {len(data)}; try again")
         return data
@@ -245,23 +247,18 @@ class Download(RemoteFile):
         :raises RemoteError: also where the file has another size.
         """
         left = self.planned - offset
-        try:
-            with self._open(offset, left) as reply:
-                self._expected(reply, offset, left)
-                if self.size != self.planned:
-                    raise RemoteError(
-                        f"has {self.size} bytes, and had {self.planned} when it was planned: it was replaced; run the playbook again"
-                    )
-                while left:
-                    piece: bytes = reply.read1(min(left, PIECE))
-                    if not piece:
-                        raise RemoteError("was cut off: its server sent less than it announced; try again", passes=True)
-                    left -= len(piece)
-                    yield piece
-        except RemoteError:
-            raise
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            raise error_of(error) from error
+        with _as_sentence(), self._open(offset, left) as reply:
+            self._expected(reply, offset, left)
+            if self.size != self.planned:
+                raise RemoteError(
+                    f"has {self.size} bytes, and had {self.planned} when it was planned: it was replaced; run the playbook again"
+                )
+            while left:
+                piece: bytes = reply.read1(min(left, PIECE))
+                if not piece:
+                    raise RemoteError("was cut off: its server sent less than it announced; try again", passes=True)
+                left -= len(piece)
+                yield piece
 
 
 def same_server(url: str, other: str) -> bool:
@@ -279,10 +276,8 @@ def read(url: str, token: str | None = None) -> gguf.Model:
         raise RemoteError(
             "is requested with a token that has spaces, line ends or letters beyond ASCII: correct the option token"
         )
-    try:
+    with _as_sentence():
         parts = urlsplit(url)
-    except ValueError as error:
-        raise error_of(error) from error
     folder, _slash, first = parts.path.rpartition("/")
 
     def open_part(name: str) -> RemoteFile:
