@@ -26,6 +26,7 @@ UNPLANNED = "unplanned"
 """With such an option devices hold something else than planned."""
 SPECULATION = "speculation"
 """The option that says how tokens are predicted."""
+SPECULATES = "what speculates (a draft model, or layers that predict further tokens)"
 
 MEASURING = {MAINLINE: "llama-bench", IK_LLAMA: "llama-sweep-bench"}
 """Fork → its program that measures."""
@@ -476,7 +477,7 @@ TABLE: tuple[Option, ...] = (
             "LLAMA_ARG_MODEL_DRAFT LLAMA_ARG_SPEC_DRAFT_MODEL LLAMA_ARG_HFD_REPO LLAMA_ARG_SPEC_DRAFT_HF_REPO"
         ),
         memory=UNPLANNED,
-        adds="what speculates (a draft model, or layers that predict further tokens)",
+        adds=SPECULATES,
     ),
     Option(
         SPECULATION,
@@ -487,7 +488,7 @@ TABLE: tuple[Option, ...] = (
         ),
         environment=_split("LLAMA_ARG_SPEC_TYPE"),
         memory=UNPLANNED,
-        adds="what speculates (a draft model, or layers that predict further tokens)",
+        adds=SPECULATES,
     ),
     Option(
         "projector",
