@@ -134,6 +134,8 @@ def answer(url: str, headers: Mapping[str, str], token: str | None = None) -> An
                     status=error.code,
                     passes=error.code in PASSING or error.code >= 500,
                 ) from error
+        except RemoteError:
+            raise
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise error_of(error) from error
     raise RemoteError(f"is redirected more than {MAX_REDIRECTS} times: use the URL of the file itself")
