@@ -1156,6 +1156,18 @@ def test_no_program_is_started_beside_a_server_that_runs(head, call):
     assert head.state(PROGRAM) == [services.STOPPED]
 
 
+def test_no_program_is_started_on_a_head_that_restarted_meanwhile(head, call, monkeypatch):
+    call(**asked("begun", head, runner="#"))
+    missing = commands.CommandError(["systemctl", "restart"], f"Unit {GUARD}.timer not found.", 5)
+    monkeypatch.setattr(stage.Stage, "wind_up", mock.Mock(side_effect=missing))
+    assert "not found" in call(**asked("run", head, definition="text"))["msg"], "nobody would start the server"
+    head.apply(defined(SERVER))
+    assert (
+        "llamacpp-server runs, and a worker serves one client" in call(**asked("run", head, definition="text"))["msg"]
+    )
+    assert head.state(PROGRAM) == [services.STOPPED]
+
+
 def test_a_command_that_fails_is_said(head, call, monkeypatch):
     call(**asked("begun", head, runner="#"))
     failed = commands.CommandError(["systemctl", "restart"], "Job failed", 1)

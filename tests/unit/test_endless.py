@@ -183,14 +183,19 @@ def test_what_is_said_of_it(attacked):
     hub.attack = trickle_of_headers
     said = "has a server whose answer did not begin within 0.5 s: try again, or use another server"
     for look in (in_registry, behind_url, of_archive):
-        assert said in refusal(look, hub.url)
+        message = refusal(look, hub.url)
+        assert said in message
+        assert "is not a URL" not in message
 
 
 def test_a_download_whose_answer_does_not_begin_is_given_up(attacked, tmp_path, monkeypatch):
-    monkeypatch.setattr(fetching, "PAUSES", (0, 0))
+    """After it was tried again: such a server may have too much to do."""
+    pauses = []
+    monkeypatch.setattr(fetching, "PAUSES", (0, 2))
     hub = attacked(trickle_of_headers)
     url, data = f"{hub.url}/m.gguf", gguf_files.model()
     digest = hashlib.sha256(data).hexdigest()
     file = fetched.File("m.gguf", tmp_path / "m.gguf", url, len(data), digest, "model", tmp_path / "record")
     with pytest.raises(Refusal, match=r"has a server whose answer did not begin within 0\.5 s"):
-        fetching.receive(file, None, 0, lambda piece: None, lambda seconds: None)
+        fetching.receive(file, None, 0, lambda piece: None, pauses.append)
+    assert pauses == [2]

@@ -260,6 +260,39 @@ def test_a_place_of_the_operators_on_the_head_is_counted_there(arguments, enviro
     assert not found(cluster, "further-not-counted")
 
 
+def test_a_draft_model_on_a_card_that_cannot_hold_it_is_refused():
+    """There is no other place for it, so nothing was laid out, and planning ended with a traceback."""
+    given = {"llama_server_extra_args": ["--device-draft", "CUDA0"]}
+    reasons = " ".join(with_both(head_with_cards(2, 20, **given), draft=draft(30)).plan()["reasons"])
+    assert "llama_model_draft needs 31076 MiB" in reasons
+    assert (
+        "llama_server_extra_args or llama_server_environment puts it on CUDA0 of head, which holds 23348 MiB" in reasons
+    )
+
+
+def test_numbers_that_no_program_reads_are_not_read():
+    """Python refuses to read so many digits."""
+    digits = "9" * 5000
+    cluster = with_both(head_with_cards(2, 20, llama_server_extra_args=["-ngld", digits]), draft=draft())
+    assert found(cluster, "further-not-counted")
+    for word in ("-cd", "-b"):
+        cluster = head_with_cards(2, 20, llama_server_extra_args=[word, digits], **build(8643))
+        (reason,) = with_both(cluster, draft=draft()).plan()["reasons"]
+        assert f"llama_server_extra_args has {word} '999" in reason
+        assert len(reason) < 200
+
+
+def test_arguments_win_over_variables_as_they_do_in_llama_server():
+    """common_params_parse_ex in common/arg.cpp of build 11063 reads the environment first."""
+
+    def size(*words, **variables):
+        given = {"llama_server_extra_args": [*words], "llama_server_environment": variables}
+        return rows(with_both(head_with_cards(2, 20, **given), draft=draft()).plan())["draft"]["kv_mib"]
+
+    eight = size("-ctkd", "q8_0")
+    assert size("-ctkd", "q8_0", LLAMA_ARG_CACHE_TYPE_K_DRAFT="f32") == eight < size(LLAMA_ARG_CACHE_TYPE_K_DRAFT="f32")
+
+
 def test_the_fastest_of_devices_that_hold_the_same_comes_first():
     """A card of 48 GiB that is slower than two of 24, of which one is a little slower than the other."""
     server = entry.read("llama_cluster", entry.settle("llama_cluster", cards_of(1).hosts)).server
@@ -440,7 +473,7 @@ def test_a_summary_of_a_projector_that_cannot_be(changes, said):
     assert said in projector.problem(summary)
     assert model_source.check({"further": {"mmproj": summary}}).startswith("further.mmproj has ")
     reason = with_both(cards_of(10), mmproj=summary).reason()
-    assert "of which the head says what cannot be (further.mmproj has " in reason
+    assert "for which the head reports a value that is not possible (further.mmproj has " in reason
 
 
 def test_an_encoder_that_says_nothing_takes_what_is_known():

@@ -142,6 +142,14 @@ def test_redirects_are_followed_and_a_token_stays_with_its_server(server):
         other.stop()
 
 
+def test_a_redirect_to_a_name_with_spaces_and_letters_beyond_ascii_is_followed(server):
+    content = files.model()
+    server.files["/gro%C3%9Fe%20Datei.gguf"] = content
+    raw = "/große%20Datei.gguf".encode().decode("latin-1").replace("%20", " ")
+    server.faults["/m.gguf"] = redirect(raw)
+    assert remote.read(server.url + "/m.gguf").files[0]["bytes"] == len(content)
+
+
 def redirect(location):
     return lambda handler: send(handler, 302, b"", {"Location": location} if location else {})
 

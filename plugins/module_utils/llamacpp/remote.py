@@ -13,6 +13,7 @@ import http.client
 import re
 import socket
 import ssl
+import string
 import urllib.error
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -69,7 +70,8 @@ def _origin(url: str) -> tuple[Any, ...]:
 def _redirect_target(url: str, location: str | None) -> str:
     if not location:
         raise RemoteError("is redirected, but its server gives no address: use the URL of the file itself")
-    target = urljoin(url, location)
+    # As urllib itself does: servers send spaces and letters beyond ASCII as they are, which http.client reads as Latin-1.
+    target = quote(urljoin(url, location), string.punctuation, "iso-8859-1")
     allowed = ("https",) if urlsplit(url).scheme == "https" else ("http", "https")
     if urlsplit(target).scheme not in allowed:
         raise RemoteError(

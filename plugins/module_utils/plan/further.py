@@ -18,6 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
     backends,
     caches,
+    gguf,
     model_files,
     options,
     projector,
@@ -51,8 +52,9 @@ TAKES_BACK = {"draft-mtp", "draft-eagle3", "draft-dflash", "draft-dspark"}
 
 
 def _given(server: Server, name: str) -> tuple[str, str] | None:
-    """The last word by which an operator gives an option, and what follows it; None where it is not given."""
-    words = [*zip(server.extra_args, [*server.extra_args[1:], ""]), *server.environment.items()]
+    """The word by which an operator gives an option, and what follows it; None where it is not given. llama-server takes the last argument, and a
+    variable only without one."""
+    words = [*server.environment.items(), *zip(server.extra_args, [*server.extra_args[1:], ""])]
     option = options.of_name(name)
     return next(
         (pair for pair in reversed(words) if option in (options.of_word(pair[0]), options.of_variable(pair[0]))), None
@@ -69,7 +71,7 @@ class Asked(NamedTuple):
 def _asked(role: str, model: Model, server: Server, own: Sequence[Device]) -> Asked:
     given = {name: pair for name in PLACING[role] if (pair := _given(server, name))}
     layers = given.pop("draft-layers", None)
-    if layers and not (layers[1].isascii() and layers[1].isdigit() and int(layers[1]) > model.further[role]["layers"]):
+    if layers and (heads.number_of(layers[1]) or 0) <= model.further[role]["layers"]:
         return Asked(word=layers[0])
     if not given:
         return Asked()
@@ -157,9 +159,10 @@ def _settings(server: Server, served: Mapping[str, Any], release: Release) -> tu
     given = _given(server, "draft-context")
     if given:
         word, number = given
-        if not (number.isascii() and number.isdigit() and int(number) < 1 << 31):
-            raise Refusal(f"llama_server_extra_args has {word} {number!r}: use a number of tokens")
-        tokens = int(number) or tokens
+        whole = heads.number_of(number)
+        if whole is None:
+            raise Refusal(f"llama_server_extra_args has {word} {gguf.short(number)}: use a number of tokens")
+        tokens = whole or tokens
     return settings._replace(context=tokens, batch=tokens, parallel=1), settings.parallel
 
 
@@ -251,6 +254,20 @@ def environment(held: Sequence[Further]) -> dict[str, str]:
     """What has llama-server use the planned device for a projector: all builds that were read take this variable."""
     names = [one.device.name for one in held if one.role == model_files.MMPROJ and one.device]
     return {options.of_name("projector-device").environment[0]: names[0]} if names else {}
+
+
+def refuse(held: Sequence[Further], offered: Sequence[Device], head: str) -> Refusal:
+    """Where the operator chooses a device that cannot hold a model beside the one that is served, whatever else it holds."""
+    full = {device.buffer: device for device in offered if on_device(held, device) > device.capacity_mib * MIB}
+    return Refusal(
+        "; ".join(
+            f"{model_source.VARIABLES[one.role]} needs {-(-(one.weights + one.kv) // MIB)} MiB, and llama_server_extra_args or "
+            f"llama_server_environment puts it on {one.device.name} of {head}, which holds {full[one.device.buffer].capacity_mib} MiB: let the plan "
+            "choose, or use a smaller one"
+            for one in held
+            if one.device and one.device.buffer in full
+        )
+    )
 
 
 def sentences(held: Sequence[Further], head: str) -> list[str]:

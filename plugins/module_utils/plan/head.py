@@ -97,9 +97,16 @@ def _whole_number(given: Mapping[str, tuple[str, str]], field: str, least: int, 
     if field not in given:
         return None
     word, number = given[field]
-    if not (number.isascii() and number.isdigit() and least <= int(number) < 1 << 31):
-        raise Refusal(f"llama_server_extra_args has {word} {number!r}: use {what}, {least} or more")
-    return int(number)
+    whole = number_of(number)
+    if whole is None or whole < least:
+        raise Refusal(f"llama_server_extra_args has {word} {gguf.short(number)}: use {what}, {least} or more")
+    return whole
+
+
+def number_of(text: str) -> int | None:
+    """The whole number of a further argument, 0 or more; None of what llama-server would not read as one."""
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(1 << 31)) else None
+    return number if number is None or number < 1 << 31 else None
 
 
 def _memory_arguments(arguments: Sequence[str]) -> dict[str, tuple[str, str]]:

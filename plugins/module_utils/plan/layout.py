@@ -92,6 +92,8 @@ def lay_out(
         if not placed.reasons:
             return placed
         tried.append(placed)
+    if not tried:
+        raise further.refuse(further.without_buffers(places[-1]), devices, name)
     best = min(tried, key=lambda placed: placed.missing_mib)
     return best._replace(reasons=(*best.reasons, *further.sentences(best.further, name)))
 
