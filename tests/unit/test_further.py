@@ -99,7 +99,8 @@ def test_a_device_that_only_a_draft_model_needs_is_the_servers():
     assert rows(plan)["draft"]["device"] == "CUDA0"
     assert plan["head"]["backends"] == ["cuda"]
     assert "CUDA_VISIBLE_DEVICES" not in plan["head"]["environment"]
-    assert "  CUDA0" in "\n".join(report._memory(plan))
+    assert "  CUDA0" in "\n".join(report.plan_parts(plan)["Memory"])
+    assert "draft model small on CUDA0" in html_page.page(plan)
 
 
 def test_a_draft_model_that_leaves_no_room_on_the_card_is_computed_by_the_processor():

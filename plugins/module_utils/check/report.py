@@ -450,7 +450,7 @@ def plan_parts(plan: dict, changed: list[str] | None = None) -> dict[str, list[s
         return refused
     parts = {
         "Topology": _topology(plan),
-        "Memory": _memory(plan) if plan["placement"] else [],
+        "Memory": _memory(plan) if plan["placement"] or plan.get("further") else [],
         "Commands": _commands(plan),
         "Open ports": _ports(plan),
         "Advisories": _advisories(plan),
