@@ -309,7 +309,7 @@ def _headers(source: ModelSource, read: Any, named: str) -> tuple[gguf.Model, Ma
         model = read()
         if source.role == model_files.MMPROJ:
             return model, projector.summarize(model) if projector.is_one(model) else None
-        return model, gguf.summarize(model)
+        return model, gguf.summarize(model, whole=source.role == model_files.MODEL)
     except gguf.GGUFError as error:
         said = str(error).replace("set the option token", f"set {hub.TOKEN_FILE}")
         raise Refusal(f"{source.variable} is {named}, which {said}") from None

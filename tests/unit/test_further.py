@@ -261,6 +261,30 @@ def test_a_place_of_the_operators_on_the_head_is_counted_there(arguments, enviro
     assert not found(cluster, "further-not-counted")
 
 
+PART = (("block_count", 61), ("embedding_length", 1024), ("context_length", 4096), ("nextn_predict_layers", 1))
+PART += (("attention.head_count", 8), ("attention.head_count_kv", 8))
+MTP = (
+    *((f"llama.{name}", gguf_files.U32, number) for name, number in PART),
+    ("general.architecture", gguf_files.STRING, "llama"),
+)
+
+
+def test_a_draft_model_that_is_a_part_of_another_model_is_counted(tmp_path):
+    """convert_hf_to_gguf.py --mtp of build 11063 writes the layers that predict further tokens alone, and counts those of the whole model."""
+    tensors = [(f"blk.60.{name}", (1024, 1024), 1) for name in ("attn_q.weight", "nextn.eh_proj.weight")]
+    (tmp_path / "mtp.gguf").write_bytes(gguf_files.model(MTP, [("token_embd.weight", (1024, 32), 1), *tensors]))
+    read = models.had([], [str(tmp_path / "mtp.gguf")], [], "nobody")["paths"][str(tmp_path / "mtp.gguf")]["summary"]
+    assert gguf.problem(read) is None
+    plan = with_both(head_with_cards(2, 20, **build(11063)), draft=read).plan()
+    assert not plan["refused"], plan["reasons"]
+    assert after(plan["head"]["argv"], "--spec-type") == "draft-mtp"
+    assert after(plan["head"]["argv"], "--gpu-layers-draft") == "62"
+    one = rows(plan)["draft"]
+    assert one["weights_mib"] >= 4
+    context = plan["head"]["context"]
+    assert one["kv_mib"] == 2 * 2 * 1024 * context / MIB, "of one layer"
+
+
 def test_a_draft_model_on_a_card_that_cannot_hold_it_is_refused():
     """There is no other place for it, so nothing was laid out, and planning ended with a traceback."""
     given = {"llama_server_extra_args": ["--device-draft", "CUDA0"]}

@@ -920,6 +920,40 @@ def test_headers_of_a_projector_and_of_a_draft_model_are_read_wherever_they_are(
     assert found() == {}
 
 
+@pytest.mark.parametrize("role, layers", [("draft", 61), ("model", None)])
+def test_a_part_of_a_model_is_read_as_a_draft_model_and_not_as_the_model(tmp_path, monkeypatch, role, layers):
+    """Wherever it is: on the controller, and fetched on the head."""
+    monkeypatch.setattr(models.host, "closed_to", lambda account, path: None)
+    keys = [
+        ("llama.block_count", gguf_files.U32, 61) if key == "llama.block_count" else (key, *rest)
+        for key, *rest in gguf_files.LLAMA
+    ]
+    content = gguf_files.model(keys, [("token_embd.weight", (64, 32), 0), ("blk.60.attn_q.weight", (64, 64), 1)])
+    (tmp_path / "mtp.gguf").write_bytes(content)
+    record = {
+        **{"schema": 1, "asked": {"url": ["https://h/mtp.gguf"], "checksum": [], "role": role}, "revision": None},
+        "source": "url:https://h/mtp.gguf",
+        "resolved": [{"name": "mtp.gguf", "bytes": len(content), "sha256": None}],
+    }
+    (tmp_path / model_files.RECORD).write_text(json.dumps(record))
+    fetched = models.fetched(str(tmp_path), "nobody")
+    assert (fetched["summary"] or {}).get("layers") == layers
+    given = {"copy": str(tmp_path / "mtp.gguf")}
+    request = request_of(
+        **{"llama_model_path": "/m.gguf", "llama_model_draft": given} if layers else {"llama_model_copy": given["copy"]}
+    )
+    source = request.draft if layers else request.source
+
+    def read():
+        return finding._headers(source, lambda: gguf.read_path(given["copy"]), "it")[1]["layers"]
+
+    if layers:
+        assert read() == layers
+    else:
+        with pytest.raises(Refusal, match="it claims 61 layers and holds 2 tensors"):
+            read()
+
+
 def test_headers_of_fetched_files_are_read_on_the_head(tmp_path, monkeypatch):
     monkeypatch.setattr(models.host, "closed_to", lambda account, path: None)
     content = gguf_files.model(CLIP)

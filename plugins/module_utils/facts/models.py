@@ -29,7 +29,7 @@ def had(folders: Sequence[str], paths: Sequence[str], wanted: Sequence[str], acc
     """
     return {
         "folders": {folder: found for folder in folders if (found := fetched(folder, account))},
-        "paths": {path: {**file(path, account), "summary": _summary(path)["summary"]} for path in paths},
+        "paths": {path: {**file(path, account), "summary": _summary(path, whole=False)["summary"]} for path in paths},
         "ollama": {name: found for name in wanted if (found := of_ollama(name, account))},
     }
 
@@ -43,7 +43,13 @@ def fetched(folder: str, account: str) -> dict[str, Any] | None:
     if kept.missing:
         return {"record": record, "whole": False}
     first = Path(folder) / model_files.base_name(kept.record["resolved"][0]["name"])
-    return {"record": record, "whole": True, **_summary(str(first)), "closed": file(str(first), account).get("closed")}
+    whole = kept.record["asked"].get("role") != model_files.DRAFT
+    return {
+        "record": record,
+        "whole": True,
+        **_summary(str(first), whole),
+        "closed": file(str(first), account).get("closed"),
+    }
 
 
 def file(path: str, account: str) -> dict[str, Any]:
@@ -53,11 +59,11 @@ def file(path: str, account: str) -> dict[str, Any]:
         return {"error": untrusted.printable(error.strerror or error)}
 
 
-def _summary(path: str) -> dict[str, Any]:
-    """Of a model, or of a projector beside one; null where its header cannot be read, or is of neither."""
+def _summary(path: str, whole: bool = True) -> dict[str, Any]:
+    """Of a model, or of a projector beside one; null where its header cannot be read, or is of neither. ``whole`` as of gguf.summarize."""
     try:
         model = gguf.read_path(path)
-        return {"summary": projector.summarize(model) if projector.is_one(model) else gguf.summarize(model)}
+        return {"summary": projector.summarize(model) if projector.is_one(model) else gguf.summarize(model, whole)}
     except (gguf.GGUFError, OSError) as error:
         return {"summary": None, "error": untrusted.printable(error)}
 

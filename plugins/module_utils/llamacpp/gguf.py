@@ -565,27 +565,29 @@ def _counts(model: Model, architecture: str) -> dict[str, int]:
     }
 
 
-def _sizes(tensors: Mapping[str, Tensor], layers: int) -> dict[str, Any]:
-    """Bytes of each layer, of the input, and of the output."""
-    layer_bytes, input_bytes, output_bytes = [0] * min(layers, 1 + len(tensors)), 0, 0
+def _sizes(tensors: Mapping[str, Tensor], layers: int, whole: bool) -> dict[str, Any]:
+    """Bytes of each layer, of the input, and of the output. ``whole`` as of ``summarize``."""
+    if whole and layers > 1 + len(tensors):
+        raise GGUFError(f"is refused: it claims {layers} layers and holds {len(tensors)} tensors")
+    layer_bytes, input_bytes, output_bytes = [0] * layers, 0, 0
     for name, tensor in tensors.items():
         match = re.match(r"blk\.(\d{1,6})\.", name)
-        if match and int(match.group(1)) < len(layer_bytes):
+        if match and int(match.group(1)) < layers:
             layer_bytes[int(match.group(1))] += tensor.bytes
         elif name.startswith("token_embd"):
             input_bytes += tensor.bytes
         else:
             output_bytes += tensor.bytes
-    if len(layer_bytes) != layers:
-        raise GGUFError(f"is refused: it claims {layers} layers and holds {len(tensors)} tensors")
     if "output.weight" not in tensors:
         output_bytes += tensors["token_embd.weight"].bytes if "token_embd.weight" in tensors else 0
     return {"layer_bytes": layer_bytes, "input_bytes": input_bytes, "output_bytes": output_bytes}
 
 
-def summarize(model: Model) -> dict[str, Any]:
+def summarize(model: Model, whole: bool = True) -> dict[str, Any]:
     """What planning needs of a model.
 
+    :param whole: whether all of its layers have to be there. A draft model of layers that predict further tokens counts those of the model that it
+        is for, and has none of them (--mtp in convert_hf_to_gguf.py of build 11063).
     :returns: ``architecture``, ``name``, ``parameters``, ``quantisation``, ``layers``, ``width``, ``heads``, ``kv_heads``,
         ``key_dimension``, ``value_dimension``, ``context``, ``vocabulary``, ``keys`` (what else says the size of the cache) and, in
         bytes, ``layer_bytes`` (a list), ``input_bytes`` (the token embedding, which stays on the head), ``output_bytes`` (on the
@@ -607,7 +609,7 @@ def summarize(model: Model) -> dict[str, Any]:
         "quantisation": _quantisation(metadata, tensors),
         **counts,
         "keys": _kept_keys(model, architecture, counts["layers"]),
-        **_sizes(tensors, counts["layers"]),
+        **_sizes(tensors, counts["layers"], whole),
         "largest_tensor_bytes": max((tensor.bytes for tensor in tensors.values()), default=0),
         "tensors": group(tensors),
         "files": model.files,

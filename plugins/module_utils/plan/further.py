@@ -138,12 +138,29 @@ def _size(role: str, model: Model, server: Server, release: Release, device: Dev
         buffer = projector.bound(summary, release.generation)
         return Further(role, device, projector.weights(summary, backend.alignment), 0, buffer)
     settings, contexts = _settings(server, model.summary, release)
-    load = placement.Load(summary, settings, release.generation)
+    load = placement.Load(_loaded(summary), settings, release.generation)
     units = list(range(load.units))
-    kv, buffers = contexts * sum(load.kv[: load.layers]), contexts * load.compute
+    kv, buffers = contexts * _cache(load, summary), contexts * load.compute
     if not device:
         return Further(role, None, load.on_head(units), kv, buffers)
     return Further(role, device, load.share(units, backend.name).weights, kv, buffers, load.on_head())
+
+
+def _is_part(summary: Mapping[str, Any]) -> bool:
+    """Whether a draft model is a part of another one: its layers that predict further tokens, which count the others and do not have them."""
+    return not all(summary["layer_bytes"])
+
+
+def _loaded(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A summary without saying that such layers are not loaded, where there are no others."""
+    keys = {key: value for key, value in summary.get("keys", {}).items() if key != "nextn_predict_layers"}
+    return {**summary, "keys": keys} if _is_part(summary) else summary
+
+
+def _cache(load: placement.Load, summary: Mapping[str, Any]) -> int:
+    """Bytes of a KV cache; of a part of another model at most, since only layers that it has get one (ctx_type in llama-model.cpp of build 11063)."""
+    sizes = load.kv[: load.layers]
+    return sum(map(bool, summary["layer_bytes"])) * max(sizes) if _is_part(summary) else sum(sizes)
 
 
 def _settings(server: Server, served: Mapping[str, Any], release: Release) -> tuple[caches.Settings, int]:
