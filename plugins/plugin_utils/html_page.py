@@ -67,8 +67,9 @@ def _memory(plan: dict, measured: measured_page.Placed | None) -> dict[str, Any]
                 "share": None if found is None else _share(found, whole),
             }
         )
-    notes = [*report.further(plan), *report.without(plan), *report.reasons(plan)]
-    return {"rows": rows, "notes": notes, "measured": measured.cell if measured else ""}
+    further = report.further(plan)
+    notes = [*further, *report.without(plan), *report.reasons(plan)]
+    return {"rows": rows, "beside": bool(further), "notes": notes, "measured": measured.cell if measured else ""}
 
 
 def _branch(host: str, rows: list[report.Lent]) -> dict[str, Any]:

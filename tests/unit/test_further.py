@@ -347,6 +347,8 @@ def test_the_pages_have_rows_beside_the_device():
     assert "compute assumed" in lines[4]
     assert "░ beside the model" in "\n".join(lines)
     assert "draft model small on CUDA0: weights ≤ 1124 MiB" in html_page.page(plan)
+    assert '<span class="key further"></span>beside the model' in html_page.page(plan)
+    assert "key further" not in html_page.page(head_with_cards(2, 20).plan())
     plan = with_both(cards_of(10), draft=draft()).plan()
     assert "processor of head" in "\n".join(report._memory(plan))
 
