@@ -48,6 +48,8 @@ ARCHIVE_BYTES, TREE_BYTES, PATCH_BYTES = 4 << 30, 8 << 30, 16 << 20
 """What a source may have, packed and unpacked; llama.cpp has 30 MB and 200 MB."""
 DOWNLOAD_SECONDS = 3600
 """For a whole download: a server that sends a byte now and then would take for ever."""
+PACKING_SECONDS = 60.0
+"""For which a server may be silent: some make an archive when they are asked for it."""
 
 
 def _download_pypi(release: dict, folder: Path) -> Path:
@@ -101,7 +103,8 @@ def _download_url(release: dict, folder: Path) -> Path:
     target = folder / "archive"
 
     def download() -> None:
-        with remote.answer(release["url"], {"Accept-Encoding": "identity"}) as reply, target.open("wb") as stream:
+        headers = {"Accept-Encoding": "identity"}
+        with remote.answer(release["url"], headers, silence=PACKING_SECONDS) as reply, target.open("wb") as stream:
             while part := reply.read1(1 << 20):
                 stream.write(part)
                 if stream.tell() > ARCHIVE_BYTES:

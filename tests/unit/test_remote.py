@@ -304,8 +304,17 @@ def test_a_server_that_says_nothing(server, call, monkeypatch):
     monkeypatch.setattr(remote, "SECONDS_OF_SILENCE", 0.2)
     released = threading.Event()
     server.faults["/m.gguf"] = lambda handler: released.wait(20)
-    assert "has a server that did not answer for 0.2 s: try again" in call(url=server.url + "/m.gguf")["msg"]
+    assert "has a server that did not answer in time: try again" in call(url=server.url + "/m.gguf")["msg"]
     released.set()
+
+
+def test_a_server_may_be_silent_for_longer_where_it_makes_what_it_sends(server, monkeypatch):
+    monkeypatch.setattr(remote, "SECONDS_OF_SILENCE", 0.05)
+    server.faults["/m.gguf"] = lambda handler: time.sleep(0.3) or send(handler, 200, b"made", {})
+    with pytest.raises(remote.RemoteError, match="did not answer in time"):
+        remote.answer(server.url + "/m.gguf", {})
+    with remote.answer(server.url + "/m.gguf", {}, silence=20) as reply:
+        assert reply.read() == b"made"
 
 
 @pytest.mark.programs

@@ -95,7 +95,7 @@ def _error_of(error: Exception) -> RemoteError:
         )
     if isinstance(reason, (socket.timeout, TimeoutError)):
         return RemoteError(
-            f"has a server that did not answer for {SECONDS_OF_SILENCE} s: try again, or use another server",
+            "has a server that did not answer in time: try again, or use another server",
             passes=True,
         )
     if isinstance(error, http.client.IncompleteRead):
@@ -123,9 +123,10 @@ def _client() -> Request:
     return Request(context=make_context(), follow_redirects="none", decompress=False)
 
 
-def answer(url: str, headers: Mapping[str, str], token: str | None = None) -> Any:
+def answer(url: str, headers: Mapping[str, str], token: str | None = None, silence: float | None = None) -> Any:
     """What a server answers to GET, its body not read yet. Redirects are followed, and their bodies are not read at all.
 
+    :param silence: seconds that it may be silent, then and while its body is read, in place of SECONDS_OF_SILENCE.
     :raises RemoteError: it gives none, refuses, or takes too long.
     """
     at = url
@@ -135,7 +136,7 @@ def answer(url: str, headers: Mapping[str, str], token: str | None = None) -> An
                 raise RemoteError("is not the URL of a web server: use one that begins with http:// or https://")
             permission = {"Authorization": f"Bearer {token}"} if token and _origin(at) == _origin(url) else {}
             try:
-                return _ask(at, {**headers, **permission}, use_netrc=not token)
+                return _ask(at, {**headers, **permission}, not token, silence or SECONDS_OF_SILENCE)
             except urllib.error.HTTPError as error:
                 with error:
                     if error.code not in (301, 302, 303, 307, 308):
@@ -163,12 +164,12 @@ def _refused(status: int) -> RemoteError:
     return RemoteError(why, status=status, passes=status in PASSING or status >= 500)
 
 
-def _ask(url: str, headers: Mapping[str, str], use_netrc: bool) -> Any:
+def _ask(url: str, headers: Mapping[str, str], use_netrc: bool, silence: float) -> Any:
     """The answer to one request.
 
     :raises RemoteError: its headers do not end in time.
     """
-    client = functools.partial(_client().open, "GET", url, timeout=SECONDS_OF_SILENCE, use_netrc=use_netrc)
+    client = functools.partial(_client().open, "GET", url, timeout=silence, use_netrc=use_netrc)
     try:
         return reading.within(SECONDS_OF_HEADERS, lambda: client(headers=headers))
     except reading.TooSlowError:
