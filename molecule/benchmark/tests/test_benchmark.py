@@ -200,7 +200,7 @@ def test_added_latency_costs_what_the_crossings_say():
             name = f"{fit['model']}, {fit['workers']} workers, {less} to {more} ms"
             found["added_over_expected"][name] = round(ratio, 3)
     assert all(abs(fit["crossings"] / fit["planned_crossings"] - 1) <= 0.1 for fit in record["fits"]), found
-    assert all(abs(ratio - 1) <= 0.1 for ratio in found["added_over_expected"].values()), found
+    assert not {name: ratio for name, ratio in found["added_over_expected"].items() if abs(ratio - 1) > 0.1}
 
 
 def test_one_cell_is_measured_again_on_request():
