@@ -949,6 +949,15 @@ def test_a_link_in_place_of_the_logs_is_not_followed(tmp_path, monkeypatch):
     assert target.is_dir()
 
 
+def test_a_figure_is_shown_as_the_log_has_it():
+    """Rounded to four places before, this one became 13131.92."""
+    row = json.dumps({**ROW, "samples_ts": [13131.9], "avg_ts": 13131.925049, "stddev_ts": 286.784951})
+    log = measured.read(f"0.1000 out {row}\n")
+    cell = next(cell for cell in EXAMPLE["cells"] if cell["test"].startswith("tg"))
+    filled = measured.fill({**cell, "test": "tg1", "depth": 0}, log, cell["argv"], cell["log"])["measured"]
+    assert f"{filled['mean']:.2f} ± {filled['deviation']:.2f}" == "13131.93 ± 286.78"
+
+
 def test_of_a_log_comes_what_matters(tmp_path):
     path = tmp_path / "x.log"
     path.write_text(

@@ -143,8 +143,9 @@ def measured_of(samples: Sequence[float], unit: str) -> dict[str, Any]:
 
 
 def _figures(result: Result) -> dict[str, float]:
+    """As the program says them: rounded twice, one in some hundreds would not be the figure that its log has."""
     said = {"mean": result.mean, "deviation": result.deviation}
-    return {name: round(value, 4) for name, value in said.items() if value is not None}
+    return {name: value for name, value in said.items() if value is not None}
 
 
 def with_memory(cell: Mapping[str, Any], log: Log) -> dict[str, Any]:
