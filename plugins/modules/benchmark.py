@@ -136,8 +136,8 @@ def own_part(plan):
     return plan["hosts"][plan["head"]["host"]]
 
 
-def serves(stage):
-    """Whether the server runs. A guard whose time is over has started it by now, or does not start it any more."""
+def is_served(stage):
+    """Whether the server runs once the guard waits again. A guard whose time is over has started it by now, or does not start it any more."""
     try:
         stage.wind_up()
     except commands.CommandError:  # there is no guard any more, as after a reboot of the host
@@ -156,7 +156,7 @@ def changed_by(stage, params):
             measuring.prepare(own_part(params["plan"])["prefix"], params["runner"])
             stage.begin()
         elif state == "run":
-            if serves(stage):
+            if is_served(stage):
                 raise Refusal(
                     f"{stage.server} runs, and a worker serves one client: nobody looked for {measuring.SILENCE_SECONDS} s, or another run started it. "
                     "Run the playbook again, which goes on with what is missing."
