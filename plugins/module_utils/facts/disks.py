@@ -30,6 +30,8 @@ ROOM = 4
 MOST_FILES = 10_000
 SAMPLES, RESIDENT = 16, 2
 """Pages that are looked at, and how many of them may still be in memory after the kernel was asked to drop them."""
+PAUSES = (0.0, 0.1, 0.3, 0.6)
+"""Seconds before each time that it is asked."""
 MAP_POPULATE = 0x8000
 """As llama-mmap.cpp maps a model (0.3.36); Python names it from 3.10 on. The same on x86 and ARM."""
 
@@ -92,12 +94,22 @@ def _own_in(folder: Path) -> Iterator[int | None]:
 def _rates(file: int) -> tuple[float, float | None] | None:
     """Bytes (1e9) per second by mapped pages and by O_DIRECT; None where pages stay in memory, as those of a model that is served do."""
     half = min(os.fstat(file).st_size, BYTES) // 2 // PIECE * PIECE
-    os.posix_fadvise(file, 0, 2 * half, os.POSIX_FADV_DONTNEED)
-    if _resident(file, half) > RESIDENT:
+    os.posix_fadvise(file, 0, 2 * half, os.POSIX_FADV_RANDOM)  # else looking at a page makes the kernel read more of them
+    if not _dropped(file, half):
         return None
     direct = _direct(file, half)
     os.posix_fadvise(file, 0, 2 * half, os.POSIX_FADV_SEQUENTIAL)
     return _rate(half, lambda offset: _map(file, offset)), direct
+
+
+def _dropped(file: int, size: int) -> bool:
+    """Whether the kernel has dropped the pages of a file from memory. It keeps those for a moment that were written just now."""
+    for pause in PAUSES:
+        time.sleep(pause)
+        os.posix_fadvise(file, 0, 2 * size, os.POSIX_FADV_DONTNEED)
+        if _resident(file, size) <= RESIDENT:
+            return True
+    return False
 
 
 def _resident(file: int, size: int) -> int:
