@@ -2,7 +2,9 @@
 
 import statistics
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import hardware, host, speeds
@@ -247,6 +249,21 @@ def test_a_processor_beside_known_graphics_shares_their_memory(pair):
     facts = entry.read("test", pair.hosts).hosts["worker1"].facts
     many = speed.processor_rate(facts._replace(cpu={**facts.cpu, "cores": 32}))
     assert many.gb_per_s == pytest.approx(256 * rates.PROCESSORS_PART * rates.FAMILIES["processor"].share)
+
+
+def test_the_best_part_of_the_time_counts_since_other_programs_had_the_rest(monkeypatch):
+    moments, read = iter(range(100)), threading.Event()
+
+    def read_at_first(_start, _end, counts, index):
+        counts[index] += 3 * 10**9
+        if all(counts):
+            read.set()
+
+    clock = SimpleNamespace(monotonic=lambda: next(moments), sleep=lambda _seconds: read.wait())
+    monkeypatch.setattr(speeds, "time", clock)
+    monkeypatch.setattr(speeds, "PIECE", 1 << 20)
+    monkeypatch.setattr(speeds, "_read", read_at_first)
+    assert speeds.memory_gb_per_s(2, 5) == 6
 
 
 def test_memory_is_measured_with_all_processors(monkeypatch):
