@@ -59,7 +59,7 @@ def _memory(plan: dict, measured: measured_page.Placed | None) -> dict[str, Any]
                 "entry": entry,
                 "over": over,
                 "said": f"{said} of {entry['capacity_mib']:.0f} MiB",
-                "shares": [(part, _share(entry.get(f"{part}_mib", 0), whole)) for part in (*PARTS, "further")],
+                "shares": [(part, _share(entry[f"{part}_mib"], whole)) for part in (*PARTS, "further")],
                 "amounts": [report.amount(entry, part) for part in PARTS],
                 "sum": f"{entry['total_mib']:.0f}",
                 "of": f"{entry['capacity_mib']:.0f}",

@@ -340,6 +340,14 @@ def test_the_remedy_for_a_place_of_the_operators_is_to_leave_it_to_the_plan():
     assert rows(cluster.plan())["draft"]
 
 
+def test_too_little_is_said_of_a_device_that_does_not_hold_what_is_beside_the_model():
+    plan = with_both(head_with_cards(2, 20, llama_placement="all"), draft=draft()).plan()
+    first = next(entry for entry in plan["placement"] if entry["device"] == "CUDA0")
+    first["capacity_mib"] = first["weights_mib"] + first["kv_mib"]
+    said = [line for line in report._memory(plan) if ", too little" in line]
+    assert [line.split()[0] for line in said] == ["CUDA0"]
+
+
 def test_the_pages_have_rows_beside_the_device():
     plan = with_both(head_with_cards(2, 20), draft=draft(), mmproj=PROJECTOR).plan()
     lines = report._memory(plan)

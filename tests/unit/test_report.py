@@ -15,7 +15,7 @@ from test_planning import drifts
 
 def device(weights, kv, compute, capacity):
     sizes = {"weights_mib": weights, "kv_mib": kv, "compute_mib": compute, "total_mib": weights + kv + compute}
-    return {**sizes, "capacity_mib": capacity}
+    return {**sizes, "further_mib": 0, "capacity_mib": capacity}
 
 
 @pytest.mark.parametrize(

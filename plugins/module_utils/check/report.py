@@ -102,7 +102,7 @@ def memory_bar(entry: dict, width: int = BAR) -> str:
     """A device's memory: weights, KV cache and compute buffers, of what it can hold. Each of them gets a column at least, as does what is free."""
     whole = max(entry["capacity_mib"], entry["total_mib"], 1)
     sizes = {sign: entry[f"{part}_mib"] for part, sign in PARTS.items()}
-    sizes[FURTHER] = entry.get("further_mib", 0)
+    sizes[FURTHER] = entry["further_mib"]
     sizes[FREE] = whole - entry["total_mib"]
     columns = {sign: 1 for sign, size in sizes.items() if size > 0}
     for _more in range(width - len(columns)):
@@ -198,7 +198,8 @@ def _wrapped(start: str, text: str) -> list[str]:
 def _memory(plan: dict) -> list[str]:
     rows = [["device", "".ljust(BAR), "weights", "KV", "compute", "of"]]
     for entry in plan["placement"]:
-        too_little = entry["weights_mib"] + entry["kv_mib"] > entry["capacity_mib"]
+        beside = _further_on(plan, entry["device"])
+        too_little = sum(one["weights_mib"] + one["kv_mib"] for one in (entry, *beside)) > entry["capacity_mib"]
         rows.append(
             [
                 entry["device"],
@@ -207,12 +208,12 @@ def _memory(plan: dict) -> list[str]:
                 f"{entry['capacity_mib']}{', too little' if too_little else f', {over(entry)}' if over(entry) else ''}",
             ]
         )
-        rows += [_further_row(one) for one in _further_on(plan, entry["device"])]
-    elsewhere = {one["device"] for one in plan.get("further", ())} - {entry["device"] for entry in plan["placement"]}
+        rows += [_further_row(one) for one in beside]
+    elsewhere = {one["device"] for one in plan["further"]} - {entry["device"] for entry in plan["placement"]}
     for device in sorted(elsewhere, key=str):
         rows.append([device or f"processor of {plan['head']['host']}", "", "", "", "", ""])
         rows += [_further_row(one) for one in _further_on(plan, device)]
-    signs = {**PARTS, **({"beside the model": FURTHER} if plan.get("further") else {})}
+    signs = {**PARTS, **({"beside the model": FURTHER} if plan["further"] else {})}
     legend = ", ".join(f"{sign} {part.replace('kv', 'KV cache')}" for part, sign in signs.items())
     footer = f"  in MiB, ≤ an upper bound; {legend}, {FREE} free"
     return [*table(rows).splitlines(), footer, *without(plan), *reasons(plan)]
@@ -220,7 +221,7 @@ def _memory(plan: dict) -> list[str]:
 
 def _further_on(plan: dict, device: str | None) -> list[dict]:
     """The models beside the one that is served that are on a device; null is the head's processor."""
-    return [one for one in plan.get("further", ()) if one["device"] == device]
+    return [one for one in plan["further"] if one["device"] == device]
 
 
 def _further_row(one: dict) -> list[str]:
@@ -231,7 +232,7 @@ def _further_row(one: dict) -> list[str]:
 def further(plan: dict) -> list[str]:
     """What is held beside the model, for a page without rows for it."""
     lines = []
-    for one in plan.get("further", ()):
+    for one in plan["further"]:
         sizes = ", ".join(f"{part.replace('kv', 'KV')} ≤ {one[f'{part}_mib']:.0f} MiB" for part in PARTS)
         place = f"on {one['device']}" if one["device"] else f"by the processor of {one['host']}"
         lines += _wrapped(
@@ -450,7 +451,7 @@ def plan_parts(plan: dict, changed: list[str] | None = None) -> dict[str, list[s
         return refused
     parts = {
         "Topology": _topology(plan),
-        "Memory": _memory(plan) if plan["placement"] or plan.get("further") else [],
+        "Memory": _memory(plan) if plan["placement"] or plan["further"] else [],
         "Commands": _commands(plan),
         "Open ports": _ports(plan),
         "Advisories": _advisories(plan),

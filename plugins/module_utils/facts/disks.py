@@ -94,7 +94,7 @@ def _own_in(folder: Path) -> Iterator[int | None]:
 def _rates(file: int) -> tuple[float, float | None] | None:
     """Bytes (1e9) per second by mapped pages and by O_DIRECT; None where pages stay in memory, as those of a model that is served do."""
     half = min(os.fstat(file).st_size, BYTES) // 2 // PIECE * PIECE
-    os.posix_fadvise(file, 0, 2 * half, os.POSIX_FADV_RANDOM)  # else looking at a page makes the kernel read more of them
+    os.posix_fadvise(file, 0, 2 * half, os.POSIX_FADV_RANDOM)  # a look at a page reads no others
     if not _dropped(file, half):
         return None
     direct = _direct(file, half)

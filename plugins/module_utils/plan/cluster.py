@@ -164,16 +164,19 @@ class Prepared(NamedTuple):
     """Host → backend → build."""
     serves: str
     """The backend whose llama-server runs."""
-    model: Model
+    case: layout.Case
+    """What was placed; its devices are all that could be used."""
     placed: placement.Placed
-    offered: tuple[Device, ...]
-    """Every device that could be used."""
     idle: Sequence[idle.Idle]
     """What could hold layers of a model that does not fit."""
 
     @property
     def head(self) -> Equipped:
         return self.equipped[self.cluster.head]
+
+    @property
+    def model(self) -> Model:
+        return self.case.model
 
     @property
     def release(self) -> Release:
@@ -293,11 +296,11 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     if running and not serving and cluster.within is None:
         raise Refusal(_no_worker_of_its_release(cluster, serves, equipped[head.name].backends, running))
     lent = devices.of_workers([*serving, *others], cluster.places, release, bounded)
-    offered = (*lent, *own)
-    placed = layout.lay_out(cluster.server, cluster.placement, model, release, offered, head.name, cluster.places)
+    case = layout.Case(cluster.server, cluster.placement, model, release, (*lent, *own), head.name, cluster.places)
+    placed = layout.lay_out(case)
     request = cluster.releases[releases.variable_of(serves, cluster.releases)]
-    unused = idle.devices_of(equipped, offered, placed, request) if placed.reasons else []
-    return Prepared(cluster, equipped, wanted, builds, serves, model, placed, offered, unused)
+    unused = idle.devices_of(equipped, case.devices, placed, request) if placed.reasons else []
+    return Prepared(cluster, equipped, wanted, builds, serves, case, placed, unused)
 
 
 class Laid(NamedTuple):
@@ -310,7 +313,7 @@ class Laid(NamedTuple):
 
 def _lay(prepared: Prepared, placed: placement.Placed) -> Laid:
     cluster = prepared.cluster
-    uncounted = further.uncounted(prepared.model, cluster.server, prepared.release, prepared.offered)
+    uncounted = further.uncounted(prepared.model, cluster.server, prepared.release, prepared.case.devices)
     drafts = any(one.role == model_files.DRAFT for one in placed.further)
     sizes = [heads.size_of_further(prepared.model, role) for role in uncounted]
     sizes += further.states_of_speculation(prepared.model, cluster.server, prepared.release)
@@ -330,17 +333,7 @@ def _after_losses(prepared: Prepared) -> list[fallbacks.Fallback]:
     """What is served after each loss; nothing where the model does not even fit on all devices."""
     if prepared.placed.reasons:
         return []
-    cluster = prepared.cluster
-    case = fallbacks.Case(
-        cluster.server,
-        cluster.placement,
-        prepared.model,
-        prepared.release,
-        prepared.offered,
-        cluster.head,
-        cluster.places,
-    )
-    return fallbacks.of_plan(case, prepared.placed)
+    return fallbacks.of_plan(prepared.case, prepared.placed)
 
 
 def _fallback(prepared: Prepared, loss: fallbacks.Loss, laid: Laid, runtime_id: str) -> dict[str, Any]:
@@ -431,7 +424,7 @@ def _write(
         "further": further.as_json(placed.further, model, cluster.head),
         "further_uncounted": [
             {"role": role, "reason": why}
-            for role, why in further.uncounted(model, cluster.server, release, prepared.offered).items()
+            for role, why in further.uncounted(model, cluster.server, release, prepared.case.devices).items()
         ],
         "fits": not placed.reasons,
         "links": [

@@ -5,31 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import layout, placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
-    Device,
-    Host,
-    Model,
-    Release,
-    Server,
     Worker,
 )
-
-
-class Case(NamedTuple):
-    """The cluster as it is planned; the arguments of layout.lay_out."""
-
-    server: Server
-    mode: str | None
-    model: Model
-    release: Release
-    devices: Sequence[Device]
-    head: str
-    hosts: Mapping[str, Host]
 
 
 class Loss(NamedTuple):
@@ -56,7 +39,7 @@ class Fallback(NamedTuple):
         return {"without": self.loss.name, "endpoint": endpoint, "missing_mib": self.missing_mib, "reason": self.reason}
 
 
-def losses(case: Case, placed: placement.Placed) -> Iterator[Loss]:
+def losses(case: layout.Case, placed: placement.Placed) -> Iterator[Loss]:
     """Each used worker in the order of the plan's hosts, then each host with several of them, since it may lose power."""
     used = {worker.endpoint for worker in placed.lent()}
     by_host: dict[str, list[Worker]] = {}
@@ -69,7 +52,7 @@ def losses(case: Case, placed: placement.Placed) -> Iterator[Loss]:
             yield Loss(host, tuple(own))
 
 
-def of_plan(case: Case, placed: placement.Placed) -> list[Fallback]:
+def of_plan(case: layout.Case, placed: placement.Placed) -> list[Fallback]:
     """What is served after each loss.
 
     :param placed: the plan's own placement, in which the model fits.
@@ -77,7 +60,7 @@ def of_plan(case: Case, placed: placement.Placed) -> list[Fallback]:
     return [_without(case, loss) for loss in losses(case, placed)]
 
 
-def _without(case: Case, loss: Loss) -> Fallback:
+def _without(case: layout.Case, loss: Loss) -> Fallback:
     if case.server.tensor_split:
         return Fallback(loss, None, reason="llama_server_tensor_split says what each device gets")
     gone = {worker.endpoint for worker in loss.workers}
@@ -86,7 +69,7 @@ def _without(case: Case, loss: Loss) -> Fallback:
     if any(entry.endswith(f"={buffer}") for entry in case.server.override_tensor for buffer in lost):
         return Fallback(loss, None, reason="llama_server_override_tensor puts tensors there")
     try:
-        placed = layout.lay_out(case.server, case.mode, case.model, case.release, left, case.head, case.hosts)
+        placed = layout.lay_out(case._replace(devices=left))
     except Refusal as refusal:
         return Fallback(loss, None, reason=str(refusal))
     if placed.reasons:

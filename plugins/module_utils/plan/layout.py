@@ -63,77 +63,77 @@ def paces_of(
     return paces
 
 
-def lay_out(
-    server: Server,
-    mode: str | None,
-    model: Model,
-    release: Release,
-    devices: Sequence[Device],
-    name: str,
-    hosts: Mapping[str, Host],
-) -> placement.Placed:
-    """The devices that are used and what they get. Models beside the one that is served get the first place with which all fits.
+class Case(NamedTuple):
+    """What is to be placed, and where it may be."""
 
-    :param mode: ``llama_placement``.
-    :param devices: those of workers, then the head's own.
-    :param name: of the head.
-    """
-    facts = hosts[name].facts
-    own = [device for device in devices if not device.worker]
-    own.sort(key=lambda device: -speed.rate_of(device, facts).gb_per_s)
-    places, whole = list(further.homes(model, server, release, own)), {device.buffer: device for device in devices}
-    tried = []
+    server: Server
+    mode: str | None
+    """``llama_placement``."""
+    model: Model
+    release: Release
+    devices: Sequence[Device]
+    """Those of workers, then the head's own."""
+    head: str
+    """Its name."""
+    hosts: Mapping[str, Host]
+
+    @property
+    def facts(self) -> Facts:
+        """Of the head."""
+        return self.hosts[self.head].facts
+
+
+def lay_out(case: Case) -> placement.Placed:
+    """The devices that are used and what they get. Models beside the one that is served get the first place with which all fits."""
+    own = [device for device in case.devices if not device.worker]
+    own.sort(key=lambda device: -speed.rate_of(device, case.facts).gb_per_s)
+    places = list(further.homes(case.model, case.server, case.release, own))
+    whole, tried = {device.buffer: device for device in case.devices}, []
     for held, reserved in [*zip(places, places), *((held, further.without_buffers(held)) for held in places if held)]:
-        left = further.leave(devices, reserved, name, facts)
+        left = further.leave(case.devices, reserved, case.head, case.facts)
         if left is None:
             continue
-        placed = _lay_out(server, mode, model, release, left, name, hosts, further.in_memory(reserved))
+        placed = _of_the_model(case._replace(devices=left), further.in_memory(reserved))
         placed = placed._replace(devices=tuple(whole[device.buffer] for device in placed.devices), further=held)
         if not placed.reasons:
             return placed
         tried.append(placed)
     if not tried:
-        raise further.refuse(further.without_buffers(places[-1]), devices, name)
+        raise further.refuse(further.without_buffers(places[-1]), case.devices, case.head)
     best = min(tried, key=lambda placed: placed.missing_mib)
-    return best._replace(reasons=(*best.reasons, *further.sentences(best.further, name)))
+    return best._replace(reasons=(*best.reasons, *further.sentences(best.further, case.head)))
 
 
-def _lay_out(
-    server: Server,
-    mode: str | None,
-    model: Model,
-    release: Release,
-    devices: Sequence[Device],
-    name: str,
-    hosts: Mapping[str, Host],
-    beside: int,
-) -> placement.Placed:
-    """:param beside: bytes of the head's memory that models beside this one take."""
-    facts = hosts[name].facts
+def _of_the_model(case: Case, beside: int) -> placement.Placed:
+    """The same of the model that is served.
+
+    :param beside: bytes of the head's memory that models beside this one take.
+    """
+    server, model, devices = case.server, case.model, case.devices
     overrides = heads.overrides_of(server, [placement.CPU, *(device.buffer for device in devices)])
     if overrides and "tensors" not in model.summary:
         raise Refusal(
             "llama_server_override_tensor is set, but the summary of the model has no tensor names: create it again with gguf_info"
         )
-    settings = heads.settings_of(server, model.summary, release.fork)
-    load = placement.Load(model.summary, settings, release.generation, overrides)
+    settings = heads.settings_of(server, model.summary, case.release.fork)
+    load = placement.Load(model.summary, settings, case.release.generation, overrides)
     gpu_layers = load.units if server.gpu_layers is None else min(server.gpu_layers, load.units)
     if not devices or not gpu_layers:
-        missing = _missing_on_head(facts, load, load.units, beside)
-        return placement.Placed((), (), load, 0, _over_without_devices(name, missing), missing_mib=missing)
+        missing = _missing_on_head(case.facts, load, load.units, beside)
+        return placement.Placed((), (), load, 0, _over_without_devices(case.head, missing), missing_mib=missing)
     first = load.units - gpu_layers
-    selects = release.capabilities["device_name"] is not None
-    every = mode == ALL or (mode is None and model.known_answer is not None)
+    selects = case.release.capabilities["device_name"] is not None
+    every = case.mode == ALL or (case.mode is None and model.known_answer is not None)
     if server.tensor_split:
         placed, fits = _as_asked(server.tensor_split, devices, load, gpu_layers, selects), True
     else:
-        runners = _runners(load, devices, paces_of(devices, hosts, release, model.summary), model.summary)
+        runners = _runners(load, devices, paces_of(devices, case.hosts, case.release, model.summary), model.summary)
         placed, fits = _fastest(_ordered(runners, load, selects), load, first, every, selects)
     _check_number(placed.devices, bool(server.tensor_split), every)
-    missing = _missing_on_head(facts, load, first, beside) if first or overrides or beside else 0
+    missing = _missing_on_head(case.facts, load, first, beside) if first or overrides or beside else 0
     over, stays = placed.over(), bool(first or overrides)
     return placed._replace(
-        reasons=(*_over_on_head(name, load, first, missing, stays), *_over_on_devices(over, fits)),
+        reasons=(*_over_on_head(case.head, load, first, missing, stays), *_over_on_devices(over, fits)),
         missing_mib=missing + sum(mib for _device, mib in over),
     )
 
