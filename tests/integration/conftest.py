@@ -174,3 +174,12 @@ def served(cluster):
         result = cluster.site()
         assert result.status == "successful", result.text
     return cluster
+
+
+@pytest.fixture(scope="module")
+def programs(cluster):
+    """Folder with the programs of the release that the cluster of these tests runs."""
+    if not list(cluster.prefix.glob("releases/*/bin/llama-server")):
+        assert cluster.site().status == "successful"
+    (server,) = cluster.prefix.glob("releases/*/bin/llama-server")
+    return server.parent

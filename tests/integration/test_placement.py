@@ -25,15 +25,6 @@ ABLE = capabilities.of_build(GENERATION)
 
 
 @pytest.fixture(scope="module")
-def programs(cluster):
-    """Folder with the programs of the release that the cluster of these tests runs."""
-    if not list(cluster.prefix.glob("releases/*/bin/llama-server")):
-        assert cluster.site().status == "successful"
-    (server,) = cluster.prefix.glob("releases/*/bin/llama-server")
-    return server.parent
-
-
-@pytest.fixture(scope="module")
 def workers(programs):
     """Endpoints of three workers that lend the CPU."""
     started = [

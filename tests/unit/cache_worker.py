@@ -70,14 +70,14 @@ class CacheWorker:
         raise EOFError
 
     def keep(self, client, size):
-        """What rpc_server::deserialize_tensor and set_tensor check, and the cache of those that are large."""
+        """What rpc_server::deserialize_tensor and set_tensor check, and the cache: of those that the flag names, in older generations of large ones."""
         fixed = struct.Struct("<QIQ4I4II64si")
         _id, kind, buffer, *rest = fixed.unpack(take(client, fixed.size))
         shape, steps = rest[:4], rest[4:8]
         pointers = take(client, 8 * self.sources + 16)
         (data,) = struct.unpack("<Q", take(client, 8))
         take(client, 64 + 4)
-        flag = take(client, 1) == b"\1" if self.flag else True
+        flag = take(client, 1) == b"\1" if self.flag else None
         (offset,) = struct.unpack("<Q", take(client, 8))
         header = fixed.size + len(pointers) + 8 + 68 + self.flag + 8
         declared = shape[0] + (shape[1] - 1) * steps[1]
@@ -87,7 +87,7 @@ class CacheWorker:
             raise EOFError
         tensor = take(client, size - header)
         self.given.append(tensor)
-        if self.folder and flag and len(tensor) > 10 * MIB:
+        if self.folder and (len(tensor) > 10 * MIB if flag is None else flag):
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / hashlib.sha256(tensor).hexdigest()[:16]).write_bytes(tensor)
         return None

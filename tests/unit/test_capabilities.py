@@ -54,7 +54,8 @@ def test_trees_of_the_package_index(version, binary, worker_flags, load_modes, p
         (5150, "1.0.0"),
         (8802, "4.0.0"),
         (10496, "5.1.0"),
-        (10497, None),
+        (10566, "5.1.0"),
+        (10567, None),
         (11000, None),
         (11450, "8.0.0"),
         (11669, "8.0.0"),
@@ -91,7 +92,7 @@ def test_compiled_programs_are_of_the_source_that_their_commit_names():
 
 
 @pytest.mark.parametrize(
-    "build, tells", [(1, True), (5150, True), (10496, True), (10497, False), (11500, True), (12000, False)]
+    "build, tells", [(1, True), (5150, True), (10566, True), (10567, False), (11500, True), (12000, False)]
 )
 def test_whether_the_number_of_a_build_tells_its_protocol(build, tells):
     assert capabilities.tells_protocol(build) is tells

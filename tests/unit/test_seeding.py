@@ -107,7 +107,8 @@ def test_a_release_without_a_cache(large):
 
 
 @pytest.mark.parametrize(
-    "ref, seeded", [("b5200", True), ("b8600", True), ("b9000", True), ("b10300", True), ("b5160", False)]
+    "ref, seeded",
+    [("b5200", True), ("b8600", True), ("b9000", True), ("b10300", True), ("b11500", True), ("b5160", False)],
 )
 def test_a_cache_is_filled_in_generations_that_were_read(large, ref, seeded):
     for given in large.hosts.values():

@@ -17,12 +17,14 @@ GENERATIONS = [
     ("llama.cpp", (3, 6, 1), 10),
     ("llama.cpp", (4, 0, 0), 10),
     ("llama.cpp", (5, 1, 0), 10),
+    ("llama.cpp", (6, 0, 0), 10),
     ("llama.cpp", (7, 0, 0), 10),
+    ("llama.cpp", (8, 0, 0), 10),
     ("ik_llama.cpp", (3, 5, 2), 16),
 ]
 LARGE = transfer.THRESHOLD + 4096
 SIZES_OF_RPC_TENSOR = {"llama.cpp": 296, "ik_llama.cpp": 344}
-"""sizeof(rpc_tensor) in the trees of 0.3.16 to 0.3.36, and of ik_llama.cpp 8337e4cd."""
+"""sizeof(rpc_tensor) in the trees of 0.3.16 to 0.3.36, b10809 and b11549, and of ik_llama.cpp 8337e4cd."""
 
 
 def content(size, seed=0):
@@ -33,7 +35,7 @@ def form(fork, version):
     return transfer.form_of(fork, ".".join(map(str, version)))
 
 
-NEWEST = form("llama.cpp", (7, 0, 0))
+NEWEST = form("llama.cpp", (8, 0, 0))
 
 
 def give(script, data, of=NEWEST, seconds=20):
@@ -68,7 +70,7 @@ def test_a_tensor_has_the_size_of_the_trees(fork, version, sources):
         ("llama.cpp", None),
         ("llama.cpp", ""),
         ("llama.cpp", "1.0.0"),
-        ("llama.cpp", "8.0.0"),
+        ("llama.cpp", "9.0.0"),
         ("llama.cpp", "²"),
         ("ik_llama.cpp", "7.0.0"),
         ("other", "7.0.0"),
@@ -90,9 +92,9 @@ def test_a_tensor_of_any_size_has_rows_that_32_bits_count_and_is_no_smaller(size
 @pytest.mark.parametrize(
     "script, said",
     [
-        (CacheWorker((7, 0, 0), memory=1000).script, "has no memory for its largest tensor"),
+        (CacheWorker((8, 0, 0), memory=1000).script, "has no memory for its largest tensor"),
         (CacheWorker((3, 0, 0)).script, "closed the connection"),
-        (CacheWorker((7, 0, 0), sources=16).script, "closed the connection"),
+        (CacheWorker((8, 0, 0), sources=16).script, "closed the connection"),
         (lambda client: client.sendall(b"HTTP/1.1 400 Bad Request\r\n"), "does not answer as a worker"),
         (lambda _client: None, "was not ready within the time limit"),
     ],
@@ -118,7 +120,7 @@ def test_nobody_there(error, said):
 
 
 def test_a_model_that_becomes_shorter_meanwhile():
-    server = Server(CacheWorker((7, 0, 0)).script)
+    server = Server(CacheWorker((8, 0, 0)).script)
     with (
         pytest.raises(transfer.TransferError, match="the model became shorter"),
         transfer.Worker("127.0.0.1", server.port, NEWEST, 100, 5) as worker,

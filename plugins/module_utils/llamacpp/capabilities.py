@@ -67,12 +67,13 @@ PROTOCOLS = [
     (8802, "4.0.0"),
     (10176, "5.0.0"),
     (10496, "5.1.0"),
-    (10497, None),
+    (10567, None),
     (11450, "8.0.0"),
     (11670, None),
 ]
-"""First build → RPC protocol. None is older than the handshake, or not known by number: 6.0.0 (#18626) and 7.0.0 came between b10496 and b11450
-(#26610), and 11669 is the newest build that was seen. There the tree itself says it, when it is fetched."""
+"""First build → RPC protocol. None is older than the handshake, or not known by number. 10566 still has 5.1.0, 10809 has 6.0.0 (#18626) and 11063 has
+7.0.0: trees that xllamacpp packs (xorbitsai/xllamacpp#188). 8.0.0 began with 11450 (#26610), and 11669 is the newest build that was seen. There the
+tree itself says it, when it is fetched."""
 
 RPC_SINCE = 2901
 """Oldest build whose worker's options are known; RPC came with #6829 in May 2024."""

@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Gives tensors to an RPC worker that keeps a cache, which writes them into it, and knows which files of a cache are which tensors.
 
-The wire form is that of ggml-rpc.cpp, read in the trees of llama-cpp-python 0.3.16, 0.3.20, 0.3.25, 0.3.35 and 0.3.36, and of ik_llama.cpp 8337e4cd.
+The wire form is that of ggml-rpc.cpp, read in the trees of llama-cpp-python 0.3.16, 0.3.20, 0.3.25, 0.3.35 and 0.3.36, in b10809 and b11549 (xllamacpp
+2026.9.10809 and 2026.10.11549), and in ik_llama.cpp 8337e4cd.
 A worker names a file by a hash of the whole tensor, which takes Python too long. So a tensor and a file are compared by their samples instead. A
 wrong guess does no harm: the head asks for each tensor by the hash, and sends what is not there.
 """
@@ -59,7 +60,9 @@ FORMS: dict[tuple[str, int], Form] = {
     (MAINLINE, 3): Form(b"", True, 10, False),
     (MAINLINE, 4): Form(rpc.HELLO_PLAIN_TCP, True, 10, False),
     (MAINLINE, 5): Form(rpc.HELLO_PLAIN_TCP, True, 10, False),
+    (MAINLINE, 6): Form(rpc.HELLO_PLAIN_TCP, True, 10, False),
     (MAINLINE, 7): Form(rpc.HELLO_PLAIN_TCP, True, 10, True),
+    (MAINLINE, 8): Form(rpc.HELLO_PLAIN_TCP, True, 10, True),
     (IK_LLAMA, 3): Form(b"", True, 16, False),
 }
 """Fork and major version of the protocol → its form. Others are not known: nobody read their trees."""
