@@ -19,6 +19,7 @@ from test_model_sources import REPO, looked_up, on_huggingface, request_of
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 import hub as play
 
+pytestmark = pytest.mark.programs
 MOST_BYTES = 64 << 20
 """That a server can send before it is left: six answers of 8 MiB, and what lies in sockets."""
 MANY = 4 * MOST_BYTES
@@ -157,9 +158,7 @@ def refusal(look, url):
 @pytest.mark.parametrize("look", [on_hub, in_registry, behind_url, of_archive])
 def test_an_answer_without_an_end_is_refused(attacked, look, attack):
     hub = attacked(attack)
-    started = time.monotonic()
     message = refusal(look, hub.url)
-    assert time.monotonic() - started < 10
     assert hub.sent < MOST_BYTES
     assert len(message) < 700
     assert "\n" not in message

@@ -526,6 +526,7 @@ def test_the_facts_of_this_machine_have_the_form_that_planning_reads(local):
     assert "the facts of" not in " ".join(local.plan()["reasons"])
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
     "value",
     [

@@ -651,6 +651,7 @@ def peak(work):
 WORDS = struct.pack("<IQ", files.STRING, (1 << 19) - 7)
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
     "begin, after, said",
     [
@@ -683,6 +684,7 @@ def test_sixteen_million_empty_strings_are_not_read():
     assert source.given == gguf.FIRST_CHUNK
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("kind, value", [(files.U8, 1), (files.U32, 1 << 30), (files.STRING, ""), (files.STRING, "ab")])
 def test_metadata_that_is_kept_is_bounded(monkeypatch, kind, value):
     """Short arrays, which are kept, but too many of them."""
@@ -698,6 +700,7 @@ def test_metadata_that_is_kept_is_bounded(monkeypatch, kind, value):
     assert peak(work) < MEMORY
 
 
+@pytest.mark.programs
 def test_as_many_tensors_as_there_may_be():
     tensors = [(f"blk.0.tensor.{number:05d}.{'x' * 40}", (1,), 24) for number in range(gguf.MAX_TENSORS // 2)]
     data = files.model(tensors=tensors)
