@@ -596,6 +596,7 @@ def test_a_clock_that_was_set_back_restarts_nothing(planned, installation, monke
 
 
 def test_a_unit_that_systemd_has_not_read(planned, monkeypatch):
+    monkeypatch.setattr(state.managers.commands, "find", lambda program: program)
     monkeypatch.setattr(state.firewall, "differs", lambda manager, rules, system: False)
     monkeypatch.setattr(
         state.managers.commands,
