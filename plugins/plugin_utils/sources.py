@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from ansible.errors import AnsibleError
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import prebuilt
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply.stored import sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
@@ -223,7 +224,7 @@ def _tree_of(request: dict) -> releases.SourceTree | None:
     if capabilities.tells_protocol(build):
         return None
     release = releases.release_of(request, {}).as_json()
-    with suppress(AnsibleError, git.GitError, OSError, EOFError, tarfile.TarError):
+    with suppress(AnsibleError, git.GitError, OSError, *prebuilt.DAMAGED):
         if request["source"] == "git" and not _kept_commit(release, _folder()):
             git.commit_of(request["repository"], request["ref"])
         return releases.SourceTree(None, None, trees.recorded(fetch(release).path).protocol)
@@ -237,9 +238,10 @@ def _tree_of_pypi(request: dict) -> releases.SourceTree:
         tree = trees.recorded(fetch(wanted).path)
     except AnsibleError as error:
         raise Refusal(str(error)) from None
-    except (OSError, EOFError, tarfile.TarError) as error:
+    except (OSError, *prebuilt.DAMAGED) as error:
+        why = untrusted.printable(error) or type(error).__name__
         raise Refusal(
-            f"llama_release has the version {version!r}, whose source archive cannot be read ({error}): add build, the llama.cpp build number "
+            f"llama_release has the version {version!r}, whose source archive cannot be read ({why}): add build, the llama.cpp build number "
             "of its vendor/llama.cpp"
         ) from None
     generation = capabilities.build_of_day(tree.day, tree.protocol) if tree.day else None
@@ -442,7 +444,7 @@ def _unpacked_bytes(archive: Path) -> int:
             return size
     try:
         tarfile.open(archive, "r:").close()
-    except tarfile.TarError:
+    except prebuilt.DAMAGED:
         raise AnsibleError(
             "llama_release has an archive that cannot be read: give a whole tar archive, packed with gzip, bzip2, xz or not at all"
         ) from None

@@ -34,7 +34,7 @@ class Source(NamedTuple):
 
 
 def read(archive: Path) -> Source:
-    """:raises OSError, EOFError, tarfile.TarError: it is not a whole archive."""
+    """:raises OSError, prebuilt.DAMAGED: it is not a whole archive."""
     parts: dict[str, str] = {}
     with tarfile.open(archive) as members:
         for member in members:

@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 
+import archives
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, prebuilt, stored, trial
 
@@ -781,6 +782,13 @@ def test_an_archive_that_cannot_be_read(tmp_path):
         building.BuildError, match=r"cannot be read \(file could not be opened successfully\).*not a zip"
     ):
         binary(tmp_path, archive)
+
+
+@pytest.mark.parametrize("odd", archives.ODD)
+def test_an_archive_of_programs_that_python_cannot_read(tmp_path, odd):
+    (tmp_path / "odd").write_bytes(archives.ODD[odd])
+    with pytest.raises(prebuilt.ArchiveError, match="the archive of llama_release cannot be read"):
+        prebuilt.extract(tmp_path / "odd", ["llama-server"], tmp_path)
 
 
 def test_an_archive_of_programs_that_is_another_than_planned(tmp_path, compiled):

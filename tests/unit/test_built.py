@@ -6,6 +6,7 @@ import shutil
 import tarfile
 from unittest import mock
 
+import archives
 import pytest
 from ansible.errors import AnsibleActionFail, AnsibleError
 from ansible.module_utils.testing import patch_module_args
@@ -375,6 +376,12 @@ def test_a_packed_release_that_is_torn_or_too_large_is_not_whole(tmp_path, monke
     assert stored.packed_files(tmp_path / "twice", names) == {}
     monkeypatch.setattr(stored.prebuilt, "LIMIT_BYTES", 1 << 10)
     assert stored.packed_files(archive, names) == {}
+
+
+@pytest.mark.parametrize("odd", archives.ODD)
+def test_an_archive_that_python_cannot_read_holds_nothing(tmp_path, odd):
+    (tmp_path / "odd").write_bytes(archives.ODD[odd])
+    assert stored.packed_files(tmp_path / "odd", {"bin/llama-server"}) == {}
 
 
 def known(plan, files, packed=True):

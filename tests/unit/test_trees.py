@@ -4,6 +4,7 @@ import hashlib
 import io
 import tarfile
 
+import archives
 import pytest
 from ansible.errors import AnsibleError
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
@@ -123,6 +124,19 @@ def test_an_archive_that_ends_early_refuses_the_plan(tmp_path, downloads, monkey
         Refusal, match=r"version '0\.3\.30', whose source archive cannot be read .*unexpected end.*add build"
     ):
         sources.resolve(request_of(archive), nowhere)
+
+
+@pytest.mark.parametrize("odd", archives.ODD)
+def test_an_archive_that_python_cannot_read_refuses_the_plan(tmp_path, downloads, odd):
+    archive = tmp_path / "odd.tar.gz"
+    archive.write_bytes(archives.ODD[odd])
+    request = request_of(archive)
+    local = {key: value for key, value in request.items() if key != "version"}
+    local.update(source="archive", path=str(archive), build=12000)
+    assert sources.resolve(local, str)["build"] == 12000
+    downloads(archive)
+    with pytest.raises(Refusal, match=r"version '0\.3\.30', whose source archive cannot be read \(\w.*add build"):
+        sources.resolve(request, nowhere)
 
 
 @pytest.mark.parametrize("record", ["", "[]", '{"commit": 1, "day": null, "protocol": null}', '{"commit": "x"}'])

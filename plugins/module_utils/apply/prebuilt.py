@@ -22,7 +22,10 @@ SERVER = "llama-server"
 WORKERS = ("ggml-rpc-server", "rpc-server")
 LIBRARY = r"lib[\w.+-]+\.(so(\.\d+)*|dylib)"
 LIMIT_BYTES = 8 << 30
-DAMAGED = (tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, ValueError)
+DAMAGED = (
+    *(tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, ValueError),
+    *(RecursionError, MemoryError, OverflowError),
+)
 """What reading an archive raises that is damaged, beside OSError."""
 
 
