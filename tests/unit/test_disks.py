@@ -105,6 +105,18 @@ def test_without_room_permission_or_direct_io(small, tmp_path, monkeypatch):
     assert disks.measured(f"{tmp_path}/model.gguf") is None
 
 
+@linux
+def test_what_cannot_be_measured_is_no_error(small, tmp_path, monkeypatch):
+    for path in (f"{tmp_path}/\0/model.gguf", f"{tmp_path}/\ud800/model.gguf", "model.gguf", ""):
+        assert disks.measured(path) is None
+    (tmp_path / "model.gguf").write_bytes(os.urandom(3 * MIB))
+    monkeypatch.setattr(disks, "_resident", lambda *_: os.truncate(tmp_path / "model.gguf", 1) or 0)
+    assert disks.measured(f"{tmp_path}/model.gguf") is None, "it became shorter meanwhile"
+    monkeypatch.delattr(disks.os, "RWF_NOWAIT", raising=False)
+    monkeypatch.setattr(disks.tempfile, "TemporaryFile", lambda **_others: pytest.fail("nothing is to be written"))
+    assert disks.measured(f"{tmp_path}/later/model.gguf") is None
+
+
 def test_a_slow_disk_is_read_for_some_seconds_alone(monkeypatch):
     now, read = [0.0], []
     monkeypatch.setattr(disks.time, "monotonic", lambda: now[0])
@@ -157,6 +169,16 @@ def test_the_faster_way_to_read_the_disk_is_planned(pair, measured, mode, rate):
     plan = planned(pair, measured)
     assert (plan["head"]["load_mode"], "dio" in plan["head"]["argv"]) == (mode, mode == "dio")
     assert plan["estimate"]["disk"] == {"gb_per_s": rate, "measured": rate != speed.DISK_GB_PER_S}
+
+
+@pytest.mark.parametrize("folder", ["/srv/Bob's models", "/srv/#1 50%", "/srv/$x;y"])
+def test_the_disk_of_a_model_whose_folder_has_any_name(pair, big_model, folder):
+    for name in pair.hosts:
+        pair.hosts[name]["facts"]["memory_mib"] = 65536
+    pair.model = {"summary": big_model, "closed": None}
+    models = {"llama_model_known_answer": None, "llama_model_path": f"{folder}/big.gguf"}
+    plan = planned(pair, disk(1.0, None, folder), **models)
+    assert plan["estimate"]["disk"] == {"gb_per_s": 1.0, "measured": True}, plan["reasons"]
 
 
 def test_an_operator_and_traps_come_first(pair):

@@ -38,11 +38,11 @@ MAP_POPULATE = 0x8000
 
 def measured(model: str) -> dict | None:
     """``folder`` of the model, and ``mapped_gb_per_s`` and ``direct_gb_per_s`` (None where the file system has no O_DIRECT) of its disk. None where
-    that cannot be measured: not on Linux, without room or permission.
+    that cannot be measured: not on Linux, with a Python that was built for an older one, without room or permission.
 
-    :param model: path of its file; where it does not exist yet, the first of its folders that does is measured.
+    :param model: path of its file; where it does not exist yet, the first of its folders that does is measured. An operator may have set anything.
     """
-    if not hasattr(os, "O_DIRECT"):
+    if not hasattr(os, "O_DIRECT") or not hasattr(os, "RWF_NOWAIT") or not os.path.isabs(model):
         return None
     try:
         for opened in (_model_in, _own_in):
@@ -50,7 +50,7 @@ def measured(model: str) -> dict | None:
                 rates = _rates(file) if file is not None else None
             if rates:
                 return {"folder": os.path.dirname(model), "mapped_gb_per_s": rates[0], "direct_gb_per_s": rates[1]}
-    except OSError:
+    except (OSError, ValueError):  # also of a file that became shorter meanwhile, and of a path that is none
         pass
     return None
 

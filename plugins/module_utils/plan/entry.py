@@ -162,7 +162,7 @@ KNOWN: dict[str, Any] = {
     "rates": Maybe(Each({"name": Text(), "gb_per_s": Number(1, 1 << 20, real=True)})),
     "disk": Maybe(
         {
-            "folder": PATH,
+            "folder": Text("/.*", 4096),
             "mapped_gb_per_s": Number(0, 1 << 20, real=True),
             "direct_gb_per_s": Maybe(Number(0, 1 << 20, real=True)),
         }
