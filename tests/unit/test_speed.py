@@ -225,6 +225,13 @@ def test_rates_that_a_host_cannot_have_are_refused(pair, rates):
     assert "worker1" in pair.reason()
 
 
+def test_memory_of_a_slow_host_is_planned_with(pair):
+    slow = rates_of(pair, CPU={"name": "test", "gb_per_s": 0.85})
+    assert slow.facts.rates["CPU"].gb_per_s == 0.85
+    assert not pair.plan()["refused"]
+    assert entry.SLOWEST_MEMORY == speeds.LEAST_GB_PER_S
+
+
 def test_what_was_measured_before_is_kept_until_it_is_measured_again():
     before, after = ({"rates": {"CPU": {"name": "x", "gb_per_s": number}}} for number in (10, 20))
     assert entry.with_kept_rates({"rates": None, "cpu": 1}, before) == {**before, "cpu": 1}
@@ -276,6 +283,20 @@ def test_memory_is_measured_with_all_processors(monkeypatch):
     monkeypatch.setattr(speeds, "measured", lambda: {"CPU": {"name": "x", "gb_per_s": 1.0}})
     assert host.facts("user")["rates"] is None
     assert host.facts("user", measure=True)["rates"]["CPU"]["gb_per_s"] == 1.0
+
+
+def test_memory_is_not_measured_where_there_is_too_little_of_it(monkeypatch):
+    def refuse(error):
+        raise error
+
+    monkeypatch.setattr(speeds.ctypes, "create_string_buffer", lambda _size: refuse(MemoryError()))
+    assert speeds.measured() is None
+    monkeypatch.undo()
+    monkeypatch.setattr(speeds, "PIECE", 1 << 20)
+    monkeypatch.setattr(speeds.threading.Thread, "start", lambda _thread: refuse(RuntimeError("no more threads")))
+    assert speeds.measured() is None
+    monkeypatch.setattr(speeds, "memory_gb_per_s", lambda *_: 0.0)
+    assert speeds.measured() is None, "other programs had all the time"
 
 
 @pytest.mark.parametrize("kind, measured", [("f16", 27680), ("q8_0", 17140)])

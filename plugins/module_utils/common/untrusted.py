@@ -188,7 +188,7 @@ class Text(NamedTuple):
 class Number(NamedTuple):
     """A whole number; with ``real``, any finite one."""
 
-    least: int = 0
+    least: float = 0
     most: int = LARGEST
     real: bool = False
 

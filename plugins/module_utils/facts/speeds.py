@@ -21,10 +21,16 @@ SECONDS = 1.0
 WINDOW = 0.2
 """Seconds, the fastest of which count: in the others some other program had a processor, as the run that measures itself."""
 
+LEAST_GB_PER_S = 0.01
+"""What is less says of the other programs how much they compute, and nothing of memory."""
 
-def _read(start: int, end: float, counts: list[int], index: int) -> None:
-    """Counts the bytes that one thread reads until then. The C library looks for a zero that is not there, with the widest instructions it has."""
-    search = ctypes.CDLL(None).memchr
+
+def _read(piece: ctypes.Array[ctypes.c_char], end: float, counts: list[int], index: int) -> None:
+    """Counts the bytes that one thread reads until then. The C library looks for a zero that is not there, with the widest instructions it has.
+
+    :param piece: is kept by the thread, which goes on where others could not be started.
+    """
+    search, start = ctypes.CDLL(None).memchr, ctypes.addressof(piece)
     search.restype, search.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)
     while True:
         for step in range(STEPS):
@@ -41,10 +47,7 @@ def memory_gb_per_s(threads: int, seconds: float) -> float:
         ctypes.memset(piece, 1, PIECE)
     counts, fastest, before, then = [0] * threads, 0.0, 0, time.monotonic()
     end = then + seconds
-    running = [
-        threading.Thread(target=_read, args=(ctypes.addressof(piece), end, counts, index))
-        for index, piece in enumerate(pieces)
-    ]
+    running = [threading.Thread(target=_read, args=(piece, end, counts, index)) for index, piece in enumerate(pieces)]
     for thread in running:
         thread.start()
     while then < end:
@@ -56,11 +59,11 @@ def memory_gb_per_s(threads: int, seconds: float) -> float:
     return fastest / 1e9
 
 
-def measured() -> dict[str, dict]:
-    """Device, as workers name it → ``name``, by which it is known later that it is the same one, and ``gb_per_s`` of its memory."""
-    return {
-        "CPU": {
-            "name": hardware.cpu()["model"],
-            "gb_per_s": memory_gb_per_s(min(os.cpu_count() or 1, MOST_THREADS), SECONDS),
-        }
-    }
+def measured() -> dict[str, dict] | None:
+    """Device, as workers name it → ``name``, by which it is known later that it is the same one, and ``gb_per_s`` of its memory. None where
+    there is no memory or no thread left to measure with, or nothing was read."""
+    try:
+        rate = memory_gb_per_s(min(os.cpu_count() or 1, MOST_THREADS), SECONDS)
+    except (MemoryError, RuntimeError):
+        return None
+    return {"CPU": {"name": hardware.cpu()["model"], "gb_per_s": rate}} if rate >= LEAST_GB_PER_S else None

@@ -104,6 +104,8 @@ WORD = Text("[A-Za-z0-9_.:+~-]*")
 EXTERNAL = "llama_external_workers"
 PROTOCOL = r"\d{1,3}(\.\d{1,3}){1,2}"
 MEMORY_MIB = Number(0, MOST_MIB)
+SLOWEST_MEMORY = 0.01
+"""GB per second: what is slower was not measured (facts/speeds.py)."""
 LINK_FIGURES = ("round_trip_ms", "mbit_per_second")
 KNOWN: dict[str, Any] = {
     "system": Text(),
@@ -159,7 +161,7 @@ KNOWN: dict[str, Any] = {
     "addresses": Maybe([Text(r"\d+(\.\d+){3}", 15)]),
     "kernel": Maybe(Text()),
     "firmware": Maybe(Text()),
-    "rates": Maybe(Each({"name": Text(), "gb_per_s": Number(1, 1 << 20, real=True)})),
+    "rates": Maybe(Each({"name": Text(), "gb_per_s": Number(SLOWEST_MEMORY, 1 << 20, real=True)})),
     "disk": Maybe(
         {
             "folder": Text("/.*", 4096),
