@@ -107,6 +107,8 @@ MEMORY_MIB = Number(0, MOST_MIB)
 SLOWEST_MEMORY = 0.01
 """GB per second: what is slower was not measured (facts/speeds.py)."""
 LINK_FIGURES = ("round_trip_ms", "mbit_per_second")
+LEAST_FIGURE = 0.001
+"""Of a link: what is less was not measured."""
 KNOWN: dict[str, Any] = {
     "system": Text(),
     "architecture": WORD,
@@ -560,7 +562,8 @@ def _without_null(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _measured(given: Mapping[str, Any], figure: str) -> dict[str, float | None]:
     """Host → one of LINK_FIGURES of its link."""
-    return {host: (link or {}).get(figure) for host, link in (given.get("measured") or {}).items()}
+    figures = {host: (link or {}).get(figure) or 0.0 for host, link in (given.get("measured") or {}).items()}
+    return {host: found if found >= LEAST_FIGURE else None for host, found in figures.items()}
 
 
 def facts_of(given: Mapping[str, Any]) -> Facts:
