@@ -69,6 +69,16 @@ def test_where_the_kernel_lends_no_sockets_what_is_known_is_shown():
     assert f"? of 2.0 GB to worker {TWO}" in loading.sentence(partly)
 
 
+@pytest.mark.parametrize("seconds", [0, 5e-324, 1e-300, 1e-9])
+def test_no_rate_is_told_of_a_moment(tmp_path, seconds):
+    """Whoever took over the head's launcher may write any time."""
+    load = {"seconds": seconds, "read": 9 * GB, "sent": {ONE: GB}}
+    (tmp_path / names.SERVING).write_text(json.dumps({"state": "loading", "process": 7, "load": load}))
+    progress = loading.progress_of(loading.load_in(tmp_path, [7]), EXPECTED)
+    assert (progress.bytes_per_s, progress.left_s) == (None, None)
+    assert loading.sentence(progress).startswith("1.0 of")
+
+
 def test_a_part_of_a_plan_names_the_workers_that_got_something():
     progress = loading.progress_of(load_of(10, GB, 0), loading.Expected({}, 0, cached=False))
     assert (progress.planned_bytes, progress.left_s) == (None, None)

@@ -17,6 +17,8 @@ FORM = Maybe({"seconds": Number(real=True), "read": Maybe(Number()), "sent": Eac
 """Of ``load`` in names.SERVING: the fields of launch/progress.py's Load. Null while no model is loaded, and where the kernel says nothing."""
 SAID = {"state": Text(), "process": Number(), "load": FORM}
 FILE_BYTES = 1024 * 1024
+LEAST_SECONDS = 0.001
+"""Of which a rate can be told."""
 
 
 class Expected(NamedTuple):
@@ -105,7 +107,7 @@ def progress_of(load: Mapping[str, Any], expected: Expected, before: Mapping[str
         before = None
     seconds = load["seconds"] - (before["seconds"] if before else 0)
     moved = _done(load, expected) - (_done(before, expected) if before else 0)
-    rate = round(moved / seconds) if seconds > 0 and moved > 0 else None
+    rate = round(moved / seconds) if seconds >= LEAST_SECONDS and moved > 0 else None
     missing = whole - _done(load, expected)
     return Progress(
         round(load["seconds"], 1),
