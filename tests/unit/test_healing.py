@@ -598,11 +598,21 @@ def test_serving_forgets_ends(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", '{"restarts": "x"}', '{"last": [1]}', '{"last": 3}', "[" * 99999, '{"time": 1e999}']
+    "text",
+    [
+        *("", "[]", '{"restarts": "x"}', '{"last": [1]}', '{"last": 3}', "[" * 99999, '{"time": 1e999}'),
+        *(f'{{"failures": 1, "{key}": {sign}1{"0" * 400}}}' for key in ("ended", "failures") for sign in ("", "-")),
+        f'{{"returns": -1{"0" * 400}}}',
+        f'{{"on_fallback": 1{"0" * 400}}}',
+    ],
 )
 def test_a_record_of_another_shape_begins_anew(tmp_path, text):
     (tmp_path / serving.FILE).write_text(text)
-    assert serving.read_kept(tmp_path / serving.FILE) == serving.Kept()
+    record = serving.Record(tmp_path, lambda path, content: True, lambda text: None)
+    assert record.kept == serving.Kept()
+    assert serving.wait_before_start(record.kept, 1e9) == 0
+    assert not record.served_on_fallback
+    assert record.steady == serving.STEADY_SECONDS
 
 
 def test_a_record_keeps_its_counts_and_its_last_lines(tmp_path):

@@ -15,6 +15,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import journal, progress, runtime, serving, tokens
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import server as llama_server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import worker as workers
@@ -600,6 +601,26 @@ def test_files_of_a_cache_that_were_cut_off_are_removed_and_those_of_models_befo
     (cache.parent / "sizes.json").write_text('{"sizes": 3}')
     assert sorted(workers.remove_cut(cache, [300])) == ["a", "c"]
     assert workers.remove_cut(tmp_path / "missing", [300]) == []
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: path.write_text("[" * 99999),
+        lambda path: path.write_text('{"sizes": [-1, 1e999, 1%s]}' % ("0" * 400)),
+        lambda path: path.symlink_to("/dev/zero"),
+        os.mkfifo,
+    ],
+    ids=["deep", "no sizes", "link", "pipe"],
+)
+def test_sizes_that_are_none_are_forgotten(tmp_path, spoil):
+    """The launcher and the module seed read them: neither ends nor waits for ever."""
+    path = tmp_path / "cache" / "sizes.json"
+    path.parent.mkdir()
+    spoil(path)
+    found = reading.within(5, lambda: workers.known_sizes(path.parent / "rpc", [300]))
+    assert found == {300}
+    assert json.loads(path.read_text())["sizes"] == [300]
 
 
 def test_a_file_that_is_written_to_is_not_taken_for_one_that_was_cut_off(tmp_path):

@@ -70,7 +70,14 @@ def test_the_file_is_bounded_and_forgets_what_is_old_or_of_the_future(notes):
     assert [kept["time"] for kept in written[-1]["notes"]] == [clock[0]]
 
 
-@pytest.mark.parametrize("odd", [None, [], {}, {"notes": 7}, {"notes": [7]}, {"notes": [{"time": 1}]}])
+@pytest.mark.parametrize(
+    "odd",
+    [
+        *(None, [], {}, {"notes": 7}, {"notes": [7]}, {"notes": [{"time": 1}]}),
+        *({"notes": [{**note(0, 0), "time": when}]} for when in (-1, -(10**400), 10**400, float("inf"))),
+        *({"notes": [{**note(0, 0), "generation_s": seconds}]} for seconds in (float("nan"), float("inf"), 1e300, -1)),
+    ],
+)
 def test_a_file_of_another_form_is_forgotten(odd):
     assert tokens.kept_notes(odd) == []
 

@@ -25,6 +25,8 @@ TEXT = 500
 """Characters of one line that are kept."""
 FILE_BYTES = 256 * 1024
 FALLBACKS_BYTES = 4 * 1024 * 1024
+LARGEST = 1 << 53
+"""No count and no clock goes beyond it."""
 WRITE_SECONDS, LOAD_SECONDS = 10.0, 2.0
 """The file is written so often, and while a model is loaded."""
 LONGEST_WAIT = 60
@@ -79,12 +81,19 @@ def read_kept(path: Path) -> Kept:
         told = read_json(path, FILE_BYTES)
         if not isinstance(told, dict):
             return Kept()
-        numbers = {name: int(told.get(name, 0)) for name in ("on_fallback", "restarts", "failures", "ended", "returns")}
-        last = [{"time": int(line["time"]), "text": str(line["text"])[:TEXT]} for line in told.get("last", [])]
-        silences = tuple(int(when) for when in told.get("silences", []))
+        counted = ("on_fallback", "restarts", "failures", "ended", "returns")
+        numbers = {name: _count(told.get(name, 0)) for name in counted}
+        last = [{"time": _count(line["time"]), "text": str(line["text"])[:TEXT]} for line in told.get("last", [])]
+        silences = tuple(_count(when) for when in told.get("silences", []))
         return Kept(**numbers, silences=silences[-LAST:], last=tuple(last[-LAST:]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return Kept()
+
+
+def _count(value: Any) -> int:
+    if not 0 <= value <= LARGEST:
+        raise ValueError("it is no count and no time")
+    return int(value)
 
 
 def wait_before_start(kept: Kept, now: float) -> float:

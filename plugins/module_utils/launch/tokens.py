@@ -28,6 +28,8 @@ EVERY_SECONDS, AGAIN_SECONDS = 300.0, 30.0
 """Between two notes, and after a question that was not answered: llama-server answers between two batches."""
 KEPT_SECONDS, MOST_NOTES = 2 * HOUR, 64
 FILE_BYTES = 64 * 1024
+LARGEST = 1 << 53
+"""No counter and no clock goes beyond it."""
 
 
 def counters(text: str) -> dict[str, float]:
@@ -95,9 +97,10 @@ class Notes:
 def kept_notes(told: Any) -> list[dict[str, Any]]:
     """Notes of a file; none where it says nothing that can be believed."""
     try:
-        return [
+        notes = [
             {"time": int(note["time"]), "start": int(note["start"]), **{name: float(note[name]) for name in COUNTERS}}
             for note in told["notes"][-MOST_NOTES:]
         ]
     except (KeyError, TypeError, ValueError, OverflowError):
         return []
+    return notes if all(0 <= number <= LARGEST for note in notes for number in note.values()) else []

@@ -9,7 +9,6 @@ A worker serves one client at a time, and has no timeout. So one that hangs, or 
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import socket
 import stat
@@ -20,10 +19,12 @@ from contextlib import suppress
 from pathlib import Path
 
 try:
-    from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import journal, progress
+    from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import journal, progress, serving
     from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 except ImportError:  # as installed on a host
-    journal, progress, rpc = (importlib.import_module(name) for name in ("journal", "progress", "rpc"))
+    journal, progress, serving, rpc = (
+        importlib.import_module(name) for name in ("journal", "progress", "serving", "rpc")
+    )
 
 PRUNE_SECONDS = 300
 WHOLE_SECONDS = 30.0
@@ -75,8 +76,8 @@ def known_sizes(cache: Path, sizes: Iterable[int]) -> set[int]:
     """These sizes of tensors and those that were known before, which are kept beside the cache: it may hold tensors of other models."""
     path, before = cache.parent / "sizes.json", set()
     with suppress(OSError, ValueError, TypeError, AttributeError):
-        if path.stat().st_size < MOST_OF_SIZES:
-            before = {size for size in json.loads(path.read_text())["sizes"] if isinstance(size, int)}
+        kept = serving.read_json(path, MOST_OF_SIZES)["sizes"]
+        before = {size for size in kept if isinstance(size, int) and 0 < size <= serving.LARGEST}
     known = before | set(sizes)
     if known != before:
         with suppress(OSError):
