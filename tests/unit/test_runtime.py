@@ -258,6 +258,16 @@ def test_the_log_of_a_start_is_bounded(launch, tmp_path, monkeypatch):
     assert len((tmp_path / runtime.START_LOG).read_text()) == 100
 
 
+@pytest.mark.parametrize("spoil", [os.mkfifo, lambda path: path.symlink_to("/dev/full")], ids=["pipe", "link"])
+def test_the_server_is_heard_where_its_log_is_no_file(tmp_path, capfd, spoil):
+    spoil(tmp_path / runtime.START_LOG)
+    head = llama_server.Head([sys.executable, "-c", "print('x' * 100000)"], [], "http://127.0.0.1:1", tmp_path)
+    head.relay.join(10)
+    head.kill()
+    assert head.last.strip().endswith(b"xxx")
+    assert f"{runtime.START_LOG} could not be written: " in capfd.readouterr().out
+
+
 TALKS = """
 import pathlib, sys, time
 folder = pathlib.Path(sys.argv[1])

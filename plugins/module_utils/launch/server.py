@@ -339,8 +339,9 @@ class Head:
 
 
 def _open_start_log(path: Path) -> IO[bytes]:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        return path.open("wb", buffering=0)
+        return open(os.open(path, flags, 0o666), "wb", buffering=0)
     except OSError as error:
         journal.say(f"{path} could not be written: {error.strerror}")
         return open(os.devnull, "wb", buffering=0)
