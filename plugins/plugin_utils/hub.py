@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
@@ -57,8 +57,19 @@ class Listing(NamedTuple):
 
 
 def endpoint() -> str:
-    """The server, as huggingface_hub takes it from the environment."""
-    return os.environ.get("HF_ENDPOINT", "").rstrip("/") or ENDPOINT
+    """The server, as huggingface_hub takes it from the environment.
+
+    :raises Refusal: it is no address.
+    """
+    given = os.environ.get("HF_ENDPOINT", "").rstrip("/") or ENDPOINT
+    try:
+        if urlsplit(given).hostname and urlsplit(given).port != 0:
+            return given
+    except ValueError:
+        pass
+    raise Refusal(
+        f"HF_ENDPOINT of the controller is {untrusted.show(remote.shown(given))}, which is no address of a server: use one like {ENDPOINT}"
+    )
 
 
 def read_token(path: str | None) -> str | None:

@@ -118,6 +118,11 @@ def refusal(call, *arguments, **keywords):
         ),
         ({"llama_model_url": ["ftp://h/m.gguf"]}, "has 'ftp://h/m.gguf': use the http:// or https:// address"),
         ({"llama_model_url": ["http://[h/m.gguf"]}, "use the http:// or https:// address"),
+        (
+            {"llama_model_url": ["http://h:99999/m.gguf"]},
+            "has 'http://h:99999/m.gguf': use the http:// or https:// address",
+        ),
+        ({"llama_model_url": ["http://h:port/m.gguf"]}, "use the http:// or https:// address"),
         ({"llama_model_url": ["http://h/"]}, "whose end is no name of a file"),
         ({"llama_model_url": ["http://h/m.gguf", "http://g/m.gguf"]}, "has two addresses of m.gguf"),
         (
@@ -426,6 +431,19 @@ def test_a_password_in_the_address_of_a_mirror(monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "https://me:secret@mirror.example")
     message = refusal(looked_up, on_huggingface())
     assert message.startswith("HF_ENDPOINT has a password or a token")
+    assert "secret" not in message
+
+
+@pytest.mark.parametrize("with_token", [False, True])
+@pytest.mark.parametrize("address", ["http://mirror.example:99999", "http://me:secret@h:port", "http://[::1", "mirror"])
+def test_a_mirror_whose_address_is_none(tmp_path, monkeypatch, address, with_token):
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    token = tmp_path / "token"
+    token.write_text(TOKEN)
+    token.chmod(0o600)
+    message = refusal(looked_up, on_huggingface(**({"llama_model_token_file": str(token)} if with_token else {})))
+    assert message.startswith("HF_ENDPOINT of the controller is '")
+    assert "no address of a server: use one like https://huggingface.co" in message
     assert "secret" not in message
 
 

@@ -149,9 +149,10 @@ def _urls(variable: str, given: Sequence[str]) -> tuple[str, ...]:
     for url in given:
         try:
             address = urlsplit(url)
+            known = address.scheme in ("http", "https") and address.hostname and address.port != 0
         except ValueError:
-            address = urlsplit("")
-        if address.scheme not in ("http", "https") or not address.hostname:
+            known = None
+        if not known:
             raise Refusal(f"{variable} has {untrusted.show(url)}: use the http:// or https:// address of a GGUF file")
         name = model_files.name_of_url(url)
         if model_files.problem_of_name(name):
