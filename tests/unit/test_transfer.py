@@ -1,12 +1,17 @@
 """Tensors on their way to a worker that keeps a cache, in the form of each generation, and how tensors are known again."""
 
+import errno
 import io
 import itertools
+import socket
 import struct
+import time
 from unittest import mock
 
+import gguf_files
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc, transfer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import seeding
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, rpc, transfer
 from cache_worker import CacheWorker
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -117,6 +122,39 @@ def test_nobody_there(error, said):
         pytest.raises(transfer.TransferError, match=said),
     ):
         transfer.Worker("127.0.0.1", 1, NEWEST, 1, 1)
+
+
+class Losing(socket.socket):
+    """A connection to a port of this host whose messages are sent by somebody else."""
+
+    def __init__(self, port, send):
+        super().__init__()
+        self.connect(("127.0.0.1", port))
+        self._send = send
+
+    def sendall(self, data):
+        self._send(self, data)
+
+
+def test_a_network_that_loses_the_worker_meanwhile(tmp_path):
+    """It is not the file of the model that cannot be read then."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(gguf_files.model())
+    name, place = next(iter(gguf.places(str(path)).items()))
+    server = Server(CacheWorker((8, 0, 0)).script)
+    tensors, sends = [seeding.Tensor(name, place.bytes, "")], iter(range(4))
+    send = socket.socket.sendall
+
+    def lose(connection, data):
+        if next(sends, None) is None:
+            raise OSError(errno.EHOSTUNREACH, "No route to host")
+        send(connection, data)
+
+    with (
+        mock.patch.object(rpc.socket, "create_connection", return_value=Losing(server.port, lose)),
+        pytest.raises(seeding.SeedError, match=r"^the worker at .* cannot be reached: No route to host$"),
+    ):
+        seeding.give(str(path), f"127.0.0.1:{server.port}", NEWEST, tensors, time.monotonic() + 5)
 
 
 def test_a_model_that_becomes_shorter_meanwhile():

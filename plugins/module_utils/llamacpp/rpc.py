@@ -14,6 +14,8 @@ import ipaddress
 import socket
 import struct
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 HELLO = 14
@@ -37,6 +39,23 @@ class Foreign(Exception):
 
 class Unreachable(Exception):
     """No connection came about, and nobody refused one either."""
+
+
+class Lost(OSError):
+    """The network lost a connection that stood."""
+
+
+@contextmanager
+def _over_network() -> Iterator[None]:
+    """:raises Closed, Lost, socket.timeout: a connection that stood can be used no more."""
+    try:
+        yield
+    except socket.timeout:
+        raise
+    except ConnectionError as error:
+        raise Closed from error
+    except OSError as error:
+        raise Lost(error.errno, error.strerror or str(error)) from error
 
 
 class Connection:
@@ -67,10 +86,8 @@ class Connection:
         received = b""
         while len(received) < size:
             self.socket.settimeout(self._left())
-            try:
+            with _over_network():
                 part = self.socket.recv(size - len(received))
-            except ConnectionError as error:
-                raise Closed from error
             if not part:
                 raise Closed
             received += part
@@ -78,10 +95,8 @@ class Connection:
 
     def send(self, data: bytes | memoryview) -> None:
         self.socket.settimeout(self._left())
-        try:
+        with _over_network():
             self.socket.sendall(data)
-        except ConnectionError as error:
-            raise Closed from error
 
     def ask(self, command: int, payload: bytes, reply_sizes: tuple[int, ...]) -> bytes:
         """Sends one command and returns its reply, which must have one of the given sizes."""

@@ -179,7 +179,7 @@ def _reported() -> Iterator[None]:
         raise TransferError(f"does not answer as a worker: {error}") from error
     except socket.timeout as error:
         raise TransferError("was not ready within the time limit") from error
-    except ConnectionError as error:
+    except (ConnectionError, rpc.Lost) as error:
         raise TransferError(f"cannot be reached: {error.strerror or error}") from error
 
 
