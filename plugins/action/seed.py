@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from typing import Any
 
 from ansible.plugins.action import ActionBase
@@ -80,14 +81,15 @@ class ActionModule(ActionBase):
             for worker in plan["hosts"][self.host]["workers"]
             if worker["seed"] and (names := seeding.names_of(worker["seed"]["tensors"]))
         ]
-        started, changed, copied = time.monotonic(), False, 0
+        started, changed, copied, before = time.monotonic(), False, 0, transfer.MOST_BYTES
         while True:
             answer = self._ask(plan, self.host, state="filled", workers=workers, tensors=tensors, local=local)
             changed |= bool(answer.get("changed"))
             copied += int(answer.get("copied_mib") or 0)
             left = int(answer.get("left_mib") or 0)
-            if not left or answer.get("why") or not answer.get("changed"):
+            if not left or answer.get("why") or not answer.get("changed") or left >= before:
                 break
+            before = left
             self._show(copied, left, time.monotonic() - started, "from its own copy of the model")
         if copied or answer.get("linked_mib"):
             got = units.amount((copied + int(answer.get("linked_mib") or 0)) * MIB)
@@ -99,20 +101,14 @@ class ActionModule(ActionBase):
 
     def _send(self, plan: dict, arguments: dict) -> dict:
         """Sends what is missing to all workers at once."""
-        targets = _targets(plan, arguments["staging"], arguments["answers"])
+        targets = _targets(plan, arguments["staging"], arguments["answers"], self.bytes)
         total = sum(self.bytes.get(name, 0) for target in targets for name in target["names"]) // MIB
         started, changed, why = time.monotonic(), False, []
         while targets:
             answer = self._ask(plan, plan["head"]["host"], state="sent", targets=targets, tensors=arguments["tensors"])
             changed |= bool(answer.get("changed"))
             why += answer.get("why") or []
-            given = {endpoint: set(names) for endpoint, names in (answer.get("given") or {}).items()}
-            targets = [
-                {**target, "names": [name for name in target["names"] if name not in given[target["endpoint"]]]}
-                for target in targets
-                if given.get(target["endpoint"])
-            ]
-            targets = [target for target in targets if target["names"]]
+            targets = _left(targets, answer.get("given") or {})
             left = sum(self.bytes.get(name, 0) for target in targets for name in target["names"]) // MIB
             self._show(total - left, left, time.monotonic() - started, "from the head")
         for sentence in why:
@@ -178,17 +174,32 @@ def _names(plan: dict) -> dict[str, int]:
     }
 
 
-def _targets(plan: dict, staging: dict, answers: dict) -> list[dict]:
-    """The workers whose caches lack something, where they are on their staging ports."""
+def _left(targets: list[dict], given: dict[str, list[str]]) -> list[dict]:
+    """The targets that got some of their tensors, and not all, with the rest."""
+    left = []
+    for target in targets:
+        got = set(given.get(target["endpoint"]) or ())
+        names = [name for name in target["names"] if name not in got]
+        if 0 < len(names) < len(target["names"]):
+            left.append({**target, "names": names})
+    return left
+
+
+def _targets(plan: dict, staging: dict, answers: dict, known: Collection[str]) -> list[dict]:
+    """The workers whose caches lack something, where they are on their staging ports.
+
+    :param known: names of the tensors that the head has.
+    """
     staged = {
         (name, worker["name"]): worker["endpoint"]
         for name, host in staging["hosts"].items()
         for worker in host["workers"]
     }
     return [
-        {"endpoint": staged[host, worker["name"]], "fork": worker["seed"]["fork"], "names": missing[worker["name"]]}
+        {"endpoint": staged[host, worker["name"]], "fork": worker["seed"]["fork"], "names": names}
         for host, answer in answers.items()
         if (missing := answer.get("missing"))
         for worker in plan["hosts"][host]["workers"]
-        if worker["seed"] and missing.get(worker["name"]) and (host, worker["name"]) in staged
+        if worker["seed"] and (host, worker["name"]) in staged
+        if (names := [name for name in missing.get(worker["name"]) or () if name in known])
     ]

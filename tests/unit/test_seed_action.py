@@ -94,6 +94,17 @@ def test_a_host_that_gets_no_further_is_not_asked_for_ever(run):
     assert (result["missing"], result["why"], shown[-1]) == ({}, ["no python"], "[one] no python")
 
 
+def test_a_host_that_says_that_it_gets_further_and_does_not_is_not_asked_for_ever(run):
+    answer = {"changed": True, "copied_mib": 20, "left_mib": 40, "missing": {"cpu": NAMES}, "why": []}
+    result, _shown = run(Hosts(answer, answer), state="filled", tensors=TENSORS)
+    assert result["missing"] == {"cpu": NAMES}
+    staging = {"hosts": {"one": {"workers": [worker("cpu")]}, "two": {"workers": [worker("cuda0")]}}}
+    answers = {"one": {"missing": {"cpu": [*NAMES, "other"]}}, "two": {"missing": {"cuda0": ["other"]}}}
+    hosts = Hosts({"changed": True, "given": {"192.0.2.2:3": ["other"]}, "why": []})
+    run(hosts, state="sent", tensors=TENSORS, answers=answers, staging=staging)
+    assert [(target["endpoint"], target["names"]) for target in hosts.asked[0]["targets"]] == [("192.0.2.2:3", NAMES)]
+
+
 def test_the_head_sends_to_those_that_lack_something_until_nothing_is_left(run):
     answers = {"one": {"missing": {"cpu": NAMES}}, "two": {"missing": {"cuda0": NAMES[:1]}}, "head": {}}
     staging = {"hosts": {name: {"workers": host["workers"]} for name, host in PLAN["hosts"].items()}}
