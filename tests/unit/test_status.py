@@ -367,6 +367,9 @@ def test_speed(plan, answers, tmp_path):
     }
     said = "20 tokens/s in generation, 400 tokens/s in prompts since the server's start (900 generated, 4000 read)"
     assert said in " ".join(shown.split())
+    of_head(answers, metrics={**COUNTED, "generation_s": 5e-324})
+    told, _error, shown = written(plan, answers, tmp_path)
+    assert told["cluster"]["speed"]["generation_tokens_per_s"] is None
     of_head(answers, metrics=dict.fromkeys(COUNTED, 0.0))
     told, _error, shown = written(plan, answers, tmp_path)
     assert told["cluster"]["speed"]["generation_tokens_per_s"] is None

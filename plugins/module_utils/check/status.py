@@ -222,7 +222,7 @@ def _speed(head: dict, argv: list[str]) -> tuple[Speed | None, str]:
     if not counted:
         return None, "llama-server did not report its counters"
     rates = [
-        round(counted[number] / counted[seconds], 2) if counted[seconds] > 0 else None
+        round(counted[number] / counted[seconds], 2) if counted[seconds] >= loading.LEAST_SECONDS else None
         for number, seconds in (("generated_tokens", "generation_s"), ("prompt_tokens", "prompt_s"))
     ]
     generated, read = int(counted["generated_tokens"]), int(counted["prompt_tokens"])
