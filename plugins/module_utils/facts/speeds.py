@@ -11,6 +11,7 @@ import threading
 import time
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import hardware
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rates
 
 PIECE = 64 << 20
 """Bytes that each thread reads over and over: more than caches hold."""
@@ -20,9 +21,6 @@ MOST_THREADS = 64
 SECONDS = 1.0
 WINDOW = 0.2
 """Seconds, the fastest of which count: in the others some other program had a processor, as the run that measures itself."""
-
-LEAST_GB_PER_S = 0.01
-"""What is less says of the other programs how much they compute, and nothing of memory."""
 
 
 def _read(piece: ctypes.Array[ctypes.c_char], end: float, counts: list[int], index: int) -> None:
@@ -66,4 +64,4 @@ def measured() -> dict[str, dict] | None:
         rate = memory_gb_per_s(min(os.cpu_count() or 1, MOST_THREADS), SECONDS)
     except (MemoryError, RuntimeError):
         return None
-    return {"CPU": {"name": hardware.cpu()["model"], "gb_per_s": rate}} if rate >= LEAST_GB_PER_S else None
+    return {"CPU": {"name": hardware.cpu()["model"], "gb_per_s": rate}} if rate >= rates.LEAST_GB_PER_S else None

@@ -14,7 +14,12 @@ from typing import Any
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Each, Maybe, Number, Text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
+    backends,
+    capabilities,
+    options,
+    rates,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import model_entry, releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
     Accelerator,
@@ -104,8 +109,6 @@ WORD = Text("[A-Za-z0-9_.:+~-]*")
 EXTERNAL = "llama_external_workers"
 PROTOCOL = r"\d{1,3}(\.\d{1,3}){1,2}"
 MEMORY_MIB = Number(0, MOST_MIB)
-SLOWEST_MEMORY = 0.01
-"""GB per second: what is slower was not measured (facts/speeds.py)."""
 LINK_FIGURES = ("round_trip_ms", "mbit_per_second")
 LEAST_FIGURE = 0.001
 """Of a link: what is less was not measured."""
@@ -163,7 +166,7 @@ KNOWN: dict[str, Any] = {
     "addresses": Maybe([Text(r"\d+(\.\d+){3}", 15)]),
     "kernel": Maybe(Text()),
     "firmware": Maybe(Text()),
-    "rates": Maybe(Each({"name": Text(), "gb_per_s": Number(SLOWEST_MEMORY, 1 << 20, real=True)})),
+    "rates": Maybe(Each({"name": Text(), "gb_per_s": Number(rates.LEAST_GB_PER_S, 1 << 20, real=True)})),
     "disk": Maybe(
         {
             "folder": Text("/.*", 4096),
