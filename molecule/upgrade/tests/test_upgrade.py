@@ -22,6 +22,8 @@ WORKERS = {
     name: service["name"] for name, host in PLAN["hosts"].items() for service in host["services"] if name != HEAD
 }
 NEW = inventory.specification()["llama_release"]["default"]
+CACHED = {name: sum(worker["seed"]["bytes"] for worker in PLAN["hosts"][name]["workers"]) for name in WORKERS}
+"""Bytes of the tensors that each host's workers keep on disk."""
 WORDS = " ".join(known_answer.SENTENCE.split()[:2])
 LOG = "/root/asked.log"
 STARTS = 3
@@ -81,6 +83,11 @@ def wait_for_answer(seconds=180):
     pytest.fail(on(HEAD).check_output("journalctl --no-pager --lines=50 --unit=%s", SERVER))
 
 
+def received():
+    """Bytes that each worker's host has got from the network."""
+    return {name: int(on(name).file("/sys/class/net/eth0/statistics/rx_bytes").content_string) for name in WORKERS}
+
+
 def gap(begin):
     """Seconds without a right answer since then: the longest time between two, less the usual."""
     right = [ended for ended, how in answers() if how == "right"]
@@ -120,11 +127,15 @@ def restart_by_hand():
     wait_for_answer()
 
 
-def test_an_upgrade_costs_one_restart():
-    begin = time.time()
+def test_an_upgrade_costs_one_restart_and_sends_no_tensor_that_a_worker_has():
+    begin, before = time.time(), received()
     said = succeeds(llama_release=NEW)
     wait_for_answer()
     measured["upgrade_gap_s"] = gap(begin)
+    sent = {name: now - before[name] for name, now in received().items()}
+    measured["upgrade_received_mib"] = {name: round(number / 2**20) for name, number in sent.items()}
+    measured["cached_mib"] = {name: round(number / 2**20) for name, number in CACHED.items()}
+    assert all(sent[name] < CACHED[name] / 2 for name in WORKERS), sent
     assert serves(NEW["version"])
     assert "Stop where the release has not proven itself" in said
 
