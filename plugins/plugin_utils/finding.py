@@ -172,9 +172,7 @@ def _at_path(
                 f"{source.variable} is {source.path}, which cannot be read on the head: {untrusted.printable(said['error'])}"
             )
         if said.get("closed"):
-            raise Refusal(
-                f"{source.variable} is {source.path}, but its service cannot read {untrusted.printable(said['closed'])}: open it with chmod o+rX"
-            )
+            raise Refusal(_closed(source, source.path, said["closed"]))
         folder, _slash, base = str(source.path).rpartition("/")
         file = {"name": base, "path": source.path, "bytes": said.get("bytes"), "url": None, "sha256": None}
         return Found(name, None, [file], _summary(source.role, said.get("summary")))
@@ -267,13 +265,18 @@ def _by_name(urls: Sequence[str]) -> dict[str, str]:
 
 
 def _in_its_folder(source: ModelSource, own: Mapping[str, Any]) -> Found | None:
-    """A blob that Ollama has on the host."""
-    manifest, folder = own.get("manifest"), own.get("folder")
+    """A blob that Ollama has on the host, whole by its size.
+
+    :raises Refusal: it is a projector or a draft model that the service cannot read.
+    """
+    manifest, folder, said = own.get("manifest"), own.get("folder"), _entry(own.get("blobs"), source.role)
     if not isinstance(manifest, Mapping) or ollama.problem(manifest) or not isinstance(folder, str):
         return None
-    blobs = ollama.blobs(manifest, source.role)
-    if len(blobs) != 1 or (source.role == model_files.MODEL and not own.get("summary")):
+    blobs, wanted = ollama.blobs(manifest, source.role), source.role == model_files.MODEL
+    if len(blobs) != 1 or said.get("bytes") != blobs[0].bytes or bool(said.get("summary")) < wanted:
         return None
+    if said.get("closed") and not wanted:
+        raise Refusal(_closed(source, source.ollama, said["closed"]))
     name = ollama.name_of(str(source.ollama))
     path = f"{folder}/{ollama.blob_path(blobs[0].sha256)}"
     file = {
@@ -283,8 +286,12 @@ def _in_its_folder(source: ModelSource, own: Mapping[str, Any]) -> Found | None:
         "url": None,
         "sha256": blobs[0].sha256,
     }
-    summary = _summary(source.role, own.get("summary"))
-    return Found(model_source.shown(source), None, [file], summary, own.get("closed"))
+    summary = _summary(source.role, said.get("summary"))
+    return Found(model_source.shown(source), None, [file], summary, said.get("closed"))
+
+
+def _closed(source: ModelSource, value: str | None, closed: Any) -> str:
+    return f"{source.variable} is {value}, but its service cannot read {untrusted.printable(closed)}: open it with chmod o+rX"
 
 
 # What servers and the controller have

@@ -55,7 +55,13 @@ def answer(variable, value):
     return {
         "folders": {} if source.path else {model_source.folder("/p", source): folder},
         "paths": {"/srv/p.gguf": {"bytes": 5, "closed": None}},
-        "ollama": {str(source.ollama): {"manifest": manifest, "folder": "/o", "summary": SUMMARY, "closed": None}},
+        "ollama": {
+            str(source.ollama): {
+                "manifest": manifest,
+                "folder": "/o",
+                "blobs": {"model": {"bytes": 5, "summary": SUMMARY, "closed": None}},
+            }
+        },
         "summary": SUMMARY,
         "closed": None,
     }

@@ -16,7 +16,7 @@ from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import models
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, known_answer, model_files
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, known_answer, model_files, ollama
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import model_entry, model_source, rollback
 from ansible_collections.llamacpp.cluster.plugins.modules import model as model_module
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import finding, hub, inventory
@@ -880,6 +880,52 @@ def test_a_model_that_ollama_has_on_the_host_is_used_there(server, library, tmp_
         }
     ]
     assert found["summary"]["architecture"] == "llama"
+
+
+@pytest.mark.parametrize("role", ["mmproj", "draft"])
+def test_a_projector_or_draft_model_that_ollama_has_on_the_host_is_read_there(tmp_path, call, monkeypatch, role):
+    """Where its blob is missing, or has not all bytes yet, the registry is asked."""
+    content = gguf_files.model(CLIP) if role == "mmproj" else gguf_files.model()
+    layer = {"mediaType": ollama.MEDIA_TYPES[role], "digest": f"sha256:{'a' * 64}", "size": len(content)}
+    manifest = tmp_path / "manifests" / "127.0.0.1:1" / "library" / "m" / "1"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text(json.dumps({"layers": [layer]}))
+    blob = tmp_path / "blobs" / f"sha256-{'a' * 64}"
+    blob.parent.mkdir()
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
+    closed = []
+    monkeypatch.setattr(models.host, "closed_to", lambda account, path: closed[0] if closed else None)
+    summary = {**known_answer.summary(4, 128, "f32"), "files": []}
+
+    def found():
+        given = {"llama_model_path": "/m.gguf", f"llama_model_{role}": {"ollama": "http://127.0.0.1:1/library/m:1"}}
+
+        def both(**arguments):
+            return call(**arguments) if "paths" in arguments else {"summary": summary, "closed": None}
+
+        return run(both, given, prefix=str(tmp_path / "prefix"))[0]
+
+    asks = r"whose manifest http://127\.0\.0\.1:1/\S+ cannot be read"
+    assert re.search(asks, found()["refused"])
+    blob.write_bytes(content[:-1])
+    assert re.search(asks, found()["refused"])
+    blob.write_bytes(content)
+    assert found()["files"] == [
+        {
+            "name": f"m-1-{role}.gguf",
+            "path": str(blob),
+            "bytes": len(content),
+            "url": None,
+            "sha256": "a" * 64,
+            "role": role,
+        }
+    ]
+    assert found()["further"][role]["architecture"] == ("clip" if role == "mmproj" else "llama")
+    closed.append(str(tmp_path / "blobs"))
+    assert (
+        f"llama_model_{role}.ollama is http://127.0.0.1:1/library/m:1, but its service cannot read {closed[0]}"
+        in found()["refused"]
+    )
 
 
 def test_a_model_of_the_operator_and_its_projector(tmp_path, call, monkeypatch):

@@ -25,7 +25,7 @@ def had(folders: Sequence[str], paths: Sequence[str], wanted: Sequence[str], acc
     :param paths: of files.
     :param wanted: models of Ollama.
     :returns: folder → ``record`` and ``summary`` of those whose files are whole; path → ``bytes``, ``summary`` and ``closed``, or ``error``; name of a model of
-        Ollama → ``manifest`` and ``folder``.
+        Ollama → ``manifest``, ``folder``, and ``blobs``: role → the same as of a path.
     """
     return {
         "folders": {folder: found for folder in folders if (found := fetched(folder, account))},
@@ -81,14 +81,14 @@ def of_ollama(name: str, account: str) -> dict[str, Any] | None:
             return {
                 "manifest": {"layers": manifest["layers"]},
                 "folder": folder,
-                **_blob(Path(folder), manifest, account),
+                "blobs": {role: _blob(Path(folder), manifest, role, account) for role in model_files.ROLES},
             }
     return None
 
 
-def _blob(folder: Path, manifest: Mapping[str, Any], account: str) -> dict[str, Any]:
-    """Summary of the model that a manifest names, and what keeps the account from reading it."""
-    for blob in ollama.blobs(manifest, model_files.MODEL):
+def _blob(folder: Path, manifest: Mapping[str, Any], role: str, account: str) -> dict[str, Any]:
+    """What the host has of the first blob with this role that a manifest names."""
+    for blob in ollama.blobs(manifest, role):
         path = str(folder / ollama.blob_path(blob.sha256))
-        return {**_summary(path), "closed": file(path, account).get("closed")}
+        return {**file(path, account), "summary": _summary(path, role == model_files.MODEL)["summary"]}
     return {}
