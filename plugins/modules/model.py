@@ -41,9 +41,8 @@ options:
     description: Where the collection is installed on the host. Without it, the host is not asked what it has of a model that is fetched.
     type: path
   account:
-    description: Account that is to read the model when it is served.
+    description: Account that is to read the model when it is served. Without it, that is the one that connects.
     type: str
-    default: llamacpp
   timeout:
     description: Seconds that finding and reading may take.
     type: int
@@ -270,7 +269,7 @@ def main():
                 "default": "found",
             },
             "prefix": {"type": "path"},
-            "account": {"type": "str", "default": "llamacpp"},
+            "account": {"type": "str"},
             "timeout": {"type": "int", "default": 120},
             "folders": {"type": "list", "elements": "path", "default": []},
             "paths": {"type": "list", "elements": "path", "default": []},

@@ -36,7 +36,7 @@ FILES = [{"name": untrusted.Text(longest=1024), "bytes": untrusted.Number()}]
 SPECIFICATION: dict[str, dict[str, Any]] = {
     "state": {"type": "str", "choices": ["found"], "default": "found"},
     "prefix": {"type": "path"},
-    "account": {"type": "str", "default": "llamacpp"},
+    "account": {"type": "str"},
     "timeout": {"type": "int", "default": 120},
 }
 DEFAULTS = {name: option["default"] for name, option in SPECIFICATION.items() if "default" in option}
@@ -156,8 +156,12 @@ def _of_the_host(
     }
     if not any(asked.values()):
         return {}
-    others = {key: arguments[key] for key in ("account", "timeout")}
-    return _module(action, task_vars, MODULE, {**asked, **others})
+    return _module(action, task_vars, MODULE, {**asked, **_account(arguments), "timeout": arguments["timeout"]})
+
+
+def _account(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    account = arguments.get("account")
+    return {"account": account} if account else {}
 
 
 def _at_path(
@@ -176,7 +180,7 @@ def _at_path(
         folder, _slash, base = str(source.path).rpartition("/")
         file = {"name": base, "path": source.path, "bytes": said.get("bytes"), "url": None, "sha256": None}
         return Found(name, None, [file], _summary(source.role, said.get("summary")))
-    result = _module(action, task_vars, READER, {"path": source.path, "account": arguments["account"]})
+    result = _module(action, task_vars, READER, {"path": source.path, **_account(arguments)})
     folder, reported = str(source.path).rpartition("/")[0], result.get("summary")
     summary: Mapping[str, Any] = reported if isinstance(reported, Mapping) else {}
     wrong = gguf.problem(summary)

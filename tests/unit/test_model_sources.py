@@ -903,7 +903,7 @@ def test_a_projector_or_draft_model_that_ollama_has_on_the_host_is_read_there(tm
         def both(**arguments):
             return call(**arguments) if "paths" in arguments else {"summary": summary, "closed": None}
 
-        return run(both, given, prefix=str(tmp_path / "prefix"))[0]
+        return run(both, given, prefix=str(tmp_path / "prefix"), account="nobody")[0]
 
     asks = r"whose manifest http://127\.0\.0\.1:1/\S+ cannot be read"
     assert re.search(asks, found()["refused"])
@@ -949,6 +949,25 @@ def test_a_model_of_the_operator_and_its_projector(tmp_path, call, monkeypatch):
     projector.unlink()
     refused = run(both, given, prefix=PREFIX)[0]["refused"]
     assert refused.startswith(f"llama_model_mmproj.path is {projector}, which cannot be read on the head: No such")
+
+
+@pytest.mark.parametrize("account, closed", [("nobody", True), (None, False)])
+def test_a_projector_in_a_private_folder_is_closed_to_another_account(tmp_path, call, account, closed):
+    """Services of a user run as the account that connects, which has its models in its home."""
+    (tmp_path / "home").mkdir(mode=0o700)
+    projector = tmp_path / "home" / "p.gguf"
+    projector.write_bytes(gguf_files.model(CLIP))
+    given = {"llama_model_path": "/m.gguf", "llama_model_mmproj": {"path": str(projector)}}
+    summary = {**known_answer.summary(4, 128, "f32"), "files": []}
+    asked = []
+
+    def both(**arguments):
+        asked.append(arguments.get("account"))
+        return call(**arguments) if "paths" in arguments else {"summary": summary, "closed": None}
+
+    found = run(both, given, prefix=PREFIX, **({"account": account} if account else {}))[0]
+    assert set(asked) == {account}
+    assert ("its service cannot read" in found.get("refused", "")) == closed
 
 
 CLIP = (("general.architecture", gguf_files.STRING, "clip"), ("clip.has_vision_encoder", gguf_files.BOOL, True))
@@ -1044,6 +1063,7 @@ def test_a_projector_that_its_service_cannot_read(tmp_path, call, monkeypatch):
         lambda **arguments: call(**arguments) if "paths" in arguments else {"summary": summary, "closed": None},
         {"llama_model_path": "/m.gguf", "llama_model_mmproj": {"path": str(tmp_path / "p.gguf")}},
         prefix=PREFIX,
+        account="llamacpp",
     )
     assert "but its service cannot read /home/me" in found["refused"]
 
@@ -1065,7 +1085,8 @@ def test_what_is_fetched_and_cannot_be_read_by_its_service_is_said(server, repo,
     request = on_huggingface(quantisation="Q4_K_M")
     fetched(tmp_path, request, looked_up(request))
     given = {"llama_model_huggingface": {"repo": REPO, "quantisation": "Q4_K_M"}}
-    assert run(call, given, prefix=str(tmp_path / "prefix"))[0]["closed"] == "/closed"
+    found, _action = run(call, given, prefix=str(tmp_path / "prefix"), account="llamacpp")
+    assert found["closed"] == "/closed"
 
 
 def test_a_copy_whose_file_is_gone_is_that_of_the_head(tmp_path, call, monkeypatch):

@@ -83,6 +83,15 @@ def test_facts_are_read_as_root_where_the_installation_is_the_systems():
     assert read["become"] == "{{ llama_host_scope | default('auto') == 'system' }}"
 
 
+@pytest.mark.parametrize("scope, account", [("system", "llamacpp"), ("user", "omitted"), (None, "omitted")])
+def test_a_model_is_to_be_read_by_the_account_of_the_services(scope, account):
+    """In the user scope that is whoever connects."""
+    facts = {"facts": {"scope": scope, "names": {"account": "llamacpp"}}} if scope else {}
+    templar = Templar(DataLoader(), variables={"llama_facts": facts, "omit": "omitted"})
+    found = [asked for asked in every("llamacpp.cluster.model") if asked["state"] == "found"]
+    assert {templar.template(trust_as_template(asked["account"])) for asked in found} == {account}
+
+
 def test_measuring_a_link_changes_nothing():
     measured = yaml.safe_load((ROOT / "roles" / "llama_link" / "tasks" / "measure.yml").read_text())
     asked = [task for task in measured if {"async", "ansible.builtin.async_status"} & set(task)]

@@ -18,12 +18,13 @@ OLLAMA_FOLDERS = ("/usr/share/ollama/.ollama/models", "/var/lib/ollama/.ollama/m
 """Of its service, as Ollama's installer and packages of distributions set it up."""
 
 
-def had(folders: Sequence[str], paths: Sequence[str], wanted: Sequence[str], account: str) -> dict[str, Any]:
+def had(folders: Sequence[str], paths: Sequence[str], wanted: Sequence[str], account: str | None) -> dict[str, Any]:
     """What this host has.
 
     :param folders: that may have a record.
     :param paths: of files.
     :param wanted: models of Ollama.
+    :param account: that is to read them; None for that of this process.
     :returns: folder → ``record`` and ``summary`` of those whose files are whole; path → ``bytes``, ``summary`` and ``closed``, or ``error``; name of a model of
         Ollama → ``manifest``, ``folder``, and ``blobs``: role → the same as of a path.
     """
@@ -34,7 +35,7 @@ def had(folders: Sequence[str], paths: Sequence[str], wanted: Sequence[str], acc
     }
 
 
-def fetched(folder: str, account: str) -> dict[str, Any] | None:
+def fetched(folder: str, account: str | None) -> dict[str, Any] | None:
     """The record of a folder, and whether its files are whole; then the summary of the model, too. None where there is no record."""
     kept = model_files.read_record(folder)
     if kept is None:
@@ -52,9 +53,9 @@ def fetched(folder: str, account: str) -> dict[str, Any] | None:
     }
 
 
-def file(path: str, account: str) -> dict[str, Any]:
+def file(path: str, account: str | None) -> dict[str, Any]:
     try:
-        return {"bytes": os.stat(path).st_size, "closed": host.closed_to(account, path)}
+        return {"bytes": os.stat(path).st_size, "closed": host.closed_to(account, path) if account else None}
     except OSError as error:
         return {"error": untrusted.printable(error.strerror or error)}
 
@@ -68,7 +69,7 @@ def _summary(path: str, whole: bool = True) -> dict[str, Any]:
         return {"summary": None, "error": untrusted.printable(error)}
 
 
-def of_ollama(name: str, account: str) -> dict[str, Any] | None:
+def of_ollama(name: str, account: str | None) -> dict[str, Any] | None:
     """The manifest of a model that Ollama has on this host, and the folder where its blobs are; None where it has none that can be read."""
     homes = [os.environ.get("OLLAMA_MODELS"), os.path.expanduser("~/.ollama/models"), *OLLAMA_FOLDERS]
     for folder in filter(None, homes):
@@ -86,7 +87,7 @@ def of_ollama(name: str, account: str) -> dict[str, Any] | None:
     return None
 
 
-def _blob(folder: Path, manifest: Mapping[str, Any], role: str, account: str) -> dict[str, Any]:
+def _blob(folder: Path, manifest: Mapping[str, Any], role: str, account: str | None) -> dict[str, Any]:
     """What the host has of the first blob with this role that a manifest names."""
     for blob in ollama.blobs(manifest, role):
         path = str(folder / ollama.blob_path(blob.sha256))
