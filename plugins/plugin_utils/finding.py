@@ -16,6 +16,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetching
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
@@ -310,11 +311,14 @@ def _look_up(asked: Asked, seconds: float) -> Found:
         raise Refusal(f"{source.variable} {error}: check the network or the server, and try again") from None
 
 
-def _headers(source: ModelSource, read: Any, named: str) -> tuple[gguf.Model, Mapping[str, Any] | None]:
+def _headers(
+    source: ModelSource, read: Any, named: str, token: str | None = None
+) -> tuple[gguf.Model, Mapping[str, Any] | None]:
     """The headers of a source, and their summary.
 
     :param read: returns a gguf.Model.
     :param named: where that is read from.
+    :param token: with which that is asked.
     """
     try:
         model = read()
@@ -322,8 +326,15 @@ def _headers(source: ModelSource, read: Any, named: str) -> tuple[gguf.Model, Ma
             return model, projector.summarize(model) if projector.is_one(model) else None
         return model, gguf.summarize(model, whole=source.role == model_files.MODEL)
     except gguf.GGUFError as error:
-        said = str(error).replace("set the option token", f"set {hub.TOKEN_FILE}")
-        raise Refusal(f"{source.variable} is {named}, which {said}") from None
+        raise Refusal(f"{source.variable} is {named}, which {_why_unread(source, error, token)}") from None
+
+
+def _why_unread(source: ModelSource, error: gguf.GGUFError, token: str | None) -> str:
+    if not isinstance(error, remote.RemoteError):
+        return str(error)
+    if source.ollama and error.status in (401, 403):
+        return f"needs permission (HTTP {error.status}), and registries of Ollama get no token: use its files from Hugging Face or a web server"
+    return fetching.why(error, token).replace("set the option token", f"set {hub.TOKEN_FILE}")
 
 
 def _from_urls(urls: Mapping[str, str], token: str | None) -> gguf.Model:
@@ -352,7 +363,7 @@ def _huggingface(asked: Asked) -> Found:
     ]
     urls = {model_files.base_name(str(file["name"])): str(file["url"]) for file in files}
     named = f"{wanted.repo}, {files[0]['name']}"
-    model, summary = _headers(source, lambda: _from_urls(urls, asked.token), named)
+    model, summary = _headers(source, lambda: _from_urls(urls, asked.token), named, asked.token)
     for file, read in zip(files, model.files):
         if file["bytes"] != read["bytes"]:
             raise Refusal(
@@ -368,7 +379,7 @@ def _url(asked: Asked) -> Found:
     urls = _by_name(source.url)
     one = len(urls) == 1
     read = partial(remote.read, source.url[0], asked.token) if one else partial(_from_urls, urls, asked.token)
-    model, summary = _headers(source, read, remote.shown(source.url[0]))
+    model, summary = _headers(source, read, remote.shown(source.url[0]), asked.token)
     sums = _checksums(source, model, remote.shown(source.url[0]))
     files = [
         {
@@ -437,6 +448,8 @@ def _manifest(source: ModelSource, name: ollama.Name) -> tuple[Mapping[str, Any]
             raise Refusal(
                 f"{source.variable} is {whole}, which {name.host} does not have (HTTP 404): {page} has the names that it has"
             ) from None
+        if error.status in (401, 403):
+            raise Refusal(f"{source.variable} is {whole}, which {_why_unread(source, error, None)}") from None
         if error.status:
             raise Refusal(
                 f"{source.variable} is {whole}, which {name.host} does not give (HTTP {error.status}): try again later"

@@ -538,7 +538,20 @@ def test_a_web_server_that_wants_a_token_names_the_variable(server):
     server.faults["/m.gguf"] = lambda handler: server.reply(handler, 401, b"", {})
     message = refusal(looked_up, request_of(llama_model_url=[f"{server.url}/m.gguf"]))
     assert message.startswith(f"llama_model_url is {server.url}/m.gguf, which needs permission (HTTP 401)")
-    assert message.endswith("and set llama_model_token_file")
+    assert message.endswith("and set llama_model_token_file to a file with a token of that account")
+
+
+@pytest.mark.parametrize("kind", ["huggingface", "url"])
+@pytest.mark.parametrize("code", [401, 403])
+def test_a_file_to_which_a_token_is_not_entitled(server, repo, kind, code):
+    """The repository itself may be described to everybody, as gated ones are."""
+    path = f"/{REPO}/resolve/{play.commit_of(REPO)}/some-model-Q4_K_M.gguf"
+    server.faults[path] = lambda handler: server.reply(handler, code, b"", {})
+    asked = {"huggingface": {"repo": REPO, "quantisation": "Q4_K_M"}, "url": [f"{server.url}{path}"]}[kind]
+    message = refusal(looked_up, request_of(**{f"llama_model_{kind}": asked}), TOKEN)
+    assert f"which needs permission (HTTP {code}): the token of llama_model_token_file is not entitled to it" in message
+    assert TOKEN not in message
+    assert "set llama_model_token_file" in refusal(looked_up, request_of(**{f"llama_model_{kind}": asked}))
 
 
 # Ollama
@@ -602,6 +615,19 @@ def test_a_name_that_ollama_does_not_have(server, library):
 def test_a_registry_that_answers_something_else(server, library, code, answer, said):
     server.faults["/v2/library/gemma3/manifests/4b"] = lambda handler: server.reply(handler, code, answer, {})
     assert said in refusal(looked_up, of_ollama(server))
+
+
+@pytest.mark.parametrize("what", ["manifests/4b", "blobs/sha256:{digest}"])
+@pytest.mark.parametrize("code", [401, 403])
+def test_a_registry_that_wants_permission(server, library, what, code):
+    """No token goes there, so none is asked for."""
+    what = what.format(digest=hashlib.sha256((library / "4b.gguf").read_bytes()).hexdigest())
+    server.faults[f"/v2/library/gemma3/{what}"] = lambda handler: server.reply(handler, code, b"", {})
+    message = refusal(looked_up, of_ollama(server))
+    assert (
+        f"4b, which needs permission (HTTP {code}), and registries of Ollama get no token: use its files from"
+        in message
+    )
 
 
 @pytest.mark.parametrize("data", [b"", b"\x1f\x8b\x08\0", b"not packed", zlib.compress(b"{}")], ids=str)

@@ -242,7 +242,7 @@ def receive(
             in_vain = 0 if offset > before else in_vain + 1
             if not error.passes or in_vain >= len(PAUSES):
                 replaced = error.status == SHORTER or download.size not in (None, file.bytes)
-                raise RefusedError(f"{_source(file)} {_why(error, token)}.", replaced) from error
+                raise RefusedError(f"{_source(file)} {why(error, token)}.", replaced) from error
             pause(PAUSES[in_vain])
 
 
@@ -331,7 +331,8 @@ def _kept(part: _Part, replaced: bool) -> str:
     return f"{amount(part.count)} of {amount(part.file.bytes)} are kept: the next run goes on there"
 
 
-def _why(error: remote.RemoteError, token: str | None) -> str:
+def why(error: remote.RemoteError, token: str | None) -> str:
+    """What a server's answer means, as the end of a sentence that begins with the URL."""
     if error.status in (401, 403):
         remedy = (
             "the token of llama_model_token_file is not entitled to it: accept the model's licence on its page with the account of that token"
