@@ -185,6 +185,14 @@ def test_without_a_checksum_nothing_of_an_earlier_run_is_believed(server, models
     assert server.sent == SIZE
 
 
+def test_without_a_checksum_nothing_that_came_is_kept(server, models, fetch):
+    server.cut = 1_000_000
+    server.faults["/m.gguf"] = [lambda handler: server.send(handler, DATA), *[reset] * 3]
+    with pytest.raises(Refusal, match=r"is removed: its checksum is not known, so the next run begins anew$"):
+        fetch(planned(server, models, sha256=None))
+    assert below(models) == [".fetching"]
+
+
 def test_a_whole_file_without_a_record_is_read_and_not_fetched(server, models, fetch):
     fetch()
     (models / "source" / model_files.RECORD).unlink()

@@ -324,10 +324,12 @@ def _source(file: fetched.File) -> str:
 
 
 def _kept(part: _Part, replaced: bool) -> str:
-    if replaced or not part.count:
+    unknown = part.file.sha256 is None
+    if replaced or unknown or not part.count:
         with suppress(OSError):
             os.unlink(part.path)
-        return "What was fetched of it is removed" if part.count else "Nothing of it was fetched"
+        why = ": its checksum is not known, so the next run begins anew" if unknown and not replaced else ""
+        return f"What was fetched of it is removed{why}" if part.count else "Nothing of it was fetched"
     return f"{amount(part.count)} of {amount(part.file.bytes)} are kept: the next run goes on there"
 
 
