@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import state, stored, unused
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetched, fetching, state, stored, unused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import condition
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import model_files
 from ansible_collections.llamacpp.cluster.plugins.modules import clean
+from model_server import SHA, SIZE
 from test_rollback import completed, record_of, serve
 from test_status import ROOT, answers_of, written
 
@@ -186,6 +188,31 @@ def test_what_somebody_names_stays(here, use):
     ):
         assert (here.prefix / path).exists()
     assert (here.prefix / "releases/cpu-old/bin/llama-server").exists()
+
+
+def test_files_of_a_download_that_stopped_between_two_of_them_are_listed(here, server):
+    """The second one is not what was planned, so neither a part nor a record is there."""
+    folder = here.prefix / "models" / "owner-two-0123abcd"
+    files = [
+        {
+            "name": name,
+            "path": str(folder / name),
+            "url": f"{server.url}/m.gguf",
+            "bytes": SIZE,
+            "sha256": sha,
+            "role": "model",
+        }
+        for name, sha in (("a-00001-of-00002.gguf", SHA), ("a-00002-of-00002.gguf", "0" * 64))
+    ]
+    given = (here.prefix / "models", [{"path": str(folder / model_files.RECORD)}], None)
+    with pytest.raises(Refusal, match="has the sha256"):
+        fetching.fetch(fetched.of_plan(files, given[1]), *given)
+    found = here.found()["models/owner-two-0123abcd"]
+    assert found.kind == "parts"
+    files[1]["sha256"] = SHA
+    fetching.fetch(fetched.of_plan(files, given[1]), *given)
+    assert here.found()["models/owner-two-0123abcd"].kind == "models"
+    assert not list(folder.glob(f"*{fetched.PART}"))
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="what processes have open is read from /proc")

@@ -210,8 +210,11 @@ class _Part:
         self.count += len(data)
 
     def place(self) -> None:
-        """Lets a whole part take its place."""
+        """Lets a whole part take its place. Until there is a record, a part of that says that the folder is of a download."""
         os.fsync(self.stream.fileno())
+        if not self.file.record.exists():
+            mark = fetched.part_of(self.file.record)
+            os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644))
         os.replace(self.path, self.file.path)
         sync_folder(self.path.parent)
 
@@ -401,6 +404,7 @@ def _record(
         text = json.dumps({**contents.get(str(path), {}), fetched.CHECKED: entries}, indent=1, sort_keys=True) + "\n"
         if _text_of(path, len(text.encode())) != text:
             replace_file(path, text, 0o644)
+        fetched.part_of(path).unlink(missing_ok=True)
 
 
 def _text_of(path: Path, size: int) -> str | None:
