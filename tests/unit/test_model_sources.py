@@ -99,6 +99,13 @@ def refusal(call, *arguments, **keywords):
             "llama_model_path and llama_model_ollama and llama_model_copy are all set",
         ),
         ({"llama_model_path": "m.gguf"}, "llama_model_path is 'm.gguf': use the absolute path on the head"),
+        ({"llama_model_path": "/srv/modèle.gguf"}, "does not end in a name that a file of a model can have"),
+        ({"llama_model_path": "/srv/"}, "does not end in a name that a file of a model can have"),
+        ({"llama_model_copy": "[m].gguf"}, "llama_model_copy is '[m].gguf', which does not end in a name"),
+        (
+            {"llama_model_path": "/m.gguf", "llama_model_mmproj": {"path": "/-p.gguf"}},
+            "llama_model_mmproj.path is '/-p.gguf', which does not end in a name",
+        ),
         ({"llama_model_huggingface": {"repo": "model"}}, "has the repo 'model': use OWNER/NAME"),
         ({"llama_model_huggingface": {"repo": "a/b", "quantisation": "Q4", "files": ["x.gguf"]}}, "keep one of them"),
         ({"llama_model_huggingface": {"repo": "a/b", "quantisation": "Q4 K"}}, "has the quantisation 'Q4 K'"),

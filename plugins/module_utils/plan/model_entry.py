@@ -105,6 +105,11 @@ def _source(role: str, prefix: str, given: Mapping[str, Any]) -> ModelSource:
         raise Refusal(f"{variable} is {value!r}: use the absolute path on the head")
     if kind == "copy" and not str(value):
         raise Refusal(f"{variable} is {value!r}: use the path on the controller")
+    if kind in ("path", "copy") and model_files.problem_of_name(model_files.base_name(str(value))):
+        raise Refusal(
+            f"{variable} is {value!r}, which does not end in a name that a file of a model can have: give the file one of letters from a to z, digits, "
+            "spaces and ._+@=,()- that begins with a letter or a digit"
+        )
     if kind == "copy":
         sums = _checksums(f"{prefix}checksum", given.get("checksum") or (), 1)
         return ModelSource(role, variable, copy=str(value), checksum=sums)
