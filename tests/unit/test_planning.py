@@ -368,6 +368,14 @@ def test_a_worker_without_a_link_is_reached_where_ansible_reaches_it(pair):
     assert hosts["worker2"]["firewall"][0]["sources"] == ["192.0.2.10"]
 
 
+def test_a_worker_without_a_link_is_open_to_the_address_that_the_head_has_there(pair):
+    pair.hosts["head"]["variables"]["llama_links"] = [{"address": "203.0.113.1/24"}, {"address": "198.51.100.1/24"}]
+    pair.hosts["worker1"]["variables"]["llama_links"] = [{"address": "198.51.100.2/24"}]
+    hosts = pair.plan()["hosts"]
+    assert hosts["worker1"]["firewall"][0]["sources"] == ["198.51.100.1"]
+    assert hosts["worker2"]["firewall"][0]["sources"] == ["192.0.2.10"]
+
+
 def test_a_release_of_one_host_alone_is_refused(pair):
     pair.hosts["worker1"]["variables"]["llama_release"] = "b8700"
     with pytest.raises(Refusal, match="llama_release of worker1 differs from that of the head head"):

@@ -640,7 +640,7 @@ def _check_names_of_the_head(head: Host, equipped: Mapping[str, Equipped]) -> No
         direct = [worker for worker in entry.workers if not worker.tunnel]
         if name == head.name or not direct:
             continue
-        address = workers.address_of(head, name)
+        address = workers.address_of(head, name, direct[0].address)
         if direct[0].address == address:
             raise Refusal(
                 f"{name} has the address {address}, which is that of the head {head.name}: remove {name} from the inventory, and add "
@@ -792,7 +792,7 @@ def _firewall(head: Host, declared: Sequence[Worker]) -> list[dict[str, Any]]:
         {
             "port": port,
             "protocol": "tcp",
-            "sources": [workers.address_of(head, worker.host)],
+            "sources": [workers.address_of(head, worker.host, worker.address)],
             "address": worker.address,
         }
         for worker in declared

@@ -57,16 +57,28 @@ def reserve_mib(total_mib: int, shared: bool) -> int:
     return max(2048, total_mib // 10) if shared else max(512, total_mib // 20)
 
 
-def address_of(host: Host, peer: str) -> str:
+def _bits_in_common(address: str, other: str) -> int:
+    """With how many bits both addresses begin; -1 where one is the name of a host."""
+    try:
+        first, second = (ipaddress.IPv4Address(text.split("/", maxsplit=1)[0]) for text in (address, other))
+    except ValueError:
+        return -1
+    return 32 - (int(first) ^ int(second)).bit_length()
+
+
+def address_of(host: Host, peer: str, towards: str | None = None) -> str:
     """The numeric address of the host on the network that joins it with its peer: that of the link whose ``peer`` that is, or of
-    the first link without a peer, or where the host is reached."""
+    the first link without a peer, or where the host is reached.
+
+    :param towards: address of the peer, where it is known: of the links without a peer and where the host is reached, the address that begins most like it.
+    """
     joining = [index for index, link in enumerate(host.links) if link.peer == peer]
-    joining += [index for index, link in enumerate(host.links) if not link.peer]
-    variable, address = (
-        (f"llama_links[{joining[0]}].address", host.links[joining[0]].address)
-        if joining
-        else ("ansible_host", host.address)
-    )
+    others = [index for index, link in enumerate(host.links) if not link.peer]
+    places = [(f"llama_links[{index}].address", host.links[index].address) for index in [*joining, *others]]
+    places += [("ansible_host", host.address)]
+    variable, address = places[0]
+    if towards and not joining:
+        variable, address = max(places, key=lambda place: _bits_in_common(place[1], towards))
     try:
         parsed = ipaddress.IPv4Address(address.split("/", maxsplit=1)[0])
     except ValueError:
