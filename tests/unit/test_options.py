@@ -30,7 +30,7 @@ OF_THE_FORK = {"processor"}
 LACKING = {
     "0.3.16": {"fit", "log-verbosity", *OF_THE_FORK},
     "0.3.20": {"log-verbosity", *OF_THE_FORK},
-    "ik-3775": {"device", "fit", "log-verbosity", "processor", "worker-device"},
+    "ik-3775": {"device", "experts-on-the-processor", "fit", "log-verbosity", "processor", "worker-device"},
     "ik-3933": {"fit", "log-verbosity", "processor", "worker-device"},
     "ik-4840": {"fit", "log-verbosity"},
 }
@@ -144,6 +144,7 @@ def test_what_stands_for_it_in_the_environment_is_refused(local, name):
         (["-hf", "some/model"], "-hf", "set llama_model_path instead"),
         (["-mu", "https://host/x.gguf"], "-mu", "set llama_model_path instead"),
         (["-lv", "1"], "-lv", "remove it, because verify reads buffer sizes from the log"),
+        (["-ncmoe", "9"], "-ncmoe", "set llama_server_override_tensor instead, to ['ffn_.*_exps=CPU'] for the experts"),
     ],
 )
 def test_other_words_for_what_the_plan_decides(local, arguments, word, instead):
@@ -229,9 +230,9 @@ def test_settings_that_are_no_numbers_are_refused(arguments, said):
     [
         ({}, True),
         ({"llama_server_extra_args": ["--metrics"]}, True),
-        ({"llama_server_extra_args": ["--n_cpu_moe", "3"]}, False),
+        ({"llama_server_extra_args": ["--override_kv", "a=int:1"]}, False),
         ({"llama_server_extra_args": ["-mm", "x.gguf"]}, False),
-        ({"llama_server_environment": {"LLAMA_ARG_CPU_MOE": 1}}, False),
+        ({"llama_server_environment": {"LLAMA_ARG_NO_KV_OFFLOAD": 1}}, False),
         ({"llama_server_environment": {"LLAMA_ARG_ENDPOINT_METRICS": 1}}, True),
     ],
 )

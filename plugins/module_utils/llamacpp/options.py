@@ -441,8 +441,11 @@ TABLE: tuple[Option, ...] = (
             _in(IK_LLAMA, "--cpu-moe -cmoe", EXPERTS_LISTED, form=SWITCH),
             _in(IK_LLAMA, "--n-cpu-moe -ncmoe", EXPERTS_LISTED),
         ),
+        owned=True,
+        optional=True,
         environment=_split("LLAMA_ARG_CPU_MOE LLAMA_ARG_N_CPU_MOE LLAMA_ARG_N_CPU_FFN"),
-        memory=UNPLANNED,
+        remedy=r"set llama_server_override_tensor instead, to ['ffn_.*_exps=CPU'] for the experts of all layers, or to ['blk\.[0-9]\.ffn_.*_exps=CPU'] for "
+        "those of the first ten: the plan counts these",
     ),
     Option(
         "kv-offload",
