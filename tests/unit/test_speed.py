@@ -73,6 +73,54 @@ def test_a_name_tells_more_than_an_architecture():
     assert rates.of_accelerator("", "AMD graphics 1002:67df") is None
 
 
+@pytest.mark.parametrize(
+    "name, gb_per_s",
+    [
+        ("NVIDIA A100-SXM4-80GB", 2039),
+        ("NVIDIA A100-SXM4-40GB", 1555),
+        ("NVIDIA A100 80GB PCIe", 1935),
+        ("NVIDIA H800", 3350),
+        ("NVIDIA H20", 4000),
+        ("NVIDIA GB200", 8000),
+        ("NVIDIA A10G", 600),
+        ("NVIDIA TITAN V", 653),
+        ("NVIDIA TITAN RTX", 672),
+        ("NVIDIA TITAN Xp", 547),
+        ("NVIDIA GeForce RTX 5050", 320),
+        ("NVIDIA GeForce GTX 1660 SUPER", 336),
+        ("NVIDIA GeForce GTX 1660 Ti", 288),
+        ("NVIDIA GeForce GTX 1660", 192),
+        ("AMD Radeon PRO W7800", 576),
+        ("AMD Custom GPU 0405 (RADV VANGOGH)", 88),
+        ("AMD Radeon Graphics (RADV RENOIR)", 51),
+        ("Intel(R) Arc(TM) Pro B50 Graphics", 224),
+        ("Intel(R) Arc(TM) Pro B60 Graphics", 456),
+        ("Apple M5", 153),
+        ("Apple M5 Pro", 307),
+        ("Apple M5 Max", 614),
+    ],
+)
+def test_names_as_drivers_report_them(name, gb_per_s):
+    assert rates.of_accelerator("", name).gb_per_s == gb_per_s
+
+
+def test_a_48_gb_board_has_more_than_the_other_of_its_name():
+    assert rates.of_accelerator("gfx1100", "AMD Radeon PRO W7800 48GB").gb_per_s == 864
+
+
+@pytest.mark.parametrize(
+    "name, memory_mib, gb_per_s",
+    [("Orin", 62841, 205), ("Orin", 15656, 102), ("Orin", 7620, 68), ("Xavier", 31919, 137), ("Xavier", 7772, 60)],
+)
+def test_memory_tells_jetsons_of_one_name_apart(pair, name, memory_mib, gb_per_s):
+    given = rate(pair, "CUDA0", [{**STRIX, "backend": "cuda", "name": name, "memory_mib": memory_mib}])
+    assert given.gb_per_s == pytest.approx(gb_per_s * rates.FAMILIES["jetson"].share, abs=0.1)
+
+
+def test_processors_of_older_servers():
+    assert rates.of_processor("Intel(R) Xeon(R) CPU E5-2680 v4 @ 2.40GHz").gb_per_s == 68
+
+
 @pytest.mark.parametrize("row", [*rates.ACCELERATORS, *rates.PROCESSORS], ids=lambda row: row.pattern)
 def test_every_row_has_a_family_and_figures(row):
     assert row.family in rates.FAMILIES

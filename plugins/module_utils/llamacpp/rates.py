@@ -31,7 +31,10 @@ class Family(NamedTuple):
 
 FAMILIES = {
     "apple": Family(
-        0.89, 2.7, 0.62, "7B in F16, Q8_0 and Q4_0 on M1 Max to M4 Max (ggml-org/llama.cpp#4167), field notes"
+        0.89,
+        2.7,
+        0.62,
+        "7B in F16, Q8_0 and Q4_0 on M1 Max to M4 Max (ggml-org/llama.cpp#4167) and on M5 (#16634), field notes",
     ),
     "nvidia": Family(0.85, 1.5, 0.7, "docs/hardware.md: H200"),
     "datacenter": Family(0.85, 1.5, 0.25, "docs/hardware.md: H200; 7B on A100 (ggml-org/llama.cpp#6017)", 1.85),
@@ -53,6 +56,8 @@ class Known(NamedTuple):
     gb_per_s: float
     tflops: float
     family: str
+    least_mib: int = 0
+    """Of the device's memory, where boards of one name differ in it."""
 
 
 AMD = (
@@ -60,13 +65,14 @@ AMD = (
     Known(r"gfx115[023]|8[89]0M", 120, 24, "strix"),
     Known(r"gfx1103|7[48]0M", 90, 17, "strix"),
     Known(r"gfx103[56]|680M|610M", 75, 7, "strix"),
-    Known(r"gfx1033", 88, 3, "strix"),
-    Known(r"gfx90[29c]", 51, 3.5, "strix"),
+    Known(r"gfx1033|VANGOGH", 88, 3, "strix"),
+    Known(r"gfx90[29c]|RAVEN2?|RENOIR", 51, 3.5, "strix"),
     Known(r"gfx1013|BC-?250", 448, 19, "amd"),
     Known(r"7900 XTX", 960, 123, "amd"),
     Known(r"7900 XT", 800, 103, "amd"),
     Known(r"7900 GRE", 576, 92, "amd"),
     Known(r"W7900", 864, 123, "amd"),
+    Known(r"W7800(?! 48GB)", 576, 90, "amd"),
     Known(r"gfx1100", 864, 110, "amd"),
     Known(r"7700 XT", 432, 70, "amd"),
     Known(r"gfx1101|7800 XT", 624, 75, "amd"),
@@ -88,19 +94,24 @@ AMD = (
 NVIDIA = (
     Known(r"GB10", 273, 62, "nvidia"),
     Known(r"GH200", 4000, 989, "datacenter"),
-    Known(r"B200", 8000, 2250, "datacenter"),
+    Known(r"G?B[23]00", 8000, 2250, "datacenter"),
     Known(r"H200", 4800, 989, "datacenter"),
     Known(r"H100 PCIe", 2000, 756, "datacenter"),
-    Known(r"H100", 3350, 989, "datacenter"),
-    Known(r"A100.* 80GB", 1935, 312, "datacenter"),
-    Known(r"A100", 1555, 312, "datacenter"),
+    Known(r"H[18]00", 3350, 989, "datacenter"),
+    Known(r"H20", 4000, 148, "datacenter"),
+    Known(r"A[18]00-SXM4-80GB", 2039, 312, "datacenter"),
+    Known(r"A[18]00.* 80GB", 1935, 312, "datacenter"),
+    Known(r"A[18]00", 1555, 312, "datacenter"),
     Known(r"A40", 696, 75, "nvidia"),
     Known(r"A30", 933, 165, "nvidia"),
-    Known(r"A10", 600, 62, "nvidia"),
+    Known(r"A10G?", 600, 62, "nvidia"),
     Known(r"L40S?", 864, 181, "nvidia"),
     Known(r"L4", 300, 60, "nvidia"),
     Known(r"T4", 320, 65, "nvidia"),
     Known(r"V100", 900, 112, "nvidia"),
+    Known(r"TITAN V", 653, 110, "nvidia"),
+    Known(r"TITAN RTX", 672, 65, "nvidia"),
+    Known(r"TITAN Xp", 547, 12, "pascal"),
     Known(r"P100", 732, 21, "pascal"),
     Known(r"P40", 347, 12, "pascal"),
     Known(r"P4", 192, 5.5, "pascal"),
@@ -136,6 +147,7 @@ NVIDIA = (
     Known(r"RTX 5070 Ti", 896, 88, "nvidia"),
     Known(r"RTX 5070", 672, 62, "nvidia"),
     Known(r"RTX 5060(?: Ti)?", 448, 43, "nvidia"),
+    Known(r"RTX 5050", 320, 26, "nvidia"),
     Known(r"RTX 4090", 1008, 165, "nvidia"),
     Known(r"RTX 4080(?: SUPER)?", 730, 100, "nvidia"),
     Known(r"RTX 4070 Ti SUPER", 672, 88, "nvidia"),
@@ -151,6 +163,8 @@ NVIDIA = (
     Known(r"RTX 2080 Ti", 616, 54, "nvidia"),
     Known(r"RTX 20[78]0(?: SUPER)?", 448, 35, "nvidia"),
     Known(r"RTX 2060", 336, 26, "nvidia"),
+    Known(r"GTX 1660 SUPER", 336, 10, "pascal"),
+    Known(r"GTX 1660 Ti", 288, 11, "pascal"),
     Known(r"GTX 16[56]0", 192, 9, "pascal"),
     Known(r"GTX 1080 Ti", 484, 11, "pascal"),
     Known(r"GTX 1080", 320, 9, "pascal"),
@@ -159,8 +173,11 @@ NVIDIA = (
     Known(r"Thor", 273, 125, "jetson"),
     Known(r"AGX Orin", 205, 43, "jetson"),
     Known(r"Orin NX", 102, 25, "jetson"),
+    Known(r"Orin", 205, 43, "jetson", 20000),
+    Known(r"Orin", 102, 25, "jetson", 10000),
     Known(r"Orin(?: Nano)?", 68, 17, "jetson"),
     Known(r"AGX Xavier", 137, 11, "jetson"),
+    Known(r"Xavier", 137, 11, "jetson", 20000),
     Known(r"Xavier", 60, 7, "jetson"),
     Known(r"Tegra X1|Jetson Nano", 25.6, 0.5, "jetson"),
 )
@@ -180,6 +197,9 @@ APPLE = (
     Known(r"M4 Max", 546, 18.4, "apple"),
     Known(r"M4 Pro", 273, 9.3, "apple"),
     Known(r"M4", 120, 4.3, "apple"),
+    Known(r"M5 Max", 614, 56, "apple"),
+    Known(r"M5 Pro", 307, 28, "apple"),
+    Known(r"M5", 153, 14, "apple"),
 )
 INTEL = (
     Known(r"A770|8086:56a0", 560, 138, "intel"),
@@ -187,7 +207,8 @@ INTEL = (
     Known(r"A380|8086:56a5", 186, 32, "intel"),
     Known(r"B580|8086:e20b", 456, 98, "intel"),
     Known(r"B570|8086:e20c", 380, 80, "intel"),
-    Known(r"B[56]0|8086:e21[12]", 456, 98, "intel"),
+    Known(r"B60|8086:e211", 456, 98, "intel"),
+    Known(r"B50|8086:e212", 224, 71, "intel"),
 )
 ACCELERATORS = (*AMD, *NVIDIA, *APPLE, *INTEL)
 """The first row that fits counts, so longer names stand before shorter ones."""
@@ -215,6 +236,7 @@ PROCESSORS = (
     Known(r"Core\(TM\) Ultra|(?:1[2-5])th Gen", 83, 1.0, "processor"),
     Known(r"Core\(TM\) i\d-1[2-5]\d{3}", 83, 1.0, "processor"),
     Known(r"Core\(TM\) i\d-(?:[6-9]|1[01])\d{3}", 45, 0.6, "processor"),
+    Known(r"Xeon.* E5-\d{4} v[34]", 68, 0.9, "processor"),
     Known(r"Raspberry Pi 5|Cortex-A76", 17, 0.1, "board"),
     Known(r"Raspberry Pi 4|Cortex-A72", 6, 0.03, "board"),
 )
@@ -243,11 +265,11 @@ BOARD_MIB = 17 * 1024
 
 
 @functools.lru_cache(maxsize=256)
-def of_accelerator(architecture: str, name: str) -> Known | None:
+def of_accelerator(architecture: str, name: str, memory_mib: int = 0) -> Known | None:
     """The row of a device, by its name first, since that says more of the memory than the architecture does."""
     for text in (name, architecture):
         for row in ACCELERATORS:
-            if re.search(rf"\b(?:{row.pattern})\b", text, re.IGNORECASE):
+            if memory_mib >= row.least_mib and re.search(rf"\b(?:{row.pattern})\b", text, re.IGNORECASE):
                 return row
     return None
 

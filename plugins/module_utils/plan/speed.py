@@ -61,7 +61,7 @@ def rate_of(device: Device, facts: Facts) -> Rate:
     accelerator = devices.accelerator_of(facts, device.name)
     if not accelerator:
         return processor_rate(facts)
-    row = rates.of_accelerator(accelerator.architecture, accelerator.name)
+    row = rates.of_accelerator(accelerator.architecture, accelerator.name, accelerator.memory_mib or 0)
     kind = "unified" if accelerator.unified else "discrete"
     rate = rate_of_row(row, TABLE) if row else rate_of_row(rates.ASSUMED[kind], ASSUMED)
     return _measured(rate, facts, device.name, accelerator.name)
@@ -85,7 +85,8 @@ def _assumed_processor(facts: Facts) -> rates.Known:
     """Of a processor that shares its memory with a known device: that memory, of which it reaches less than that device."""
     assumed = rates.ASSUMED["board" if is_board(facts) else "processor"]
     shared = [device for device in facts.accelerators if device.unified]
-    rows = [row for row in (rates.of_accelerator(device.architecture, device.name) for device in shared) if row]
+    known = (rates.of_accelerator(device.architecture, device.name, device.memory_mib or 0) for device in shared)
+    rows = [row for row in known if row]
     return assumed._replace(gb_per_s=rows[0].gb_per_s * rates.PROCESSORS_PART) if rows else assumed
 
 
