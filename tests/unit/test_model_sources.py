@@ -1375,6 +1375,7 @@ def test_a_further_model_is_given_once(pair, big_model, given, said):
     "files, said",
     [
         ([{"name": "a;b.gguf"}], "is no name for a file of a model on the head"),
+        ([{"name": f"{'a' * 246}.gguf"}], "is no name for a file of a model on the head"),
         ([{"name": "m.gguf", "url": "file:///etc/x y"}], "files[0].url is"),
         ([{"name": "m.gguf", "sha256": "x"}], "files[0].sha256 is 'x'"),
         ([{"name": "m.gguf", "path": "relative"}], "files[0].path is 'relative'"),

@@ -26,8 +26,8 @@ RECORD_BYTES = 4 << 20
 SCHEMA = 1
 SHA256 = r"[0-9a-f]{64}"
 
-BASE_NAME = r"[A-Za-z0-9][A-Za-z0-9._+@=,() -]{0,254}"
-"""Of a file on the head: it stands in command lines and definitions."""
+BASE_NAME = r"[A-Za-z0-9][A-Za-z0-9._+@=,() -]{0,249}"
+"""Of a file on the head: it stands in command lines and definitions. File systems take 255 bytes, and one that is not whole has ``.part`` at its end."""
 URL = Text(r"(https?|file)://\S+", 4096)
 RESOLVED = {"name": Text(longest=1024), "bytes": Maybe(Number()), "sha256": Maybe(Text(SHA256))}
 """Of a file in a record: where it comes from follows from the variables, since the host that keeps the record may write anything there."""
