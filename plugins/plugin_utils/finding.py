@@ -334,7 +334,7 @@ def _why_unread(source: ModelSource, error: gguf.GGUFError, token: str | None) -
         return str(error)
     if source.ollama and error.status in (401, 403):
         return f"needs permission (HTTP {error.status}), and registries of Ollama get no token: use its files from Hugging Face or a web server"
-    return fetching.why(error, token).replace("set the option token", f"set {hub.TOKEN_FILE}")
+    return fetching.why(error, token)
 
 
 def _from_urls(urls: Mapping[str, str], token: str | None) -> gguf.Model:

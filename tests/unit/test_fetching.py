@@ -133,6 +133,12 @@ def test_a_refusal_is_not_tried_again(server, models, fetch, status, token, said
     assert below(models) == [".fetching"]
 
 
+def test_a_server_that_goes_on_having_too_many_requests_names_the_variable(server, models, fetch):
+    server.faults["/m.gguf"] = answer(429)
+    with pytest.raises(Refusal, match=r"\(HTTP 429\): wait a while, or set llama_model_token_file\. "):
+        fetch()
+
+
 def test_a_file_with_another_size_is_removed(server, models, fetch):
     part = models / "source" / "m.gguf.part"
     part.parent.mkdir(parents=True)

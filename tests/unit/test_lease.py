@@ -326,6 +326,7 @@ def test_a_run_that_ends_in_any_way_gives_it_back(operator, how):
     """Within seconds, so that another controller need not wait until it is stale."""
     work = "false" if how == "failure" else f"echo >> {operator.path}/works; sleep 30"
     first = operator.start("first", work)
+    operator.wait_for(lambda: operator.touched("first") == ["head-first", "worker-first"])
     if how != "failure":
         # Between two tasks ansible-core loses an interrupt at times, and the run would go on to its end.
         operator.wait_for(lambda: (operator.path / "works").exists() and (operator.path / "works").stat().st_size == 2)

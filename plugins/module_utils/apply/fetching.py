@@ -345,7 +345,7 @@ def why(error: remote.RemoteError, token: str | None) -> str:
             else "accept the model's licence on its page, and set llama_model_token_file to a file with a token of that account"
         )
         return f"needs permission (HTTP {error.status}): {remedy}"
-    return str(error)
+    return str(error).replace("set the option token", "set llama_model_token_file")
 
 
 # ------------------------------------------------------------------------------------------------------------- all the files
