@@ -35,7 +35,7 @@ options:
     description: The host's part of the plan. Then only the difference from it is returned.
     type: dict
   measure:
-    description: Whether to measure the bandwidth of the memory, which takes a second and all processors, and with O(model) its disk, which takes up to ten.
+    description: Whether to measure the bandwidth of the memory, which takes four seconds and all processors, and with O(model) its disk, which takes up to ten.
     type: bool
     default: false
   model:

@@ -154,6 +154,16 @@ def test_what_kernels_and_microcode_tell_of_a_processor_makes_no_other_kind(tmp_
     assert (told("fpu sse4_2 avx2") == told(flags)) is same
 
 
+@pytest.mark.parametrize(
+    "line, has",
+    [("flags: fpu sse2 avx2 avx512f", True), ("flags: fpu sse2 avx2", False), ("Features: fp asimd", None)],
+)
+def test_which_processors_of_x86_have_avx512(tmp_path, line, has):
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text(f"{line}\n")
+    assert hardware.cpu(tmp_path).get("avx512") is has
+
+
 AMX = "fpu avx512_vnni amx_bf16 amx_tile amx_int8"
 
 

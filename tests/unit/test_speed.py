@@ -182,6 +182,17 @@ def test_a_worker_that_keeps_the_graph_costs_less():
     assert not speed.keeps_graph(unknown._replace(generation=7000))
 
 
+def test_a_worker_to_which_a_token_comes_twice_gets_its_graphs_again_before_protocol_8():
+    """It keeps the last one alone."""
+    keeps, sends = (
+        speed.worker_ms(release(11063, protocol), 1000, ETHERNET, visits=2) for protocol in ("8.0.0", "7.0.0")
+    )
+    more = (speed.NODE_US[False] - speed.NODE_US[True]) + 8 * speed.NODE_BYTES[False] / ETHERNET.gbit / 1e3
+    assert sends == pytest.approx(keeps + more)
+    once = [speed.worker_ms(release(11063, protocol), 1000, ETHERNET) for protocol in ("8.0.0", "7.0.0")]
+    assert once[0] == once[1] < keeps
+
+
 def test_what_a_worker_costs_depends_on_its_host_and_mildly_on_its_link():
     here, there = (speed.worker_ms(release(11063), 500, speed.LINKS[kind]) for kind in ("loopback", "ethernet"))
     assert here < 1 < 2 < there < 8
@@ -297,6 +308,22 @@ def test_few_cores_reach_less_than_the_memory_of_their_processor(pair):
     assert speed.processor_rate(facts._replace(cpu={**facts.cpu, "cores": 64})).source == speed.TABLE
 
 
+def test_prompts_depend_on_the_vectors_of_few_cores(pair):
+    """2 cores of EPYCs with and without AVX-512, known answer 16 x 2048: figures of docs/performance.md that the constants follow from."""
+    summary = known_answer.summary(16, 2048, "f16")
+    load = placement.Load(summary, caches.Settings(256), caches.NEW)
+    weights = sum(part.bytes for part in load.parts) / 2
+    for avx512, measured in ((True, 350), (False, 136.6)):
+        cpu = {"model": "AMD EPYC", "cores": 2, "features_id": "f", "avx512": avx512}
+        pair.hosts["worker1"]["facts"]["cpu"] = cpu
+        made = speed.processor_rate(entry.read("test", pair.hosts).hosts["worker1"].facts)._replace(gb_per_s=24)
+        work = speed.Work("a", "", made, 16, 0, 2 * weights, weights, 0)
+        predicted = 1000 * speed.PROMPT / speed.prompt_ms(release(11063), [work], 2048)
+        assert predicted == pytest.approx(measured, rel=0.15)
+        slower = speed.prompt_ms(release(11063), [work._replace(quantised=weights)], 2048)
+        assert slower == pytest.approx(1000 * speed.PROMPT / predicted * made.quantised, rel=0.05)
+
+
 def test_a_processor_beside_known_graphics_shares_their_memory(pair):
     given = rate(pair, "CPU", [STRIX])
     assert given.source == speed.ASSUMED
@@ -320,6 +347,7 @@ def test_the_best_part_of_the_time_counts_since_other_programs_had_the_rest(monk
     assert speeds.memory_gb_per_s(2, 5) == 6
 
 
+@pytest.mark.programs
 def test_memory_is_measured_with_all_processors(monkeypatch):
     monkeypatch.setattr(speeds, "SECONDS", 0.05)
     monkeypatch.setattr(speeds, "PIECE", 1 << 20)

@@ -75,7 +75,7 @@ INSTRUCTIONS = (
 def cpu(root: Path = ROOT, ask: Ask = output) -> dict:
     """``cores`` are those that the system schedules on, threads of a core counted each; ``features_id`` is the same for processors
     that run the same programs. ``amx`` is true where programs use AMX; ``unusable`` is ``["amx"]`` where it is announced and they cannot.
-    Elsewhere these two are missing."""
+    Elsewhere these two are missing. ``avx512`` says whether an x86 processor has AVX-512, and is missing of others."""
     if sys.platform == "darwin":
         model, features = ask(["sysctl", "-n", "machdep.cpu.brand_string"]).strip(), ""
     else:
@@ -89,7 +89,8 @@ def cpu(root: Path = ROOT, ask: Ask = output) -> dict:
     identity = hashlib.sha256(" ".join([model, *sorted(used)]).encode()).hexdigest()[:12]
     facts = {"model": model, "cores": os.cpu_count() or 1, "features_id": identity}
     amx = {"amx": True} if set(used) >= tiles.ANNOUNCED else {}
-    return {**facts, **amx, **({"unusable": unusable} if unusable else {})}
+    vectors = {"avx512": "avx512f" in used} if "sse2" in used else {}
+    return {**facts, **amx, **vectors, **({"unusable": unusable} if unusable else {})}
 
 
 def _is_known(field: str) -> bool:

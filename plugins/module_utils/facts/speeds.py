@@ -18,7 +18,8 @@ PIECE = 64 << 20
 STEPS = 4
 """In which a piece is read: so often its bytes are counted."""
 MOST_THREADS = 64
-SECONDS = 1.0
+SECONDS = 4.0
+"""In one second, 30 to 45 GB/s were found of the same memory on two virtual cores, and 40 to 43 in four (docs/performance.md)."""
 WINDOW = 0.2
 """Seconds, the fastest of which count: in the others some other program had a processor, as the run that measures itself."""
 

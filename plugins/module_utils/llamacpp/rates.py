@@ -43,7 +43,7 @@ FAMILIES = {
     "amd": Family(0.8, 2.7, 0.3, "assumed like those of graphics inside processors"),
     "strix": Family(0.85, 2.7, 0.08, "field notes: Vulkan and HIP on gfx1151"),
     "intel": Family(0.6, 4.0, 0.2, "assumed"),
-    "processor": Family(0.75, 2.0, 1.0, "assumed"),
+    "processor": Family(0.75, 2.0, 1.0, "assumed; prompts with q8_0 and f16 in docs/performance.md", 1.35),
     "apple-processor": Family(0.33, 1.0, 0.5, "field notes: processor of an M4 Max"),
     "board": Family(0.75, 10.0, 0.5, "assumed"),
 }
@@ -252,8 +252,8 @@ ASSUMED = {
 
 CORE_GB_PER_S = 8.0
 """So much one core reads per second, threads counted each: assumed."""
-CORE_GFLOPS = 150.0
-"""So much one core computes in prompts: 153 were measured with 2 cores of an EPYC with AVX-512 (docs/performance.md)."""
+CORE_GFLOPS = {True: 150.0, False: 65.0}
+"""Whether it has AVX-512 → so much one core computes in prompts: 153 and 64 were measured with 2 cores of EPYCs with f16 (docs/performance.md)."""
 PROCESSORS_PART = 0.5
 """Of the bandwidth of memory that it shares with graphics, what a processor is taken to have: it was half on Strix Halo and Apple's."""
 

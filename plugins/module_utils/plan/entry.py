@@ -121,6 +121,7 @@ KNOWN: dict[str, Any] = {
         "cores": Number(1, 1 << 16),
         "features_id": Text(),
         "amx": Maybe(bool),
+        "avx512": Maybe(bool),
         "unusable": Maybe([Text()]),
     },
     "memory_mib": MEMORY_MIB,

@@ -75,7 +75,8 @@ def processor_rate(facts: Facts) -> Rate:
     rate = rate_of_row(row, TABLE) if row else rate_of_row(_assumed_processor(facts), ASSUMED)
     most = cores * rates.CORE_GB_PER_S
     if not (row and row.family == "apple-processor"):
-        rate = rate._replace(prompt_gflops=min(rate.prompt_gflops, cores * rates.CORE_GFLOPS))
+        reached = cores * rates.CORE_GFLOPS[facts.cpu.get("avx512", True)]
+        rate = rate._replace(prompt_gflops=min(rate.prompt_gflops, reached))
         if most < rate.gb_per_s:
             rate = rate._replace(gb_per_s=most, source=ASSUMED)
     return _measured(rate, facts, backends.CPU.device, model)
@@ -186,6 +187,9 @@ IK_RECOMPUTES_SINCE = 4033
 """The same as a commit of ik_llama.cpp."""
 RECOMPUTES_SINCE_BUILD = 7183
 
+KEEPS_SEVERAL_SINCE = 8
+"""Protocol from which on it keeps more than the last graph, so that one to which a token comes more than once does not get each of them again."""
+
 VISIT_MS = 0.6
 """Each visit to a worker, besides round trips: 0.73 ms on H200, 1.1 ms on an M4 Max, with what its nodes cost."""
 WAKE_MS = 1.6
@@ -212,6 +216,12 @@ def keeps_graph(release: Release) -> bool:
     if release.protocol:
         return tuple(map(int, release.protocol.split(".")[:2])) >= RECOMPUTES_SINCE
     return release.generation >= RECOMPUTES_SINCE_BUILD
+
+
+def _sends_graphs(release: Release, visits: int) -> bool:
+    """Whether the head sends a worker the graphs of each token."""
+    several = not release.mainline or not release.protocol or int(release.protocol.split(".")[0]) < KEEPS_SEVERAL_SINCE
+    return not keeps_graph(release) or (visits > 1 and several)
 
 
 class Link(NamedTuple):
@@ -256,10 +266,10 @@ def worker_ms(release: Release, nodes: float, link: Link, visits: int = 1) -> fl
     """
     if link.visit_ms is not None:
         return visits * link.visit_ms
-    keeps = keeps_graph(release)
+    keeps = not _sends_graphs(release, visits)
     work = visits * VISIT_MS + nodes * NODE_US[keeps] / 1e3
     if link.kind != "loopback":
-        work += WAKE_MS + visits * WAITS[keeps] * link.round_trip_ms
+        work += WAKE_MS + visits * WAITS[keeps_graph(release)] * link.round_trip_ms
     wire = 8 * (visits * TOKEN_BYTES + nodes * NODE_BYTES[keeps]) / link.gbit / 1e6
     return work * (BOARD if link.board else 1) + wire + (MAC_MS if link.mac and link.kind != "loopback" else 0)
 
