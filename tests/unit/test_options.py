@@ -27,12 +27,15 @@ GENERATIONS = {
     "ik-4840": (4840, options.IK_LLAMA),
 }
 OF_THE_FORK = {"processor"}
+NEW = {"feed-forward-on-the-processor"}
 LACKING = {
-    "0.3.16": {"fit", "log-verbosity", *OF_THE_FORK},
-    "0.3.20": {"log-verbosity", *OF_THE_FORK},
-    "ik-3775": {"device", "experts-on-the-processor", "fit", "log-verbosity", "processor", "worker-device"},
-    "ik-3933": {"fit", "log-verbosity", "processor", "worker-device"},
-    "ik-4840": {"fit", "log-verbosity"},
+    "0.3.16": {"fit", "log-verbosity", *OF_THE_FORK, *NEW},
+    "0.3.20": {"log-verbosity", *OF_THE_FORK, *NEW},
+    "0.3.25": {*OF_THE_FORK, *NEW},
+    "0.3.35": {*OF_THE_FORK, *NEW},
+    "ik-3775": {"device", "experts-on-the-processor", "fit", "log-verbosity", "processor", "worker-device", *NEW},
+    "ik-3933": {"fit", "log-verbosity", "processor", "worker-device", *NEW},
+    "ik-4840": {"fit", "log-verbosity", *NEW},
 }
 """Generation → options that the plan owns and that it does not have; any other lacks what the fork alone has."""
 PROGRAMS = (options.SERVER, options.WORKER)
@@ -141,10 +144,15 @@ def test_what_stands_for_it_in_the_environment_is_refused(local, name):
         (["--ctx_size=9"], "--ctx_size", "set llama_server_context instead"),
         (["-sm", "row"], "-sm", "remove it: the plan places whole layers"),
         (["--split_mode=tensor"], "--split_mode", "remove it: the plan places whole layers"),
-        (["-hf", "some/model"], "-hf", "set llama_model_path instead"),
-        (["-mu", "https://host/x.gguf"], "-mu", "set llama_model_path instead"),
+        (["-hf", "some/model"], "-hf", "set llama_model_huggingface instead"),
+        (["-mu", "https://host/x.gguf"], "-mu", "set llama_model_url instead"),
         (["-lv", "1"], "-lv", "remove it, because verify reads buffer sizes from the log"),
         (["-ncmoe", "9"], "-ncmoe", "set llama_server_override_tensor instead, to ['ffn_.*_exps=CPU'] for the experts"),
+        (
+            ["-ncffn", "9"],
+            "-ncffn",
+            r"set llama_server_override_tensor instead, to ['blk\.[0-9]\.ffn_(up|down|gate)\.=CPU']",
+        ),
     ],
 )
 def test_other_words_for_what_the_plan_decides(local, arguments, word, instead):

@@ -884,6 +884,19 @@ def test_a_model_that_does_not_fit_says_how_much_is_missing_where(pair, big_mode
     assert split == ",".join(str(entry["layers"] + entry["output"]) for entry in plan["placement"])
 
 
+def test_a_small_host_that_lends_nothing_is_told_how_it_would(pair):
+    pair.hosts["head"]["variables"]["llama_placement"] = "all"
+    pair.hosts["worker1"]["facts"]["memory_mib"] = pair.hosts["worker2"]["facts"]["memory_mib"] = 1900
+    reason = pair.plan()["reasons"][0]
+    assert "which holds 0" in reason
+    assert reason.endswith(
+        "; all memory of worker1, worker2 is kept for the system: memory_mib in llama_worker_endpoints says what a worker there may hold"
+    )
+    for name in ("worker1", "worker2"):
+        pair.hosts[name]["variables"]["llama_worker_endpoints"] = [{"name": "cpu", "memory_mib": 900}]
+    assert not pair.plan()["refused"]
+
+
 def test_a_model_that_does_not_fit_on_a_head_alone(big_model):
     cluster = Cluster().add("alone", "head", llama_model_path="/models/big.gguf")
     cluster.model = {"summary": big_model}

@@ -992,15 +992,21 @@ def test_a_head_alone_is_told_how_the_model_fits(written, gib, variables, remedy
 
 @pytest.mark.parametrize(
     "own",
-    [{"llama_server_tensor_split": [10, 1]}, {"llama_server_gpu_layers": 2}, {"llama_server_gpu_layers": 0}],
+    [
+        {"llama_server_tensor_split": [10, 1]},
+        {"llama_server_gpu_layers": 2},
+        {"llama_server_gpu_layers": 0},
+        {"llama_server_override_tensor": ["blk=CUDA0"]},
+    ],
     ids=str,
 )
 def test_a_model_that_fits_where_the_plan_divides_it(written, own):
+    names = {"llama_model_known_answer": {"layers": 32, "width": 8192, "type": "f16"}}
     found = {
         name: {"ansible_host": address, "llama_hardware": {"memory_mib": 16384, "accelerators": [GPU]}}
         for name, address in (("head", "192.0.2.1"), ("one", "192.0.2.2"))
     }
-    variables = {"llama_server_context": 2048, **big(30)}
+    variables = {"llama_server_context": 2048, **(names if "llama_server_override_tensor" in own else big(30))}
     assert f"it fits this way: remove {next(iter(own))}" in reason(
         written(cluster_of(False, found, **variables, **own))
     )

@@ -190,18 +190,33 @@ TABLE: tuple[Option, ...] = (
     ),
     Option("model", _both("--model -m"), "llama_model_path", owned=True, environment=_split("LLAMA_ARG_MODEL")),
     Option(
+        "model-of-a-server",
+        (_in(MAINLINE, "--model-url -mu", written=False), _in(IK_LLAMA, "--model-url -mu", written=False)),
+        "llama_model_url",
+        owned=True,
+        environment=_split("LLAMA_ARG_MODEL_URL"),
+    ),
+    Option(
+        "model-of-hugging-face",
+        (
+            _in(MAINLINE, "--hf-repo -hf -hfr --hf-file -hff", written=False),
+            _in(IK_LLAMA, "--hf-repo -hfr --hf-file -hff", written=False),
+        ),
+        "llama_model_huggingface",
+        owned=True,
+        environment=_split("LLAMA_ARG_HF_REPO LLAMA_ARG_HF_FILE"),
+    ),
+    Option(
         "model-of-a-registry",
         (
-            _in(MAINLINE, "--model-url -mu --hf-repo -hf -hfr --hf-file -hff", written=False),
             _in(MAINLINE, "--docker-repo -dr", 8643, written=False),
             _in(MAINLINE, OLD_PRESETS, 0, 8642, SWITCH, written=False),
             _in(MAINLINE, PRESETS, form=SWITCH, written=False),
             _in(MAINLINE, LATER_PRESETS, 8643, form=SWITCH, written=False),
-            _in(IK_LLAMA, "--model-url -mu --hf-repo -hfr --hf-file -hff", written=False),
         ),
         "llama_model_path",
         owned=True,
-        environment=_split("LLAMA_ARG_MODEL_URL LLAMA_ARG_HF_REPO LLAMA_ARG_HF_FILE LLAMA_ARG_DOCKER_REPO"),
+        environment=_split("LLAMA_ARG_DOCKER_REPO"),
     ),
     Option("host", _both("--host"), "llama_server_host", owned=True, environment=_split("LLAMA_ARG_HOST")),
     Option("port", _both("--port"), "llama_server_port", owned=True, environment=_split("LLAMA_ARG_PORT")),
@@ -435,7 +450,6 @@ TABLE: tuple[Option, ...] = (
         (
             _in(MAINLINE, "--cpu-moe -cmoe", form=SWITCH),
             _in(MAINLINE, "--n-cpu-moe -ncmoe"),
-            _in(MAINLINE, "--n-cpu-ffn -ncffn", 11063),
             _in(IK_LLAMA, "--cpu-moe -cmoe", 3833, EXPERTS_LISTED - 1, SWITCH, unlisted="-cmoe"),
             _in(IK_LLAMA, "--n-cpu-moe -ncmoe", 3833, EXPERTS_LISTED - 1, unlisted="-ncmoe"),
             _in(IK_LLAMA, "--cpu-moe -cmoe", EXPERTS_LISTED, form=SWITCH),
@@ -443,9 +457,18 @@ TABLE: tuple[Option, ...] = (
         ),
         owned=True,
         optional=True,
-        environment=_split("LLAMA_ARG_CPU_MOE LLAMA_ARG_N_CPU_MOE LLAMA_ARG_N_CPU_FFN"),
+        environment=_split("LLAMA_ARG_CPU_MOE LLAMA_ARG_N_CPU_MOE"),
         remedy=r"set llama_server_override_tensor instead, to ['ffn_.*_exps=CPU'] for the experts of all layers, or to ['blk\.[0-9]\.ffn_.*_exps=CPU'] for "
         "those of the first ten: the plan counts these",
+    ),
+    Option(
+        "feed-forward-on-the-processor",
+        (_in(MAINLINE, "--n-cpu-ffn -ncffn", 11063),),
+        owned=True,
+        optional=True,
+        environment=_split("LLAMA_ARG_N_CPU_FFN"),
+        remedy=r"set llama_server_override_tensor instead, to ['blk\.[0-9]\.ffn_(up|down|gate)\.=CPU'] for those of the first ten layers: "
+        "the plan counts these",
     ),
     Option(
         "kv-offload",

@@ -364,10 +364,13 @@ def _over_on_devices(over: Sequence[tuple[Device, int]], asked: bool) -> list[st
             f"and it holds {device.capacity_mib} MiB; give it a smaller share"
             for device, missing in over
         ]
+    empty = list(dict.fromkeys(device.host for device, _missing in over if device.endpoint and not device.capacity_mib))
+    kept = f"; all memory of {', '.join(empty)} is kept for the system: memory_mib in llama_worker_endpoints says what a worker there may hold"
     return [
         f"the model does not fit: {sum(missing for _device, missing in over)} MiB are missing, "
         + ", ".join(f"{missing} on {device.label}, which holds {device.capacity_mib}" for device, missing in over)
         + ": add a worker, or choose a smaller model"
+        + (kept if empty else "")
     ]
 
 
