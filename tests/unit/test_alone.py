@@ -11,6 +11,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import alon
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.modules import firewall, link, tuning
 
+pytestmark = pytest.mark.programs
+
 HOLDER = """
 import sys, time
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply.alone import alone
@@ -40,7 +42,6 @@ def other(tmp_path):
         process.communicate()
 
 
-@pytest.mark.programs
 @pytest.mark.parametrize("changes", [True, False])
 def test_the_next_run_waits_for_a_task_under_way(tmp_path, other, changes):
     process = other(True, 1.5)

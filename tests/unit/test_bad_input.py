@@ -273,6 +273,7 @@ def test_a_disk_without_room_for_it_is_named_before_a_byte_is_fetched(hub, small
     assert len(hub.asked) == before
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("pages", range(16))
 def test_a_disk_that_fills_meanwhile(hub, small_disk, call, monkeypatch, pages):
     """Each step in turn finds it full, since somebody else writes after the room was looked at; the run after it goes on."""

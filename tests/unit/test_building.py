@@ -20,7 +20,7 @@ import archives
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, prebuilt, stored, trial
 
-pytestmark = pytest.mark.usefixtures("untried")
+pytestmark = [pytest.mark.programs, pytest.mark.usefixtures("untried")]
 
 KNOWN_COMPILER = """
 cmake_minimum_required(VERSION 3.14)
@@ -104,7 +104,6 @@ def said(release):
     return subprocess.run([release / "bin" / "llama-server"], capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.programs
 def test_a_tree_that_asks_git_is_told_its_number_and_commit(tmp_path, tree):
     (tree / "common").mkdir()
     (tree / "common" / "build-info.cpp.in").write_text(
@@ -135,7 +134,6 @@ def test_a_build_is_installed_with_a_manifest(tmp_path, tree):
     assert [path.name for path in release.parent.iterdir()] == ["tiny"]
 
 
-@pytest.mark.programs
 def test_a_source_that_is_newer_than_the_clock_is_built(tmp_path, tree):
     """ninja would write its own file again and again: the clock of a host may be late."""
     for path in tree.rglob("*"):
@@ -155,7 +153,6 @@ def test_an_installed_release_is_left_alone(tmp_path, installed):
     assert program.stat().st_mtime_ns == before
 
 
-@pytest.mark.programs
 def test_a_damaged_release_is_built_again(tmp_path, installed):
     program = tmp_path / "prefix/releases/tiny/bin/llama-server"
     program.write_bytes(program.read_bytes()[:-1])
@@ -205,7 +202,6 @@ def test_a_configuration_error_names_the_step_and_shows_the_log(tmp_path, tree):
         builder(tmp_path, pack(tree, tmp_path)).install()
 
 
-@pytest.mark.programs
 def test_a_configuration_that_failed_is_begun_anew(tmp_path, tree):
     """cmake remembers what it found out of a compiler."""
     asking = CMAKE + 'if(NOT DEFINED FOUND)\nset(FOUND "$ENV{WHERE}" CACHE STRING "")\nendif()\n'
@@ -238,7 +234,6 @@ def test_a_full_disk_is_named(tmp_path, tree, monkeypatch):
         one.install()
 
 
-@pytest.mark.programs
 def test_a_program_that_does_not_run_is_no_release(tmp_path, tree):
     (tree / "server.c").write_text("int main(void) { return 3; }\n")
     one = builder(tmp_path, pack(tree, tmp_path))
@@ -247,7 +242,6 @@ def test_a_program_that_does_not_run_is_no_release(tmp_path, tree):
     assert not one.release.exists()
 
 
-@pytest.mark.programs
 def test_a_program_is_asked_where_every_account_may_be(tmp_path, tree, monkeypatch):
     (tree / "server.c").write_text(
         '#include <stdio.h>\n#include <unistd.h>\nint main(void) { char at[99]; puts(getcwd(at, 99)[1] ? at : "usage"); return 0; }\n'
@@ -256,7 +250,6 @@ def test_a_program_is_asked_where_every_account_may_be(tmp_path, tree, monkeypat
     assert builder(tmp_path, pack(tree, tmp_path)).install()
 
 
-@pytest.mark.programs
 def test_a_second_builder_waits_and_then_finds_the_release(tmp_path, tree):
     archive = pack(tree, tmp_path)
     found = []
@@ -291,7 +284,6 @@ SLOW_CMAKE = (
 )
 
 
-@pytest.mark.programs
 def test_what_a_killed_module_left_running_keeps_the_lock(tmp_path, tree):
     """The module is killed, and ninja goes on. The next run says whom it waits for, and goes on when that one has ended."""
     (tree / "CMakeLists.txt").write_text(SLOW_CMAKE)
@@ -338,7 +330,6 @@ def command_of(pid):
         return ["ended"]
 
 
-@pytest.mark.programs
 def test_a_lock_that_is_held_for_ever_names_its_holder(tmp_path, tree, monkeypatch):
     one = builder(tmp_path, pack(tree, tmp_path))
     one.log.parent.mkdir(parents=True)
@@ -353,7 +344,6 @@ def test_a_lock_that_is_held_for_ever_names_its_holder(tmp_path, tree, monkeypat
     assert one.install()["id"] == "tiny"
 
 
-@pytest.mark.programs
 def test_a_build_whose_log_grows_is_waited_for(tmp_path, tree, monkeypatch):
     one = builder(tmp_path, pack(tree, tmp_path))
     one.log.parent.mkdir(parents=True)
@@ -374,7 +364,6 @@ def test_a_build_whose_log_grows_is_waited_for(tmp_path, tree, monkeypatch):
     other.join()
 
 
-@pytest.mark.programs
 @pytest.mark.parametrize("torn", ["source/server.c", "build/bin/llama-server"])
 def test_what_a_power_cut_has_torn_is_not_believed(tmp_path, tree, monkeypatch, torn):
     """Files are empty whose content had not been written, and marks beside them say that they are whole."""
@@ -427,7 +416,6 @@ def test_a_release_goes_to_another_host_also_where_caches_were_removed(tmp_path,
     assert receive(tmp_path, one, archive) == {**manifest, "received": "head"}
 
 
-@pytest.mark.programs
 def test_a_program_that_cannot_be_copied_is_named_with_the_reason(tmp_path, tree, monkeypatch):
     one = builder(tmp_path, pack(tree, tmp_path))
 
@@ -564,7 +552,6 @@ def public():
         yield pathlib.Path(folder)
 
 
-@pytest.mark.programs
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can build as another account")
 def test_root_builds_as_another_account(public, tree):
     (tree / "worker.c").write_text(WORKER)
@@ -613,7 +600,6 @@ def test_patches_are_applied_in_their_order(tmp_path, greeting):
     assert manifest["source"]["patches"] == [stored.sha256(path) for path in patches]
 
 
-@pytest.mark.programs
 def test_a_patch_that_does_not_apply_is_named_and_the_next_run_starts_from_the_tree_as_it_was(tmp_path, greeting):
     archive = pack(greeting, tmp_path)
     good, bad = words(tmp_path, "good", "one", "two"), words(tmp_path, "bad", "nine", "ten")
@@ -656,7 +642,6 @@ def test_a_patch_reaches_nothing_outside_the_tree(tmp_path, greeting):
     assert outside.read_text() == "old\n"
 
 
-@pytest.mark.programs
 def test_an_interrupted_build_with_patches_goes_on(tmp_path, greeting):
     archive = pack(greeting, tmp_path)
     one = builder(tmp_path, archive, [words(tmp_path, "good", "one", "two")], targets=["no-such-target"])
@@ -884,7 +869,6 @@ def test_hard_links_count_as_much_as_the_file(tmp_path, compiled, monkeypatch):
         binary(tmp_path, archive)
 
 
-@pytest.mark.programs
 def test_hard_links_inside_a_tree(tmp_path, tree):
     (tree / "again").mkdir()
     (tree / "again" / "server.c").hardlink_to(tree / "server.c")
@@ -935,7 +919,6 @@ def test_progress(line, said):
     assert building.step(line) == said
 
 
-@pytest.mark.programs
 def test_programs_are_asked_for_their_options_with_what_their_libraries_need(tmp_path, tree):
     (tree / "server.c").write_text(
         '#include <stdio.h>\n#include <stdlib.h>\nint main(void) { return getenv("LIBRARIES") ? puts("usage --rpc") < 0 : 1; }\n'
@@ -981,7 +964,6 @@ def test_a_damaged_archive_of_programs_is_refused_or_unpacked(tmp_path, form):
         shutil.rmtree(target)
 
 
-@pytest.mark.programs
 def test_a_damaged_release_of_another_host_is_refused(tmp_path, tree):
     """Even where its sha256 is as recorded."""
     one = builder(tmp_path, pack(tree, tmp_path), targets=["llama-server"])

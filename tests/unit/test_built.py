@@ -18,7 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils import built, cac
 from test_cache import at_once
 from test_planning import drifts
 
-pytestmark = pytest.mark.usefixtures("untried")
+pytestmark = [pytest.mark.programs, pytest.mark.usefixtures("untried")]
 BUILD = {
     "id": "b1-cpu-1",
     "release": "b1",
@@ -321,7 +321,6 @@ def test_a_cache_that_cannot_be_written(install, small_disk, monkeypatch):
     assert kept().record()
 
 
-@pytest.mark.programs
 def test_controllers_that_keep_a_build_of_two_clusters_at_once(tmp_path):
     (tmp_path / "llama-server").write_bytes(os.urandom(1 << 20))
     with tarfile.open(tmp_path / "packed.tar.gz", "w:gz") as packed:

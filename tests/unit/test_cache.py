@@ -17,6 +17,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import cache, known_answer_file, sources
 
+pytestmark = pytest.mark.programs
+
 SIZE = (1, 64, "f32")
 SHA = "305f5191e4ec1306064528f27e579208cebc7d3649ccda16a2d5a10601c2a9cf"
 """Of the model of that size, see test_known_answer.py."""
@@ -93,7 +95,6 @@ def test_a_model_that_is_whole_is_not_written_again(monkeypatch):
     assert model() == (SHA, SHA + "\n")
 
 
-@pytest.mark.programs
 def test_controllers_that_write_the_same_model_at_once():
     size = (4, 512, "f16")
     code = (
@@ -147,7 +148,6 @@ def of_path(tmp_path):
     }
 
 
-@pytest.mark.programs
 def test_controllers_that_fetch_the_same_at_once(repository, tmp_path, folder):
     path, commit = repository
     request = {"source": "git", "repository": str(path), "ref": commit}
@@ -165,7 +165,6 @@ print(found["build"], fetched.commit, sources.sha256(fetched.path) == fetched.sh
     assert leftovers(folder) == []
 
 
-@pytest.mark.programs
 def test_a_run_that_waits_says_for_what(tmp_path, monkeypatch):
     code = "sources._download_url = lambda *_: (print('fetching', flush=True), input())\n"
     other = process(code + f"sources.fetch({ {**of_path(tmp_path), 'url': 'x', 'ref': 'b77'}!r})")
@@ -191,7 +190,6 @@ def test_a_run_that_waits_says_for_what(tmp_path, monkeypatch):
     assert f"sources is in use: waiting for process {other.pid}, which fetches b77" in said[0]
 
 
-@pytest.mark.programs
 @pytest.mark.parametrize(
     "work", ["sources.fetch(SOURCE)", "sources.resolve(REQUEST, str)", "sources.known_answer_model(*SIZE)"]
 )

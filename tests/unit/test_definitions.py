@@ -293,6 +293,7 @@ judging = pytest.mark.skipif(
 )
 
 
+@pytest.mark.programs
 @judging
 @pytest.mark.parametrize("backend", DEVICES)
 @pytest.mark.parametrize(

@@ -130,6 +130,7 @@ def test_a_slow_disk_is_read_for_some_seconds_alone(monkeypatch):
     assert mmap.PAGESIZE <= disks.PIECE
 
 
+@pytest.mark.programs
 def test_only_the_head_measures_and_only_when_asked(monkeypatch):
     asked = []
     monkeypatch.setattr(host.disks, "measured", lambda model: asked.append(model) or {"folder": "x"})

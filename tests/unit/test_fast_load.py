@@ -176,6 +176,7 @@ int main() {
 """
 
 
+@pytest.mark.programs
 def test_the_hash_tells_small_differences_apart(tmp_path):
     """Compiled from the patch: no two of 120,000 data with few differences have the same hash, and each bit of it changes half of the time."""
     compiler = shutil.which("c++")

@@ -387,6 +387,7 @@ def test_what_is_there_counts(server, models, fetch, monkeypatch):
     assert server.sent == 1000
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("left", range(0, 10))
 def test_a_disk_that_fills_meanwhile(server, small_disk, call, left):
     """Each step in turn meets a full disk: folders, lock, part and record. The run after it goes on."""

@@ -510,6 +510,7 @@ OTHER_HEAD = [{**rule(port), "sources": ["10.1.0.99"]} for port in (50060, 50152
 OTHER_WORKER = [{**rule(port), "address": "10.1.0.98"} for port in (50060, 50152)]
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("changed, old", [(OTHER_HEAD, "10.1.0.11"), (OTHER_WORKER, "10.1.0.12")])
 def test_nothing_is_left_of_an_address_that_changed(remembering, changed, old):
     manager, host, kept = remembering
@@ -531,6 +532,7 @@ DOORS = [
 ]
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
     "door", DOORS, ids=["networks", "networks, one address", "everybody", "everybody, one address"]
 )
@@ -583,6 +585,7 @@ def dying_after(run, left):
     return dying
 
 
+@pytest.mark.programs
 def test_a_run_that_was_killed_while_an_address_changes_is_healed_by_the_next(remembering, monkeypatch):
     manager, host, kept = remembering
     run, killed, changed = host.run, 0, OTHER_HEAD

@@ -15,6 +15,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import git, programs, sources
 
+pytestmark = pytest.mark.programs
+
 IDENTITY = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
 
 
@@ -244,7 +246,6 @@ def test_a_tag_stays_what_it_was_when_it_was_fetched_first(repository, cache):
     assert repository.fetched("b4321").commit == repository.commits[2]
 
 
-@pytest.mark.programs
 def test_the_same_commit_makes_the_same_archive(repository, cache):
     first = repository.fetched("main")
     shutil.rmtree(cache)

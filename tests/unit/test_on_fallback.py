@@ -18,6 +18,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import chang
 from test_planning import drifts
 from test_state import free_port
 
+pytestmark = pytest.mark.programs
+
 WORKERS = ("192.0.2.11:50052", "192.0.2.12:50052")
 SERVER = "import time\nprint(1, flush=True)\ntime.sleep(60)\n"
 

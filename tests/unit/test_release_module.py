@@ -23,7 +23,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names impo
 from ansible_collections.llamacpp.cluster.plugins.modules import release
 
 MODULE = release
-pytestmark = pytest.mark.usefixtures("untried")
+pytestmark = [pytest.mark.programs, pytest.mark.usefixtures("untried")]
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = "#!/bin/sh\necho usage: --rpc --fit\n"
 

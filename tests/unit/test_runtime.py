@@ -22,6 +22,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import wor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 from test_rpc import Server, worker
 
+pytestmark = pytest.mark.programs
+
 SERVER = """
 import http.server, socket, sys
 port, endpoints = int(sys.argv[1]), sys.argv[2:]
@@ -186,7 +188,6 @@ def test_a_server_that_ends_is_a_failure_for_the_service_manager(launch):
     assert process.wait() == 1
 
 
-@pytest.mark.programs
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="connections are read from the /proc of Linux")
 def test_a_lost_worker_ends_an_idle_server(launch, tmp_path):
     server, endpoint = a_worker()
@@ -203,7 +204,6 @@ def test_a_lost_worker_ends_an_idle_server(launch, tmp_path):
     assert (told["number"], told["how"]) == (1, f"since it had lost worker {endpoint}")
 
 
-@pytest.mark.programs
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux ends a child with its parent")
 def test_the_server_does_not_outlive_a_killed_launcher(launch):
     _server, endpoint = a_worker()
@@ -215,7 +215,6 @@ def test_the_server_does_not_outlive_a_killed_launcher(launch):
     until(lambda: not os.path.exists(f"/proc/{child}"))
 
 
-@pytest.mark.programs
 def test_how_often_and_how_the_server_ended_is_written_down_over_all_starts(tmp_path, monkeypatch):
     """A service manager starts the launcher anew each time; here each call is such a start."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)
@@ -521,7 +520,6 @@ def test_connections_that_cannot_be_read_end_nothing(tmp_path, monkeypatch):
 DEAF = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
 
 
-@pytest.mark.programs
 def test_a_server_that_does_not_end_by_itself_is_not_waited_for(tmp_path):
     """Clients of a cluster that is upgraded wait for it."""
     head = llama_server.Head([sys.executable, "-c", DEAF], [], "http://127.0.0.1:1", tmp_path)
@@ -639,7 +637,6 @@ def test_a_file_that_is_written_to_is_not_taken_for_one_that_was_cut_off(tmp_pat
     assert workers.remove_cut(tmp_path, [20], 30) == ["long ago"]
 
 
-@pytest.mark.programs
 @pytest.mark.parametrize("sizes, left", [([20], ["whole"]), ([], ["cut", "whole"])])
 def test_a_worker_starts_and_goes_on_without_files_that_were_cut_off(tmp_path, monkeypatch, sizes, left):
     monkeypatch.setattr(workers, "WHOLE_SECONDS", 0.1)
@@ -652,7 +649,6 @@ def test_a_worker_starts_and_goes_on_without_files_that_were_cut_off(tmp_path, m
     assert sorted(path.name for path in cache.iterdir()) == sorted([*left, *([] if sizes else ["later"])])
 
 
-@pytest.mark.programs
 def test_a_worker_ends_with_its_launcher_however_that_ends(worker_service, tmp_path):
     for number, status in ((signal.SIGTERM, 0), (signal.SIGKILL, -9)):
         process = worker_service(tmp_path / "cache")
@@ -670,7 +666,6 @@ def test_a_worker_that_ends_is_a_failure_for_the_service_manager(worker_service,
     assert process.wait() == 1
 
 
-@pytest.mark.programs
 def test_a_reader_that_takes_a_little_now_and_then_holds_nobody_up(monkeypatch):
     """llama-server stands still while its log is written. Each part has one deadline, not each page of it."""
     monkeypatch.setattr(journal, "READER_SECONDS", 0.5)
@@ -695,7 +690,6 @@ def test_a_reader_that_takes_a_little_now_and_then_holds_nobody_up(monkeypatch):
         os.close(writer)
 
 
-@pytest.mark.programs
 def test_a_worker_that_does_not_end_by_itself_is_not_waited_for():
     """One that a signal has stopped, for instance: systemd would wait 30 s for it, in the gap of an upgrade."""
     program = (

@@ -22,6 +22,8 @@ from cache_worker import CacheWorker
 from conftest import known_answer_of
 from test_rpc import Server
 
+pytestmark = pytest.mark.programs
+
 SIDE = 2304
 """Of a square matrix of 16-bit floats whose size is above the threshold."""
 BYTES = 2 * SIDE * SIDE
@@ -334,7 +336,6 @@ def test_a_disk_without_room(tmp_path, monkeypatch):
         seeding.check_room(tmp_path / "a" / "b", tensors)
 
 
-@pytest.mark.programs
 def test_the_head_sends_to_all_workers_at_once_and_one_that_fails_keeps_nobody_else(tmp_path, monkeypatch):
     monkeypatch.setattr(seeding, "SECONDS_TO_START", 1)
     path = model(tmp_path, [1, 2])
@@ -458,7 +459,6 @@ def test_the_launcher_of_another_model_leaves_what_was_filled(tmp_path, call):
     assert launcher.remove_cut(filled.folder, [BYTES + 1]) == []
 
 
-@pytest.mark.programs
 def test_the_module_sends_and_says_what_failed(tmp_path, call, monkeypatch):
     monkeypatch.setattr(seeding, "SECONDS_TO_START", 0.5)
     path = model(tmp_path, [1])

@@ -15,6 +15,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import com
 from ansible_collections.llamacpp.cluster.plugins.modules import service
 from conftest import PLAN
 
+pytestmark = pytest.mark.programs
+
 MODULE = service
 
 ROOT = Path(__file__).resolve().parents[2]
