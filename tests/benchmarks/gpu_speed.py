@@ -1,4 +1,4 @@
-"""Planned beside measured speed with two accelerators and the processor of one machine.
+"""Planned beside measured speed with one or two accelerators and the processor of one machine.
 
 The collection builds, starts and verifies one cluster after the other with a known-answer model of 7.5 GB, each of other devices. Of each,
 the estimate of its plan is put beside what llama-server tells of completions and prompts, and beside the seconds that a restart takes.
@@ -34,15 +34,21 @@ FEWEST = 3
 TOKENS = 128
 
 
-def clusters(second: str, backend: str) -> dict[str, dict]:
+def clusters(backend: str, second: str | None) -> dict[str, dict]:
     """Name of a cluster → its variables.
 
-    :param second: name of the second accelerator.
-    :param backend: of both accelerators.
+    :param backend: of the accelerators.
+    :param second: name of the second one.
     """
     ports = [endpoint["port"] for endpoint in PORTS["llama_worker_endpoints"]]
     other = {"device": second, "port": ports[0]}
     processor = {"device": "CPU", "backend": "cpu", "port": ports[1]}
+    if not second:
+        alone = {"llama_backend": [backend, "cpu"], "llama_worker_endpoints": [processor], "llama_host_measure": True}
+        return {
+            "processor by a worker": alone,
+            "eight layers on the processor": {**alone, "llama_server_tensor_split": [8, 25]},
+        }
     both = {"llama_backend": [backend, "cpu"], "llama_worker_endpoints": [other, processor]}
     measured = {**both, "llama_host_measure": True}
     smaller = {"llama_model_known_answer": {**MODEL, "type": "q8_0"}}
@@ -120,9 +126,9 @@ def of_cluster(work: Path, environment: dict[str, str], variables: dict) -> dict
 
 
 def main() -> None:
-    work, environment, worker = begin()
+    work, environment, workers = begin(least=1)
     wanted = arguments()[0].cluster
-    every = clusters(worker["device"], worker["backend"])
+    every = clusters(workers[0]["backend"], workers[1]["device"] if len(workers) > 1 else None)
     cases = {name: variables for name, variables in every.items() if not wanted or name in wanted}
     described, found = {}, {}
     try:

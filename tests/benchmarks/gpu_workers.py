@@ -230,9 +230,9 @@ def names_of_devices(plan: dict) -> str:
     return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
 
 
-def begin() -> tuple[Path, dict[str, str], dict]:
-    """A folder for the installation, the environment of the playbooks, and the planned worker of the second accelerator. Ends where there are
-    not two, or where this user has a cluster already."""
+def begin(least: int = 2) -> tuple[Path, dict[str, str], list[dict]]:
+    """A folder for the installation, the environment of the playbooks, and the planned workers of the accelerators. Ends where there are fewer
+    than ``least`` or more than two, or where this user has a cluster already."""
     work = Path(tempfile.mkdtemp(prefix="llamacpp-benchmark-"))
     environment = {
         "XDG_CACHE_HOME": str(work / "cache"),
@@ -244,15 +244,16 @@ def begin() -> tuple[Path, dict[str, str], dict]:
         "playbooks/plan.yml", work, environment, {"llama_worker_endpoints": [], "llama_backend": arguments()[0].backend}
     )
     host = json.loads((work / "plan.json").read_text())["hosts"]["localhost"]
-    if len(host["workers"]) != 2:
-        sys.exit("This machine does not have two accelerators that llama.cpp can be built for.")
+    workers = [worker for worker in host["workers"] if worker["device"] != "CPU"]
+    if not least <= len(workers) <= 2:
+        sys.exit(f"This machine has {len(workers)} accelerators that llama.cpp can be built for, and not {least} or 2.")
     if any(Path(host["units"]).glob("llamacpp-*")):
         sys.exit(f"There is a cluster of this user already, see {host['units']}.")
-    return work, environment, host["workers"][1]
+    return work, environment, workers
 
 
 def main() -> None:
-    work, environment, worker = begin()
+    work, environment, (_first, worker) = begin()
     second = {"device": worker["device"], "port": PORTS["llama_worker_endpoints"][1]["port"]}
     variables = {"llama_worker_endpoints": [second], "llama_backend": worker["backend"]}
     try:

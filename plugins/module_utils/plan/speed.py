@@ -40,9 +40,9 @@ def rate_of_row(row: rates.Known, source: str) -> Rate:
     return Rate(round(row.gb_per_s * family.share, 1), round(reached, 1), source, family.node_us, family.quantised)
 
 
-MEMORY_SHARE = 0.65
-"""Of the bandwidth that was measured of a memory, what generation reaches: 0.58 and 0.74 with 2 cores (docs/performance.md), 0.63 behind a worker
-with 32 (docs/hardware.md)."""
+MEMORY_SHARE = 0.6
+"""Of the bandwidth that was measured of a memory, what generation reaches: 0.58, 0.59 and 0.74 with 2 cores (docs/performance.md), 0.63 behind a
+worker with 32, less with 16 (docs/hardware.md)."""
 
 
 def _measured(rate: Rate, facts: Facts, device: str, name: str) -> Rate:
