@@ -220,8 +220,8 @@ def keeps_graph(release: Release) -> bool:
 
 def _sends_graphs(release: Release, visits: int) -> bool:
     """Whether the head sends a worker the graphs of each token."""
-    several = not release.mainline or not release.protocol or int(release.protocol.split(".")[0]) < KEEPS_SEVERAL_SINCE
-    return not keeps_graph(release) or (visits > 1 and several)
+    major = int(release.protocol.split(".")[0]) if release.mainline and release.protocol else 0
+    return not keeps_graph(release) or (visits > 1 and major < KEEPS_SEVERAL_SINCE)
 
 
 class Link(NamedTuple):
