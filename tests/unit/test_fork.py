@@ -223,6 +223,11 @@ def test_options_of_a_cuda_build():
     assert [advisory["id"] for advisory in plan["advisories"]] == ["rpc-remote-code-execution"]
 
 
+def test_quantised_values_without_flash_attention(fork):
+    fork.hosts["here"]["variables"].update(llama_server_cache_type_v="q8_0", llama_server_flash_attention="off")
+    assert "llama_server_cache_type_v is q8_0, which needs flash attention" in fork.reason()
+
+
 @pytest.mark.parametrize("kind, expected", [("f16", "OFF"), ("q8_0", "OFF"), ("q4_0", "ON")])
 def test_flash_attention_is_compiled_for_what_the_cache_needs(fork, kind, expected):
     fork.hosts["here"]["variables"].update(llama_server_cache_type_k=kind, llama_server_cache_type_v=kind)

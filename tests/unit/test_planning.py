@@ -613,6 +613,36 @@ def test_flash_attention_is_a_switch_in_older_builds(local, build, wanted, expec
     assert (expected in line) if expected else ("flash" not in line)
 
 
+@pytest.mark.parametrize(
+    "release, wanted, said",
+    [
+        ({"build": 8643}, "off", "llama_server_flash_attention is 'off': set it to 'on'"),
+        ({"build": 6170}, None, "llama_server_flash_attention is not set, which is off in"),
+        ({"build": 6170}, "auto", "llama_server_flash_attention is 'auto', which is off in"),
+        ({"build": 8643}, None, None),
+        ({"build": 8643}, "auto", None),
+        ({"build": 6170}, "on", None),
+    ],
+)
+def test_quantised_values_without_flash_attention(local, release, wanted, said):
+    local.hosts["here"]["variables"].update(
+        llama_release={"source": "archive", "path": "/tmp/x.tar.gz", "checksum": "sha256:" + "b" * 64, **release},
+        llama_server_flash_attention=wanted,
+        llama_server_cache_type_k="q8_0",
+        llama_server_cache_type_v="q8_0",
+        llama_accept_advisories=["rpc-remote-code-execution"],
+    )
+    if not said:
+        assert not local.plan()["refused"]
+        return
+    assert said in local.reason()
+    for remedy in ({"llama_server_flash_attention": "on"}, {"llama_server_cache_type_v": "f16"}):
+        own = local.hosts["here"]["variables"]
+        local.hosts["here"]["variables"] = {**own, **remedy}
+        assert not local.plan()["refused"]
+        local.hosts["here"]["variables"] = own
+
+
 def test_context_is_never_more_than_the_model_was_trained_for(local):
     assert local.plan()["head"]["context"] == 4096
 

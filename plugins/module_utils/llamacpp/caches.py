@@ -35,6 +35,8 @@ CACHE_TYPES = {
     "iq4_nl": 18 / 32,
 }
 """Type of the KV cache → bytes of one element."""
+WHOLE = ("f32", "f16", "bf16")
+"""Those of them that are not quantised."""
 
 BATCH, MICRO_BATCH = 2048, 512
 """llama-server's defaults: tokens that are computed together, and on a device at once."""
@@ -158,7 +160,7 @@ class Settings(NamedTuple):
 
     def flash(self, build: int) -> bool:
         """Whether values are stored for flash attention: auto means that until llama-server has tried it, and quantised ones need it."""
-        if self.type_v not in ("f32", "f16", "bf16"):
+        if self.type_v not in WHOLE:
             return True
         return (self.flash_attention or ("off" if build == OLD else "auto")) != "off"
 
@@ -352,7 +354,7 @@ def _sizes(summary: Mapping[str, Any], settings: Settings, build: int, latent_va
 def flashes(settings: Settings, generation: int) -> bool:
     """Whether ik_llama.cpp of this commit uses flash attention: its default since FUSED_SINCE."""
     wanted = settings.flash_attention or ("on" if generation >= FUSED_SINCE else "off")
-    return wanted != "off" or settings.type_v not in ("f32", "f16", "bf16")
+    return wanted != "off" or settings.type_v not in WHOLE
 
 
 def latent_mode(settings: Settings, generation: int) -> int:

@@ -17,6 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
     caches,
+    compute,
     gguf,
     known_answer,
     model_files,
@@ -210,11 +211,25 @@ def check(name: str, server: Server, declared: Sequence[Worker], release: Releas
             raise Refusal(
                 f"llama_server_{field} is {getattr(server, field)!r}: use one of {', '.join(caches.CACHE_TYPES)}"
             )
+    _check_flash(server, release)
     try:
         ipaddress.IPv4Address(server.host)
     except ValueError:
         raise Refusal(f"llama_server_host is {server.host!r}: use the numeric IPv4 address to listen on") from None
     _check_ports(name, server, declared)
+
+
+def _check_flash(server: Server, release: Release) -> None:
+    """Refuses quantised values without flash attention, of which llama-server and that of ik_llama.cpp make no context."""
+    asked, kind = server.flash_attention, server.cache_type_v
+    by_itself = release.generation >= (compute.AUTO_FLASH_SINCE if release.mainline else options.FUSED_SINCE)
+    if kind in caches.WHOLE or asked == "on" or (by_itself and asked != "off"):
+        return
+    given = "'off'" if asked == "off" else f"{repr(asked) if asked else 'not set'}, which is off in {release.ref}"
+    raise Refusal(
+        f"llama_server_cache_type_v is {kind}, which needs flash attention, and llama_server_flash_attention is {given}: set it to 'on', or "
+        "llama_server_cache_type_v to f16"
+    )
 
 
 def _check_files(server: Server) -> None:
