@@ -1013,6 +1013,26 @@ def test_a_model_that_fits_where_the_plan_divides_it(written, own):
     check_placement(written(cluster_of(False, found, **variables)))
 
 
+@pytest.mark.parametrize("limit", [{"llama_server_memory_mib": {"CUDA0": 6000}}, {"llama_server_reserve_mib": 18000}])
+def test_a_host_alone_has_the_memory_that_it_may_use(written, limit):
+    """The head's limits hold for the head; another host that would be faster in its place is to have none."""
+    card = {**GPU, "name": "NVIDIA GeForce RTX 3090"}
+    found = {
+        name: {"ansible_host": address, "llama_hardware": {**CPU_HOST, "accelerators": [card]}}
+        for name, address in (("head", "192.0.2.1"), ("one", "192.0.2.2"))
+    }
+    (variable,) = limit
+    data = cluster_of(False, found, llama_server_context=2048, **big(16), **limit)
+    (advisory,) = [entry for entry in written(data)["advisories"] if entry["id"] == "slower-than-one-host"]
+    assert advisory["remedy"] == (
+        f"Put one into llama_head in place of head, with the model's files, leave llama_workers empty, remove {variable}."
+    )
+    common = {key: value for key, value in data["llama_cluster"]["vars"].items() if key != variable}
+    alone = written(cluster_of(False, {"one": found["one"]}, **common))
+    assert not alone["refused"], alone["reasons"]
+    assert f"one alone {alone['estimate']['generation_tokens_per_s']:g}." in advisory["message"]
+
+
 def test_a_cluster_is_not_told_how_its_head_alone_fits(written):
     """It would use the workers too, and more of their memory."""
     found = {

@@ -454,6 +454,7 @@ def _case(prepared: Prepared, laid: Laid) -> estimate.Case:
             name: heads.backend_of(cluster.server, entry.backends, known) for name, entry in prepared.equipped.items()
         },
         disk_gb_per_s=heads.disk_rate(_disk(prepared), _load_mode(prepared, laid)),
+        server=cluster.server,
     )
 
 

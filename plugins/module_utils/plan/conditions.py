@@ -186,7 +186,8 @@ def slower_than_one_host(seen: Seen) -> Cases:
         return []
     steps = [f"put {host} into llama_head in place of {head}, with the model's files"] if host != head else []
     steps.append("leave llama_workers empty")
-    given = [f"llama_server_{key}" for key in ("tensor_split", "override_tensor") if getattr(server, key)]
+    of_head = () if host == head else ("memory_mib", "reserve_mib")
+    given = [f"llama_server_{key}" for key in ("tensor_split", "override_tensor", *of_head) if getattr(server, key)]
     if best["gpu_layers"] is not None:
         steps.append(f"set llama_server_gpu_layers to {best['gpu_layers']}")
     elif server.gpu_layers is not None:

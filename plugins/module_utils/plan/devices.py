@@ -199,11 +199,18 @@ def of_head(
     return [_with_visible_memory(device, head.facts) for device in chosen] if said and bounded else chosen
 
 
-def alone(host: Host, backend: str) -> list[Device]:
-    """The devices that llama-server would drive if this host served without workers."""
+def alone(host: Host, backend: str, server: Server | None = None) -> list[Device]:
+    """The devices that llama-server would drive if this host served without workers.
+
+    :param server: of the head, whose limits count there; None of another host, of which they say nothing.
+    """
     driven = driven_by_head(host.facts, (), backend, selects=True)
-    shares = workers.shares_of_memory(host, [], [name for name, _accelerator in driven], {}, {})
-    return of_head(host, driven, shares, {}, {})
+    own = [name for name, _accelerator in driven]
+    limits: Mapping[str, int] = {}
+    if server:
+        given = {name: mib for name, mib in server.memory_mib.items() if name in own}
+        limits = limits_of_head(driven, server._replace(memory_mib=given))
+    return of_head(host, driven, workers.shares_of_memory(host, [], own, {}, limits), limits, {})
 
 
 def environment_of_head(

@@ -20,6 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
     Interface,
     Link,
     Release,
+    Server,
 )
 
 NAMES = {"thunderbolt": "thunderbolt", "ib": "infiniband", "wl": "wireless"}
@@ -81,14 +82,15 @@ class Case(NamedTuple):
     """Host → the backend by which it would serve."""
     disk_gb_per_s: float | None = None
     """Of the head's disk, where it was measured."""
+    server: Server | None = None
 
     @property
     def disk(self) -> float:
         return self.disk_gb_per_s or speed.DISK_GB_PER_S
 
-    def has_devices(self, host: Host) -> bool:
-        """Whether this host would use devices of its own if it served."""
-        return bool(devices.alone(host, self.serves_of[host.name]))
+    def own_devices(self, host: Host) -> list[Device]:
+        """Those that this host would use if it served without workers."""
+        return devices.alone(host, self.serves_of[host.name], self.server if host.is_head else None)
 
 
 class _Parts:
@@ -361,7 +363,7 @@ def _needs(case: Case) -> Needs:
 
 def _alone(case: Case, host: Host, needs: Needs) -> Alone | None:
     """How fast the host would be with its own devices and processor, or its processor alone; None where it cannot hold the model."""
-    own = devices.alone(host, case.serves_of[host.name])
+    own = case.own_devices(host)
     filled = [_fill(case, host, needs, choice) for choice in ([own, []] if own else [[]])]
     found = [Alone(speeds_of(case, works), gpu_layers) for works, gpu_layers in filled if works]
     return max(found, key=lambda alone: alone.speeds) if found else None
@@ -425,4 +427,4 @@ def _fill(case: Case, host: Host, needs: Needs, own: Sequence[Device]) -> tuple[
     if end and sum(sizes[:end]) > room:
         return [], None
     works.append(part_of(speed.processor_rate(host.facts), 0))
-    return [work for work in works if work.weights], load.units - end if end and case.has_devices(host) else None
+    return [work for work in works if work.weights], load.units - end if end and case.own_devices(host) else None
