@@ -807,6 +807,14 @@ def test_an_address_that_no_worker_can_bind_to(pair, address):
     assert "llama_links[0].address of worker1" in pair.reason()
 
 
+@pytest.mark.parametrize("address", ["198.51.100.300/24", "198.51.100.1/99", "fd00::1/64", "head.direct", ""])
+def test_no_address_of_a_link_is_passed_over(pair, address):
+    """The worker was opened to another address of the head, from which nobody comes."""
+    pair.hosts["head"]["variables"]["llama_links"] = [{"address": address}]
+    pair.hosts["worker1"]["variables"]["llama_links"] = [{"address": "198.51.100.2/24"}]
+    assert f"llama_links[0].address of head is {address!r}: use the numeric IPv4 address of head" in pair.reason()
+
+
 def test_no_compiler_and_no_root(local):
     local.hosts["here"]["facts"].update(scope="user", toolchain={"cmake": "3.31"})
     reason = local.reason()

@@ -385,9 +385,17 @@ def _link(where: str, host: str, given: Mapping[str, Any]) -> Link:
     limit = untrusted.limit(given.get("mtu"), names.MTU[0], names.MTU[-1])
     if limit:
         raise Refusal(f"{where}.mtu of {host} is {given['mtu']}: {limit}, or leave it out")
+    address = str(given.get("address"))
+    try:
+        ipaddress.IPv4Interface(address)
+    except ValueError:
+        raise Refusal(
+            f"{where}.address of {host} is {address!r}: use the numeric IPv4 address of {host} in that network, with its prefix length where the "
+            "link is managed, like 10.99.0.12/24"
+        ) from None
     return Link(
         given.get("interface"),
-        str(given.get("address")),
+        address,
         given.get("mtu"),
         given.get("peer"),
         bool(given.get("manage")),
