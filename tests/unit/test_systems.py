@@ -1013,6 +1013,16 @@ def test_a_model_that_fits_where_the_plan_divides_it(written, own):
     check_placement(written(cluster_of(False, found, **variables)))
 
 
+def test_an_override_that_moves_nothing_is_named_where_the_model_does_not_fit(written):
+    found = {"head": {"ansible_host": "192.0.2.1", "llama_hardware": {"memory_mib": 65536, "accelerators": [GPU]}}}
+    model = {"llama_model_known_answer": {"layers": 32, "width": 8192, "type": "f16"}, "llama_server_context": 2048}
+    own = ["feed_forward=CPU", "ffn_down=CPU"]
+    said = reason(written(cluster_of(False, found, **model, llama_server_override_tensor=own)))
+    assert "'feed_forward=CPU', and no tensor of the model has such a name: correct or remove it" in said
+    assert "ffn_down" not in said
+    assert not written(cluster_of(False, found, **model, llama_server_override_tensor=["ffn=CPU"]))["refused"]
+
+
 @pytest.mark.parametrize("limit", [{"llama_server_memory_mib": {"CUDA0": 6000}}, {"llama_server_reserve_mib": 18000}])
 def test_a_host_alone_has_the_memory_that_it_may_use(written, limit):
     """The head's limits hold for the head; another host that would be faster in its place is to have none."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -132,8 +133,9 @@ def _of_the_model(case: Case, beside: int) -> placement.Placed:
     _check_number(placed.devices, bool(server.tensor_split), every)
     missing = _missing_on_head(case.facts, load, first, beside) if first or overrides or beside else 0
     over, stays = placed.over(), bool(first or overrides)
+    reasons = [*_over_on_head(case.head, load, first, missing, stays), *_over_on_devices(over, fits)]
     return placed._replace(
-        reasons=(*_over_on_head(case.head, load, first, missing, stays), *_over_on_devices(over, fits)),
+        reasons=(*reasons, *(_without_tensors(overrides, load) if reasons else ())),
         missing_mib=missing + sum(mib for _device, mib in over),
     )
 
@@ -350,6 +352,16 @@ def _over_on_head(name: str, load: placement.Load, first: int, missing: int, sta
         f"llama_server_gpu_layers and llama_server_override_tensor leave {first} layers and {load.on_head(range(first)) // MIB} MiB of weights on "
         f"the head, but {missing} MiB are missing in the memory of {name}: keep less there",
     )
+
+
+def _without_tensors(overrides: Sequence[tuple[str, str]], load: placement.Load) -> list[str]:
+    """Overrides that move nothing, which may be why the model does not fit."""
+    names = {part.name for part in load.parts}
+    return [
+        f"llama_server_override_tensor has {f'{pattern}={device}'!r}, and no tensor of the model has such a name: correct or remove it"
+        for pattern, device in overrides
+        if not any(re.search(pattern, name) for name in names)
+    ]
 
 
 def _over_on_devices(over: Sequence[tuple[Device, int]], asked: bool) -> list[str]:
