@@ -741,6 +741,30 @@ def test_a_worker_on_windows_beside_those_of_the_cluster(written):
     assert "add external-worker to llama_accept_advisories" in reason(written(data))
 
 
+@pytest.mark.parametrize(
+    "names, remedy",
+    [
+        (["head"], "Remove llama_external_workers."),
+        (["head", "one"], "Leave llama_workers empty, remove llama_external_workers."),
+    ],
+)
+def test_a_head_that_is_faster_without_workers_that_others_run(written, names, remedy):
+    outside = {"endpoint": "192.0.2.77:50052", "memory_mib": 24000, "host": "gaming-pc", "backend": "cuda"}
+    card = {**GPU, "name": "NVIDIA GeForce RTX 3090"}
+    found = {
+        name: {"ansible_host": f"192.0.2.{place}", "llama_hardware": {**CPU_HOST, "accelerators": [card]}}
+        for place, name in enumerate(names, 1)
+    }
+    common = {**big(16), "llama_server_context": 2048, "llama_placement": "all"}
+    more = {"llama_external_workers": [outside], "llama_accept_advisories": ["external-worker"]}
+    planned = written(cluster_of(False, found, **common, **more))
+    (advisory,) = [entry for entry in planned["advisories"] if entry["id"] == "slower-than-one-host"]
+    assert (advisory["host"], advisory["remedy"]) == ("head", remedy)
+    alone = written(cluster_of(False, {"head": found["head"]}, **common))
+    assert not alone["refused"], alone["reasons"]
+    assert alone["advisories"] == []
+
+
 def test_two_clusters_in_one_inventory(written):
     first, second = small_cluster(), small_cluster()
     second["llama_cluster"]["hosts"] = {

@@ -185,13 +185,15 @@ def slower_than_one_host(seen: Seen) -> Cases:
     if alone < FASTER_ALONE * together:
         return []
     steps = [f"put {host} into llama_head in place of {head}, with the model's files"] if host != head else []
-    steps.append("leave llama_workers empty")
+    if any(own.is_worker for own in seen.cluster.hosts.values()):
+        steps.append("leave llama_workers empty")
     of_head = () if host == head else ("memory_mib", "reserve_mib")
     given = [f"llama_server_{key}" for key in ("tensor_split", "override_tensor", *of_head) if getattr(server, key)]
     if best["gpu_layers"] is not None:
         steps.append(f"set llama_server_gpu_layers to {best['gpu_layers']}")
     elif server.gpu_layers is not None:
         given.append("llama_server_gpu_layers")
+    given += ["llama_external_workers"] if seen.cluster.external else []
     steps += [f"remove {name}" for name in given]
     return [(host, {"together": f"{together:g}", "alone": f"{alone:g}", "steps": ", ".join(steps)})]
 
