@@ -156,6 +156,9 @@ def spark(**variables):
     return with_model(cluster_of(0, head_facts=facts, **variables))
 
 
+YARN = ["--rope-scaling", "yarn", "--rope-scale", "4"]
+
+
 def quantised(source, build):
     return cluster_of(
         1,
@@ -747,6 +750,17 @@ CASES = [
         lambda: with_model(cluster_of(llama_server_context=16384)),
         {"set llama_server_context to {context} or less": setting("head", llama_server_context=4096)},
         ["llama_server_context is 16384", "on paper was trained for 4096 tokens"],
+    ),
+    (
+        "context-cut",
+        lambda: with_model(cluster_of(llama_server_context=16384, llama_server_extra_args=YARN)),
+        {
+            "set llama_server_context to {context} or less": setting("head", llama_server_context=4096),
+            "add --override-kv {key}=int:{wanted} to llama_server_extra_args": setting(
+                "head", llama_server_extra_args=[*YARN, "--override-kv", "llama.context_length=int:16384"]
+            ),
+        },
+        ["--override-kv llama.context_length=int:16384 to llama_server_extra_args"],
     ),
     (
         "context-shared",

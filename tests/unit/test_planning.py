@@ -647,6 +647,24 @@ def test_context_is_never_more_than_the_model_was_trained_for(local):
     assert local.plan()["head"]["context"] == 4096
 
 
+@pytest.mark.parametrize(
+    "given, context",
+    [
+        (["--override-kv", "llama.context_length=int:6144"], 6144),
+        (["--override-kv=llama.context_length=int:9000"], 8192),
+        (["--override-kv", "a.b=bool:true,llama.context_length=int:6144,c.d=int:1"], 6144),
+        (["--override-kv", "qwen3.context_length=int:6144"], 4096),
+        (["--override-kv", "x-llama.context_length=int:6144"], 4096),
+        (["--override-kv", "llama.context_length=float:6144"], 4096),
+    ],
+)
+def test_an_operator_may_say_what_context_the_model_has(local, given, context):
+    local.hosts["here"]["variables"].update(llama_server_extra_args=given, llama_server_context=8192)
+    plan = local.plan()
+    assert plan["head"]["context"] == context
+    assert f"--ctx-size {context} " in " ".join(plan["head"]["argv"])
+
+
 def refused(cluster):
     return cluster.reason()
 

@@ -467,7 +467,10 @@ ADVISORIES = (
         "warning",
         memory.cut_context,
         "llama_server_context is {wanted}, but {model} was trained for {context} tokens: llama-server gets {context}.",
-        (Remedy("set llama_server_context to {context} or less", offers.shorter_context),),
+        (
+            Remedy("set llama_server_context to {context} or less", offers.shorter_context),
+            Remedy("add --override-kv {key}=int:{wanted} to llama_server_extra_args", offers.extended_context),
+        ),
         "docs/plan.md",
     ),
     Advisory(

@@ -557,8 +557,15 @@ def unmapped_mode(release: Release) -> str:
 
 
 def context_of(server: Server, summary: Mapping[str, Any]) -> int:
-    trained: int = summary["context"]
-    return min(server.context, trained)
+    """Tokens of context, no more than the model has: what its file says, or ``--override-kv`` in place of that."""
+    key = re.escape(context_key(summary))
+    given = re.findall(rf"(?<![\w.-]){key}=int:(\d+)(?![^,\s])", " ".join(server.extra_args))
+    return min(server.context, int(given[-1]) if given else int(summary["context"]))
+
+
+def context_key(summary: Mapping[str, Any]) -> str:
+    """What a model's file calls the context for which it was trained."""
+    return f"{summary['architecture']}.context_length"
 
 
 def check_types(path: str, summary: Mapping[str, Any], release: Release, variable: str) -> None:

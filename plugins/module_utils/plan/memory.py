@@ -118,7 +118,8 @@ def cut_context(seen: Seen) -> Cases:
     head, server = seen.plan["head"], seen.server
     if server.context <= head["context"] or server.context == DEFAULT_CONTEXT:
         return []
-    return [(head["host"], {"wanted": server.context, "context": head["context"], "model": seen.summary["name"]})]
+    values = {"wanted": server.context, "context": head["context"], "model": seen.summary["name"]}
+    return [(head["host"], {**values, "key": heads.context_key(seen.summary)})]
 
 
 def shared_context(seen: Seen) -> Cases:

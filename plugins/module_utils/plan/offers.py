@@ -94,8 +94,20 @@ def modes_without_mmap(seen: Seen, _hosts: Sequence[str], _values: Mapping[str, 
     return [Way({"mode": mode}, (remedies.serving(load_mode=mode),))]
 
 
+EXTENDING = ("--rope-scal", "--rope-freq-", "--yarn-orig-ctx")
+"""How options of llama-server begin with which a model serves a longer context than it was trained for."""
+
+
 def shorter_context(_seen: Seen, _hosts: Sequence[str], values: Mapping[str, Any]) -> list[Way]:
     return [Way({}, (remedies.serving(context=values["context"]),))]
+
+
+def extended_context(seen: Seen, _hosts: Sequence[str], values: Mapping[str, Any]) -> list[Way]:
+    """Where the operator extends the model: llama-server keeps to what the file says of it."""
+    if not any(option in word for word in seen.server.extra_args for option in EXTENDING):
+        return []
+    added = ("--override-kv", f"{values['key']}=int:{values['wanted']}")
+    return [Way({}, (remedies.serving(extra_args=(*seen.server.extra_args, *added)),))]
 
 
 def one_cache(seen: Seen, _hosts: Sequence[str], _values: Mapping[str, Any]) -> list[Way]:
