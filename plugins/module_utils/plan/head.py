@@ -559,7 +559,7 @@ def unmapped_mode(release: Release) -> str:
 def context_of(server: Server, summary: Mapping[str, Any]) -> int:
     """Tokens of context, no more than the model has: what its file says, or ``--override-kv`` in place of that."""
     key = re.escape(context_key(summary))
-    given = re.findall(rf"(?<![\w.-]){key}=int:(\d+)(?![^,\s])", " ".join(server.extra_args))
+    given = re.findall(rf"(?<![\w.-]){key}=int:(\d{{1,18}})(?![^,\s])", " ".join(server.extra_args))
     return min(server.context, int(given[-1]) if given else int(summary["context"]))
 
 
