@@ -199,7 +199,7 @@ def server(**variables):
     ],
 )
 def test_settings_of_the_cache_that_count(arguments, expected):
-    settings = heads.settings_of(server(llama_server_extra_args=arguments), {"context": 4096})
+    settings = heads.settings_of(server(llama_server_extra_args=arguments), {"architecture": "llama", "context": 4096})
     assert (settings.unified, settings.full_window, settings.micro_batch) == expected
 
 
@@ -215,7 +215,7 @@ def test_settings_of_the_cache_that_count(arguments, expected):
 )
 def test_tokens_that_are_computed_at_once(arguments, tokens):
     """n_ubatch of llama_context: min(n_ctx, -b, -ub)."""
-    settings = heads.settings_of(server(llama_server_extra_args=arguments), {"context": 4000})
+    settings = heads.settings_of(server(llama_server_extra_args=arguments), {"architecture": "llama", "context": 4000})
     assert settings.tokens == tokens
 
 
@@ -230,7 +230,7 @@ def test_tokens_that_are_computed_at_once(arguments, tokens):
 )
 def test_settings_that_are_no_numbers_are_refused(arguments, said):
     with pytest.raises(Refusal, match=re.escape(f"llama_server_extra_args has {said}")):
-        heads.settings_of(server(llama_server_extra_args=arguments), {"context": 4096})
+        heads.settings_of(server(llama_server_extra_args=arguments), {"architecture": "llama", "context": 4096})
 
 
 @pytest.mark.parametrize(
