@@ -128,9 +128,9 @@ def _in(
     )
 
 
-def _both(words: str, form: str = VALUE) -> tuple[Spelling, Spelling]:
+def _both(words: str, form: str = VALUE, written: bool = True) -> tuple[Spelling, Spelling]:
     """The same in all builds of llama.cpp and of ik_llama.cpp."""
-    return _in(MAINLINE, words, form=form), _in(IK_LLAMA, words, form=form)
+    return _in(MAINLINE, words, form=form, written=written), _in(IK_LLAMA, words, form=form, written=written)
 
 
 def _split(environment: str) -> tuple[str, ...]:
@@ -191,7 +191,7 @@ TABLE: tuple[Option, ...] = (
     Option("model", _both("--model -m"), "llama_model_path", owned=True, environment=_split("LLAMA_ARG_MODEL")),
     Option(
         "model-of-a-server",
-        (_in(MAINLINE, "--model-url -mu", written=False), _in(IK_LLAMA, "--model-url -mu", written=False)),
+        _both("--model-url -mu", written=False),
         "llama_model_url",
         owned=True,
         environment=_split("LLAMA_ARG_MODEL_URL"),

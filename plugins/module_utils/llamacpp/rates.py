@@ -253,7 +253,8 @@ ASSUMED = {
 CORE_GB_PER_S = 8.0
 """So much one core reads per second, threads counted each: assumed."""
 CORE_GFLOPS = {True: 150.0, False: 65.0}
-"""Whether it has AVX-512 → so much one core computes in prompts: 153 and 64 were measured with 2 cores of EPYCs with f16 (docs/performance.md)."""
+"""Whether it has AVX-512 → so much one core computes in prompts: 153 and 64 were measured with 2 cores of EPYCs with f16
+(docs/performance.md). Where that is not known, the plan takes it to have them."""
 PROCESSORS_PART = 0.5
 """Of the bandwidth of memory that it shares with graphics, what a processor is taken to have: it was half on Strix Halo and Apple's."""
 
