@@ -61,8 +61,13 @@ class Installation:
         return {str(path.relative_to(self.prefix)) for path in self.prefix.rglob("*") if path.is_file()}
 
 
+OF_PROCESSES = unused._of_processes
+
+
 @pytest.fixture
-def here(tmp_path, local):
+def here(tmp_path, local, monkeypatch):
+    """A host without other processes: reading those of this machine takes longer than a test."""
+    monkeypatch.setattr(unused, "_of_processes", lambda: ())
     local.hosts["here"]["variables"]["llama_worker_endpoints"] = [
         {"name": "one", "port": 50052, "cache": True},
         {"name": "two", "port": 50053},
@@ -217,7 +222,8 @@ def test_files_of_a_download_that_stopped_between_two_of_them_are_listed(here, s
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="what processes have open is read from /proc")
 @pytest.mark.parametrize("how", ["open", "mapped", "named"])
-def test_what_a_process_uses_stays(here, how):
+def test_what_a_process_uses_stays(here, monkeypatch, how):
+    monkeypatch.setattr(unused, "_of_processes", OF_PROCESSES)
     old_things(here)
     path = here.prefix / "models/owner-repo-0123abcd/Q4_K_M.gguf"
     program = {
