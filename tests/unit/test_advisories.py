@@ -186,6 +186,14 @@ def by_thunderbolt(facts=None, **link):
     return cluster
 
 
+def by_link(worker="198.51.100.2/24", head="198.51.100.1/24", peer="head"):
+    """A head and a worker with these addresses on a link; the worker's names this peer."""
+    cluster = cluster_of(1)
+    for name, address, other in (("head", head, "worker1"), ("worker1", worker, peer)):
+        cluster.hosts[name]["variables"]["llama_links"] = [{"address": address, "peer": other}]
+    return cluster
+
+
 def mtu_set(cluster):
     for host in cluster.hosts.values():
         host["variables"]["llama_links"][0]["mtu"] = 65520
@@ -602,6 +610,27 @@ CASES = [
             )
         },
         ["The model path:/srv/m.gguf has the architecture glm4moelite", "in place of llama_model_path"],
+    ),
+    (
+        "link-peer",
+        lambda: by_link(peer="haed"),
+        {
+            "set it to the inventory name of the host at the other end": setting(
+                "worker1", llama_links=[{"address": "198.51.100.2/24", "peer": "head"}]
+            ),
+            "leave it out": setting("worker1", llama_links=[{"address": "198.51.100.2/24"}]),
+        },
+        ["llama_links[0].peer of worker1 ('haed')"],
+    ),
+    (
+        "link-networks",
+        lambda: by_link("198.51.101.2/24"),
+        {
+            "give both ends addresses in one network": setting(
+                "worker1", llama_links=[{"address": "198.51.100.2/24", "peer": "head"}]
+            )
+        },
+        ["llama_links[0] of head (198.51.100.1/24) and llama_links[0] of worker1 (198.51.101.2/24)"],
     ),
     (
         "thunderbolt-mtu",
@@ -1037,6 +1066,9 @@ HEALTHY = {
     ),
     "a mac and no wide tensor": lambda: mac(with_model(cluster_of(build=6110), largest_tensor_bytes=1 << 30)),
     "a router without workers": lambda: cluster_of(0, llama_server_extra_args=["--models-preset", "/srv/models.ini"]),
+    "a link whose ends name each other": by_link,
+    "ends of which one has no prefix length": lambda: by_link("198.51.100.2"),
+    "a link without a prefix length on either end": lambda: by_link("203.0.113.2", "198.51.100.1"),
     "Thunderbolt that somebody else sets up": lambda: by_thunderbolt(manage=False),
     "three workers of a fork whose number is one of llama.cpp's faulty builds": lambda: accepting(
         cluster_of(3, llama_release={**FORK, "build": 10700}), "rpc-remote-code-execution"

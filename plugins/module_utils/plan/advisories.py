@@ -299,6 +299,27 @@ ADVISORIES = (
         "https://github.com/ollama/ollama",
     ),
     Advisory(
+        "link-peer",
+        "warning",
+        conditions.strange_peers,
+        "{where} is the name of no other host of this cluster, so that no worker of it uses this link.",
+        (
+            offers.always("set it to the inventory name of the host at the other end"),
+            offers.always("leave it out"),
+        ),
+        "docs/variables.md",
+        (("where", "llama_links[*index*].peer of *host*"),),
+    ),
+    Advisory(
+        "link-networks",
+        "warning",
+        conditions.parted_links,
+        "Two ends of a link are in different networks, and reach each other only if something routes between them: {where}.",
+        (offers.always("give both ends addresses in one network"),),
+        "docs/variables.md",
+        (("where", "llama_links[*index*] of *host* and llama_links[*index*] of *host*"),),
+    ),
+    Advisory(
         "thunderbolt-mtu",
         "warning",
         conditions.small_packets,

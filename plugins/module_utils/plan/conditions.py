@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Mapping
+from itertools import combinations, product
 from typing import Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.versions import numbers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
@@ -487,6 +489,36 @@ def small_packets(seen: Seen) -> Cases:
         for index, link in enumerate(host["links"])
         if _by_thunderbolt(link) and link.get("manage") and (link.get("mtu") or DEFAULT_MTU) <= DEFAULT_MTU
     ]
+
+
+def strange_peers(seen: Seen) -> Cases:
+    """Links to a host that this cluster does not have, or to the host itself."""
+    known = {*seen.cluster.hosts, *(worker.host for worker in seen.cluster.external)}
+    return [
+        (name, {"where": f"llama_links[{index}].peer of {name} ({untrusted.show(link.peer)})"})
+        for name, host in seen.cluster.hosts.items()
+        for index, link in enumerate(host.links)
+        if link.peer and link.peer not in known - {name}
+    ]
+
+
+def _apart(one: str, other: str) -> bool:
+    """Whether an address with the prefix length of its network has another one outside of it."""
+    return "/" in one and ipaddress.IPv4Interface(other).ip not in ipaddress.IPv4Interface(one).network
+
+
+def parted_links(seen: Seen) -> Cases:
+    """Pairs of hosts whose links to each other are in different networks."""
+    cases = []
+    for one, other in combinations(seen.cluster.hosts.values(), 2):
+        here = [(index, link.address) for index, link in enumerate(one.links) if link.peer == other.name]
+        there = [(index, link.address) for index, link in enumerate(other.links) if link.peer == one.name]
+        pairs = list(product(here, there))
+        if pairs and all(_apart(first, second) or _apart(second, first) for (_i, first), (_j, second) in pairs):
+            (index, first), (place, second) = pairs[0]
+            where = f"llama_links[{index}] of {one.name} ({first}) and llama_links[{place}] of {other.name} ({second})"
+            cases.append((other.name, {"where": where}))
+    return cases
 
 
 def untuned(seen: Seen) -> Cases:
