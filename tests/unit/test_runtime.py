@@ -705,23 +705,28 @@ def test_a_worker_that_does_not_end_by_itself_is_not_waited_for():
     assert launcher.returncode == 0
 
 
-@pytest.fixture
-def closed_port():
-    """A port of which a server has closed a connection."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
+def listening(port, option):
+    """A server that sets this option alone."""
+    server = socket.socket()
+    server.setsockopt(socket.SOL_SOCKET, option, 1)
+    server.bind(("127.0.0.1", port))
+    server.listen()
+    return server
+
+
+@pytest.mark.parametrize("option", [socket.SO_REUSEADDR, socket.SO_REUSEPORT], ids=["newer", "older"])
+def test_a_port_that_closed_connections_hold(option):
+    """Of a server that has closed one, as later builds of llama-server listen and as those did that set SO_REUSEPORT alone."""
+    with listening(0, option) as server:
         port = server.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)) as client:
             server.accept()[0].close()
             assert client.recv(1) == b""
-    return port
-
-
-def test_a_port_that_closed_connections_hold(closed_port):
-    assert runtime.held_by_closed_connections("127.0.0.1", closed_port)
+    assert runtime.held_by_closed_connections("127.0.0.1", port)
     assert not runtime.held_by_closed_connections("127.0.0.1", free_port())
-    with socket.create_server(("127.0.0.1", closed_port)):
-        assert not runtime.held_by_closed_connections("127.0.0.1", closed_port), "somebody listens there"
-    assert not runtime.held_by_closed_connections("no.such.host.invalid", closed_port)
+    assert not runtime.held_by_closed_connections("no.such.host.invalid", port)
+    with listening(port, option):
+        assert not runtime.held_by_closed_connections("127.0.0.1", port), "somebody listens there"
 
 
 @pytest.mark.parametrize(

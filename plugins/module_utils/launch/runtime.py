@@ -49,7 +49,7 @@ PORT_TAKEN = "couldn't bind HTTP server socket"
 """What llama-server ends with (tools/server/server.cpp of build 6170, server-http.cpp of 11063)."""
 CLOSED_SECONDS = 60.0
 """So long Linux keeps the port of a connection that a server has closed (TIME_WAIT). Builds that set SO_REUSEPORT alone, like 6170, cannot
-listen there meanwhile where the server before them set SO_REUSEADDR."""
+listen there meanwhile where the server before them set SO_REUSEADDR, as later ones do (#21056), nor can these after those."""
 FRESH_SECONDS = 30.0
 """So long the handshake of a worker that nobody uses is believed."""
 ASK_AGAIN_SECONDS = 0.25
@@ -119,19 +119,28 @@ def last_log(state: Path) -> list[str]:
 
 
 def held_by_closed_connections(host: str, port: int) -> bool:
-    """Whether nobody listens on the port, and yet it cannot be had without SO_REUSEADDR."""
+    """Whether nobody listens on the port, and yet only a server that sets the same option as the one before can have it."""
 
-    def is_free(reuse: bool) -> bool:
+    def is_free(option: int | None) -> bool:
         try:
             family, kind, _protocol, _name, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             with socket.socket(family, kind) as tried:
-                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(reuse))
+                if option is not None:
+                    tried.setsockopt(socket.SOL_SOCKET, option, 1)
                 tried.bind(place)
         except OSError:
             return False
         return True
 
-    return not is_free(reuse=False) and is_free(reuse=True)
+    if is_free(None) or not (is_free(socket.SO_REUSEADDR) or is_free(socket.SO_REUSEPORT)):
+        return False
+    try:
+        socket.create_connection((host, port), RETURN_TIMEOUT).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def write_end(state: Path, how: str, said: str) -> None:
