@@ -186,12 +186,38 @@ def by_thunderbolt(facts=None, **link):
     return cluster
 
 
+OUTSIDE = [{"endpoint": "192.0.2.77:50052", "memory_mib": 8192}]
+
+
+def linked(head, *worker, **variables):
+    """A head and a worker with these links, as address and peer."""
+    cluster = cluster_of(1, **variables)
+    for name, links in (("head", head), ("worker1", worker)):
+        given_links = [{"address": address, "peer": peer} for address, peer in links]
+        cluster.hosts[name]["variables"]["llama_links"] = given_links
+    return cluster
+
+
 def by_link(worker="198.51.100.2/24", head="198.51.100.1/24", peer="head"):
     """A head and a worker with these addresses on a link; the worker's names this peer."""
-    cluster = cluster_of(1)
-    for name, address, other in (("head", head, "worker1"), ("worker1", worker, peer)):
-        cluster.hosts[name]["variables"]["llama_links"] = [{"address": address, "peer": other}]
+    return linked([(head, "worker1")], (worker, peer))
+
+
+def with_a_link_to_others(cluster, peer):
+    cluster.hosts["head"]["variables"]["llama_links"] = [{"address": "203.0.113.1/24", "peer": peer}]
     return cluster
+
+
+def through_a_tunnel(cluster):
+    cluster.hosts["worker1"]["variables"]["llama_worker_endpoints"] = [{"tunnel": "127.0.0.1:60052"}]
+    return cluster
+
+
+def joined(cluster):
+    """Has the only link of each host in one network."""
+    for number, (name, peer) in enumerate((("head", "worker1"), ("worker1", "head")), 1):
+        own = {"address": f"198.51.100.{number}/24", "peer": peer}
+        cluster.hosts[name]["variables"]["llama_links"] = [own]
 
 
 def mtu_set(cluster):
@@ -611,27 +637,44 @@ CASES = [
         },
         ["The model path:/srv/m.gguf has the architecture glm4moelite", "in place of llama_model_path"],
     ),
-    (
-        "link-peer",
-        lambda: by_link(peer="haed"),
-        {
-            "set it to the inventory name of the host at the other end": setting(
-                "worker1", llama_links=[{"address": "198.51.100.2/24", "peer": "head"}]
+    *[
+        (
+            "link-peer",
+            lambda peer=peer: with_a_link_to_others(cluster_of(), peer),
+            {
+                "set peer to the inventory name of the host at the other end": setting(
+                    "head", llama_links=[{"address": "203.0.113.1/24", "peer": "worker1"}]
+                ),
+                "remove the link where that host is not of this cluster": setting("head", llama_links=[]),
+            },
+            [f"no other host of it: llama_links[0].peer of head ('{peer}')."],
+        )
+        for peer in ("wroker1", "head")
+    ],
+    *[
+        (
+            "link-networks",
+            make,
+            {
+                "give {hosts} and {head} a link in one network, with peer where a host has several links": joined,
+            },
+            [f"as llama_links gives them: {ends}", "Give worker1 and head a link"],
+        )
+        for make, ends in (
+            (lambda: by_link("198.51.101.2/24"), "198.51.101.2 of worker1 and 198.51.100.1 of head"),
+            (lambda: by_link("198.51.101.2"), "198.51.101.2 of worker1 and 198.51.100.1 of head"),
+            (lambda: by_link("198.51.101.2/24", "198.51.100.1"), "198.51.101.2 of worker1 and 198.51.100.1 of head"),
+            (lambda: linked([], ("198.51.100.2/24", "head")), "198.51.100.2 of worker1 and 192.0.2.1 of head"),
+            (
+                lambda: linked(
+                    [("198.51.101.1/24", "worker1"), ("198.51.100.1/24", "worker1")],
+                    ("198.51.100.2/24", "head"),
+                    ("198.51.101.2/24", "head"),
+                ),
+                "198.51.100.2 of worker1 and 198.51.101.1 of head",
             ),
-            "leave it out": setting("worker1", llama_links=[{"address": "198.51.100.2/24"}]),
-        },
-        ["llama_links[0].peer of worker1 ('haed')"],
-    ),
-    (
-        "link-networks",
-        lambda: by_link("198.51.101.2/24"),
-        {
-            "give both ends addresses in one network": setting(
-                "worker1", llama_links=[{"address": "198.51.100.2/24", "peer": "head"}]
-            )
-        },
-        ["llama_links[0] of head (198.51.100.1/24) and llama_links[0] of worker1 (198.51.101.2/24)"],
-    ),
+        )
+    ],
     (
         "thunderbolt-mtu",
         by_thunderbolt,
@@ -685,7 +728,7 @@ CASES = [
     ),
     (
         "external-worker",
-        lambda: cluster_of(1, llama_external_workers=[{"endpoint": "192.0.2.77:50052", "memory_mib": 8192}]),
+        lambda: cluster_of(1, llama_external_workers=OUTSIDE),
         {
             "have a firewall on {hosts} let only {head} reach them, and accept this advisory": accepts(
                 "external-worker"
@@ -1069,6 +1112,11 @@ HEALTHY = {
     "a link whose ends name each other": by_link,
     "ends of which one has no prefix length": lambda: by_link("198.51.100.2"),
     "a link without a prefix length on either end": lambda: by_link("203.0.113.2", "198.51.100.1"),
+    "a link whose networks have one address each": lambda: by_link("203.0.113.2/32", "198.51.100.1/32"),
+    "a worker that is reached through a tunnel": lambda: through_a_tunnel(by_link("198.51.101.2/24")),
+    "a link to a worker that others run": lambda: with_a_link_to_others(
+        accepting(cluster_of(1, llama_external_workers=OUTSIDE), "external-worker"), "192.0.2.77"
+    ),
     "Thunderbolt that somebody else sets up": lambda: by_thunderbolt(manage=False),
     "three workers of a fork whose number is one of llama.cpp's faulty builds": lambda: accepting(
         cluster_of(3, llama_release={**FORK, "build": 10700}), "rpc-remote-code-execution"

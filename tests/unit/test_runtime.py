@@ -722,43 +722,56 @@ def test_a_port_that_closed_connections_hold(option):
         with socket.create_connection(("127.0.0.1", port)) as client:
             server.accept()[0].close()
             assert client.recv(1) == b""
-    assert runtime.held_by_closed_connections("127.0.0.1", port)
-    assert not runtime.held_by_closed_connections("127.0.0.1", free_port())
-    assert not runtime.held_by_closed_connections("no.such.host.invalid", port)
+    assert runtime.held_by_closed_connections(port)
+    assert not runtime.held_by_closed_connections(free_port())
     with listening(port, option):
-        assert not runtime.held_by_closed_connections("127.0.0.1", port), "somebody listens there"
+        assert not runtime.held_by_closed_connections(port), "somebody listens there"
+
+
+@pytest.mark.parametrize("table", [None, "sl\n0: nonsense", "sl\n0: 1"])
+def test_a_table_of_connections_that_cannot_be_read_says_nothing(tmp_path, monkeypatch, table):
+    monkeypatch.setattr(runtime.progress, "TCP_TABLE", tmp_path / "tcp")
+    if table:
+        (tmp_path / "tcp").write_text(table)
+    assert not runtime.held_by_closed_connections(8080)
+
+
+def after_an_end(folder, said, failures=1):
+    """A start of the launcher after llama-server has ended with this log, so often in a row."""
+    runtime.write_end(folder, "with status 1", said)
+    chosen = runtime.Chosen(["llama-server"], [], {})
+    start = runtime.Start(chosen, "http://127.0.0.1:8080", folder, None, 1.0, 0.01, runtime.DEFAULTS)
+    start.record.kept = start.record.kept._replace(failures=failures)
+    return start
+
+
+KEPT = (
+    "port 8080 is kept by closed connections of the server before: llama-server starts when it is free, within a minute"
+)
 
 
 @pytest.mark.parametrize(
-    "said, notes",
+    "said, failures, notes",
     [
-        (
-            "main: couldn't bind HTTP server socket, hostname: 127.0.0.1, port: 8080\ncleaning up",
-            [
-                "port 8080 is kept by closed connections of the server before: llama-server starts when it is free, within a minute"
-            ],
-        ),
-        ("out of memory", []),
+        ("main: couldn't bind HTTP server socket, hostname: 127.0.0.1, port: 8080\ncleaning up", 1, [KEPT]),
+        ("main: couldn't bind HTTP server socket, hostname: 127.0.0.1, port: 8080\nand it served since", 0, []),
+        ("out of memory", 1, []),
     ],
 )
-def test_a_start_after_one_that_did_not_get_its_port(tmp_path, monkeypatch, said, notes):
-    """Build 6170 after 11063: the second start of three would fail as well, and a rollback with it."""
+def test_a_start_after_one_that_did_not_get_its_port(tmp_path, monkeypatch, said, failures, notes):
+    """Build 6170 after 11063, or the other way: the second start of three would fail as well, and the upgrade or rollback with it."""
     held = [True, True, True, False]
-    monkeypatch.setattr(runtime, "held_by_closed_connections", lambda host, port: held.pop(0))
-    runtime.write_end(tmp_path, "with status 1", said)
-    chosen = runtime.Chosen(["llama-server", "--host", "127.0.0.1", "--port", "8080"], [], {})
-    start = runtime.Start(chosen, "http://127.0.0.1:8080", tmp_path, None, 1.0, 0.01, runtime.DEFAULTS)
+    monkeypatch.setattr(runtime, "held_by_closed_connections", lambda port: held.pop(0))
+    start = after_an_end(tmp_path, said, failures)
     start.wait()
     assert [line["text"] for line in start.record.kept.last] == notes
     assert len(held) == (0 if notes else 4)
 
 
 def test_a_port_that_is_never_free_is_tried_after_a_minute(tmp_path, monkeypatch):
-    monkeypatch.setattr(runtime, "held_by_closed_connections", lambda host, port: True)
+    monkeypatch.setattr(runtime, "held_by_closed_connections", lambda port: True)
     monkeypatch.setattr(runtime, "CLOSED_SECONDS", 0.05)
-    runtime.write_end(tmp_path, "with status 1", runtime.PORT_TAKEN)
-    chosen = runtime.Chosen(["llama-server", "--host", "127.0.0.1", "--port", "8080"], [], {})
-    start = runtime.Start(chosen, "http://127.0.0.1:8080", tmp_path, None, 1.0, 0.01, runtime.DEFAULTS)
+    start = after_an_end(tmp_path, runtime.PORT_TAKEN)
     began = time.monotonic()
     start.wait()
     assert time.monotonic() - began >= runtime.CLOSED_SECONDS

@@ -25,7 +25,8 @@ ON_LINUX = sys.platform.startswith("linux")
 PR_SET_PDEATHSIG = 1
 STOPPED_SECONDS = 5.0
 """Nobody needs a service that a signal has stopped; a debugger's stop is another state."""
-ESTABLISHED, CLOSE_WAIT, LISTEN = 1, 8, 10
+TCP_TABLE = Path("/proc/net/tcp")
+ESTABLISHED, TIME_WAIT, CLOSE_WAIT, LISTEN = 1, 6, 8, 10
 RETRANSMISSION = "01"
 """Timer of a connection on which sent data wait for an acknowledgement, in /proc/net/tcp."""
 PIDFD_GETFD = 438
@@ -182,7 +183,7 @@ def look_at(process: int, kept_alive: set[str], ports: set[str]) -> Look:
     :raises OSError: the process is gone, or the kernel does not say.
     """
     own = descriptors(process)
-    links = [link for link in links_of(Path("/proc/net/tcp").read_text()) if link.inode in own]
+    links = [link for link in links_of(TCP_TABLE.read_text()) if link.inode in own]
     traffic = {}
     for link in links:
         if link.state == ESTABLISHED:

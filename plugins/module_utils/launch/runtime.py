@@ -15,13 +15,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 try:
     from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import (
@@ -48,8 +48,8 @@ LAST_LINES = 20
 PORT_TAKEN = "couldn't bind HTTP server socket"
 """What llama-server ends with (tools/server/server.cpp of build 6170, server-http.cpp of 11063)."""
 CLOSED_SECONDS = 60.0
-"""So long Linux keeps the port of a connection that a server has closed (TIME_WAIT). Builds that set SO_REUSEPORT alone, like 6170, cannot
-listen there meanwhile where the server before them set SO_REUSEADDR, as later ones do (#21056), nor can these after those."""
+"""So long Linux keeps the port of a connection that a server has closed (TIME_WAIT). Meanwhile only a server that sets the same option as the
+one before can listen there: SO_REUSEPORT in builds like 6170, SO_REUSEADDR in later ones (#21056)."""
 FRESH_SECONDS = 30.0
 """So long the handshake of a worker that nobody uses is believed."""
 ASK_AGAIN_SECONDS = 0.25
@@ -118,29 +118,14 @@ def last_log(state: Path) -> list[str]:
     return list(map(str, lines)) if isinstance(lines, list) else []
 
 
-def held_by_closed_connections(host: str, port: int) -> bool:
-    """Whether nobody listens on the port, and yet only a server that sets the same option as the one before can have it."""
-
-    def is_free(option: int | None) -> bool:
-        try:
-            family, kind, _protocol, _name, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            with socket.socket(family, kind) as tried:
-                if option is not None:
-                    tried.setsockopt(socket.SOL_SOCKET, option, 1)
-                tried.bind(place)
-        except OSError:
-            return False
-        return True
-
-    if is_free(None) or not (is_free(socket.SO_REUSEADDR) or is_free(socket.SO_REUSEPORT)):
-        return False
+def held_by_closed_connections(port: int) -> bool:
+    """Whether Linux keeps closed connections of a port on which nobody listens."""
     try:
-        socket.create_connection((host, port), RETURN_TIMEOUT).close()
-    except ConnectionRefusedError:
-        return True
-    except OSError:
+        links = progress.links_of(progress.TCP_TABLE.read_text())
+    except (OSError, ValueError, IndexError):
         return False
-    return False
+    states = {link.state for link in links if link.local.endswith(f":{port}")}
+    return progress.TIME_WAIT in states and progress.LISTEN not in states
 
 
 def write_end(state: Path, how: str, said: str) -> None:
@@ -220,19 +205,18 @@ class Start:
             journal.alive()
             record.set(serving.WAITING)
             time.sleep(min(self.pause, max(0.0, until - time.monotonic())))
-        if any(PORT_TAKEN in line for line in last_log(self.state)):
+        if record.kept.failures and any(PORT_TAKEN in line for line in last_log(self.state)):
             self._wait_for_port()
 
     def _wait_for_port(self) -> None:
-        argv = self.full.argv
-        host, port = argv[argv.index("--host") + 1], int(argv[argv.index("--port") + 1])
-        if not held_by_closed_connections(host, port):
+        port = urlsplit(self.url).port or 0
+        if not held_by_closed_connections(port):
             return
         self.record.note(
             f"port {port} is kept by closed connections of the server before: llama-server starts when it is free, within a minute"
         )
         until = time.monotonic() + CLOSED_SECONDS + self.pause
-        while held_by_closed_connections(host, port) and time.monotonic() < until:
+        while held_by_closed_connections(port) and time.monotonic() < until:
             journal.alive()
             self.record.set(serving.WAITING)
             time.sleep(self.pause)

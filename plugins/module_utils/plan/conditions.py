@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping
-from itertools import combinations, product
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, untrusted
@@ -28,7 +27,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import (
     remedies,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.seen import Cases, Seen
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Facts
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Facts, Link
 
 THREE_ENDPOINTS_HANG = (10620, 10819)
 """Builds that were seen to hang with three endpoints, up to the newest one that was tested (#28487)."""
@@ -502,22 +501,22 @@ def strange_peers(seen: Seen) -> Cases:
     ]
 
 
-def _apart(one: str, other: str) -> bool:
-    """Whether an address with the prefix length of its network has another one outside of it."""
-    return "/" in one and ipaddress.IPv4Interface(other).ip not in ipaddress.IPv4Interface(one).network
+def _is_outside(address: str, own: str, links: Iterable[Link]) -> bool:
+    """Whether no network that ``llama_links`` gives for one's own address has this one; an address without a prefix length says no network."""
+    networks = [ipaddress.IPv4Interface(link.address).network for link in links if link.address.split("/")[0] == own]
+    known = [network for network in networks if network.prefixlen < network.max_prefixlen]
+    return bool(known) and not any(ipaddress.IPv4Address(address) in network for network in known)
 
 
 def parted_links(seen: Seen) -> Cases:
-    """Pairs of hosts whose links to each other are in different networks."""
+    """Workers and the head with addresses of different networks, as they are planned to connect."""
+    head = seen.cluster.hosts[seen.cluster.head]
     cases = []
-    for one, other in combinations(seen.cluster.hosts.values(), 2):
-        here = [(index, link.address) for index, link in enumerate(one.links) if link.peer == other.name]
-        there = [(index, link.address) for index, link in enumerate(other.links) if link.peer == one.name]
-        pairs = list(product(here, there))
-        if pairs and all(_apart(first, second) or _apart(second, first) for (_i, first), (_j, second) in pairs):
-            (index, first), (place, second) = pairs[0]
-            where = f"llama_links[{index}] of {one.name} ({first}) and llama_links[{place}] of {other.name} ({second})"
-            cases.append((other.name, {"where": where}))
+    for name, host in seen.cluster.hosts.items():
+        rules = [] if host.is_head else seen.plan["hosts"][name]["firewall"]
+        for address, source in dict.fromkeys((rule["address"], rule["sources"][0]) for rule in rules):
+            if _is_outside(source, address, host.links) or _is_outside(address, source, head.links):
+                cases.append((name, {"where": f"{address} of {name} and {source} of {head.name}", "head": head.name}))
     return cases
 
 
