@@ -184,25 +184,34 @@ def test_every_figure_is_found_in_the_logs_of_the_programs():
             assert device["measured_mib"] <= device["planned_mib"] + 0.1
 
 
-def added_over_expected(record):
-    """Fit → what each step of latency added, over what the planned crossings add."""
-    cells = {cell["key"]: cell for cell in record["cells"]}
+def added_over_expected(fits, times):
+    """Fit → what each step of latency added, over what the planned crossings add.
+
+    :param times: key of a cell → its latency and its shortest time, in ms.
+    """
     ratios = {}
-    for fit in record["fits"]:
-        times = {cells[key]["latency_ms"]: 1000 / max(cells[key]["measured"]["samples"]) for key in fit["cells"]}
+    for fit in fits:
+        of_latency = dict(times[key] for key in fit["cells"])
         ratios[f"{fit['model']}, {fit['workers']} workers"] = {
-            f"{less} to {more} ms": round((times[more] - times[less]) / (fit["planned_crossings"] * (more - less)), 3)
+            f"{less} to {more} ms": round(
+                (of_latency[more] - of_latency[less]) / (fit["planned_crossings"] * (more - less)), 3
+            )
             for less, more in ((0, 1), (0, 5), (1, 5))
         }
     return ratios
 
 
 def test_added_latency_costs_what_the_crossings_say():
-    """A series that another program of this machine disturbed is measured again, twice at most: a wrong count is as wrong each time."""
-    found["measured_again"] = []
+    """A series that another program of this machine disturbed is measured again, twice at most: that only makes a sample longer, so that the
+    shortest one counts, and a wrong count of crossings is as wrong each time."""
+    found["measured_again"], times = [], {}
     for left in (2, 1, 0):
         record = kept()[0]
-        ratios = added_over_expected(record)
+        for cell in record["cells"]:
+            if cell["proxied"] and cell["measured"]:
+                shortest = 1000 / max(cell["measured"]["samples"])
+                times[cell["key"]] = (cell["latency_ms"], min(shortest, times.get(cell["key"], (0, shortest))[1]))
+        ratios = added_over_expected(record["fits"], times)
         off = [name for name, steps in ratios.items() if any(abs(ratio - 1) > 0.1 for ratio in steps.values())]
         if not off or not left:
             break
