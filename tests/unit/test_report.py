@@ -70,7 +70,7 @@ def widest(text):
 
 def test_the_page_of_a_cluster():
     cluster = strix_halos(4, 377)
-    for index in (1, 2, 3):
+    for index in range(4):
         cluster.hosts[f"strix{index}"]["variables"]["llama_links"] = [
             {"interface": "thunderbolt0", "address": f"192.168.128.{11 + index}/24"}
         ]
@@ -87,7 +87,7 @@ def test_the_page_of_a_cluster():
         "strix0  llamacpp-server",
         "-H 192.168.128.12",
         "-dio",
-        "strix1  192.168.128.12: 50052, 50152 for 192.0.2.11; closed to others by systemd's unit",
+        "strix1  192.168.128.12: 50052, 50152 for 192.168.128.11; closed to others by systemd's unit",
         "Advisories\n  none",
         f"about {plan['estimate']['network_ms_per_token']:.1f} ms for each token",
     ):
