@@ -189,12 +189,12 @@ def by_thunderbolt(facts=None, **link):
 OUTSIDE = [{"endpoint": "192.0.2.77:50052", "memory_mib": 8192}]
 
 
-def linked(head, *worker, **variables):
+def linked(head, *worker):
     """A head and a worker with these links, as address and peer."""
-    cluster = cluster_of(1, **variables)
+    cluster = cluster_of(1)
     for name, links in (("head", head), ("worker1", worker)):
-        given_links = [{"address": address, "peer": peer} for address, peer in links]
-        cluster.hosts[name]["variables"]["llama_links"] = given_links
+        own = [{"address": address, "peer": peer} for address, peer in links]
+        cluster.hosts[name]["variables"]["llama_links"] = own
     return cluster
 
 

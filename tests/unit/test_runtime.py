@@ -714,6 +714,7 @@ def listening(port, option):
     return server
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="connections are read from the /proc of Linux")
 @pytest.mark.parametrize("option", [socket.SO_REUSEADDR, socket.SO_REUSEPORT], ids=["newer", "older"])
 def test_a_port_that_closed_connections_hold(option):
     """Of a server that has closed one, as later builds of llama-server listen and as those did that set SO_REUSEPORT alone."""
