@@ -357,7 +357,7 @@ class ActionModule(planning.ActionModule):
                 display.display(f"  [{self._head.name}] {load.keys[0]}: {doing}, {shown - began:.0f} s")
         lasted = time.monotonic() - began
         self._head.call("stopped", plan=self._head.plan)
-        why = measured.failure_of(seen, Path(argv[0]).name)
+        why = measured.failure_of(seen, argv)
         why += f" (llama_benchmark_timeout is {timeout}, seconds)" if lasted >= timeout else ""
         cells = self._record["cells"]
         self._record["cells"] = [measured.with_memory(cell, seen) if cell["log"] == log else cell for cell in cells]

@@ -383,11 +383,11 @@ def test_a_program_runs_with_the_limits_of_the_server():
         **MEASURED, llama_server_api_key_file="/root/key", llama_benchmark_latency_ms=[1.0], llama_benchmark_hosts=[2]
     )
     _setup, own = loads_of(found)[-1]
-    how = benchmark.Measuring("/opt/m.py", "/opt/x.log", benchmark.Link(1.0, 100.0), 600)
+    how = benchmark.Measuring("/opt/m.py", "/opt/x.log", benchmark.Link((0.0, 0.2, 5.0), 100.0), 600)
     service = benchmark.service_of(own, ["/bin/llama-bench"], how)
     assert service["name"] == "llamacpp-benchmark"
     assert service["argv"][1:] == [
-        *["/opt/m.py", "--log", "/opt/x.log", "--latency-ms", "1", "--bandwidth-mbit", "100"],
+        *["/opt/m.py", "--log", "/opt/x.log", "--latency-ms", "0,0.2,5", "--bandwidth-mbit", "100"],
         *["--proxy", "192.0.2.11:50052", "--", "/bin/llama-bench"],
     ]
     text = action.definitions.definition(own["hosts"]["head"], service)
@@ -493,12 +493,12 @@ def test_the_table_of_llama_sweep_bench_is_read():
 
 def test_a_failure_says_how_the_program_ended_and_what_it_said():
     text = "0.1000 err loading\n0.2000 err error: failed to create context\n0.3000 run ended with 1\n"
-    assert measured.failure_of(measured.read(text), "llama-bench") == (
+    assert measured.failure_of(measured.read(text), ["/bin/llama-bench"]) == (
         "llama-bench ended with status 1: loading / error: failed to create context"
     )
     killed = measured.read("0.3000 run ended with -15\n")
-    assert measured.failure_of(killed, "x") == "x was ended by signal 15: it said nothing"
-    assert measured.failure_of(measured.read(""), "x") == "x was ended: it said nothing"
+    assert measured.failure_of(killed, ["x"]) == "x was ended by signal 15: it said nothing"
+    assert measured.failure_of(measured.read(""), ["x"]) == "x was ended: it said nothing"
 
 
 def cell_of(latency, speed, workers=2):
@@ -559,6 +559,70 @@ def test_cells_get_what_their_test_measured():
     assert filled["memory_mib"][0]["measured_mib"] == pytest.approx(15.35)
     assert filled["log"] == "/x.log"
     assert measured.fill({**cell, "depth": 1}, measured.read(LOG), [], "") is None
+
+
+TURNS = ["/bin/llama-bench", "-r", "4", "--progress"]
+
+
+def turns_of(samples, *latencies):
+    """A log in which repetitions had these latencies, and a row with so many samples."""
+    row = {"n_prompt": 0, "n_gen": 8, "n_depth": 0, "samples_ts": samples, "avg_ts": 1, "stddev_ts": 0}
+    lines = [f"run {latency} ms are added" for latency in latencies]
+    lines = ["err llama_context: constructing llama_context", *lines, f"out {json.dumps(row)}", "run ended with 0"]
+    return measured.read("".join(f"{number}.0000 {line}\n" for number, line in enumerate(lines)))
+
+
+def test_each_latency_gets_its_repetitions():
+    log = turns_of([100, 50, 90, 40], "0", "0.2", "0", "0.2")
+    cells = [{**cell_of(latency, 1), "test": "tg8", "depth": 0, "memory_mib": []} for latency in (0, 0.2, 5)]
+    first, second, third = (measured.fill(cell, log, TURNS, "/x.log") for cell in cells)
+    assert (first["measured"]["samples"], first["measured"]["mean"], first["load_s"]) == ([100, 90], 95, 0)
+    assert (second["measured"]["samples"], second["measured"]["deviation"]) == ([50, 40], pytest.approx(7.0711))
+    assert second["load_s"] is None, "the model was loaded through the first latency"
+    assert third is None
+    one = measured.fill(cells[1], log, ["/bin/llama-bench", "-r", "4"], "/x.log")
+    assert len(one["measured"]["samples"]) == 4, "nothing takes turns"
+
+
+@pytest.mark.parametrize("latencies", [(), ("0",), ("0", "0.2", "0"), ("x", "0", "0.2", "0")])
+def test_repetitions_of_which_nobody_knows_the_latency_are_no_figures(latencies):
+    log = turns_of([100, 50, 90, 40], *latencies)
+    cells = [{**cell_of(latency, 1), "test": "tg8", "depth": 0, "memory_mib": []} for latency in (0, 0.2)]
+    assert [measured.fill(cell, log, TURNS, "/x.log") for cell in cells] == [None, None]
+    assert measured.failure_of(log, TURNS).startswith(
+        "llama-bench did not say when each repetition began: give one value in llama_benchmark_latency_ms:"
+    )
+
+
+def test_the_next_test_may_begin_before_the_figures_of_the_one_before_are_read():
+    row = json.dumps({"n_prompt": 8, "n_gen": 0, "n_depth": 0, "samples_ts": [5, 6], "avg_ts": 5.5, "stddev_ts": 0})
+    added = [f"run {latency} ms are added" for latency in (0, 1, 0, 1)]
+    lines = [*added[:3], f"out {row}", added[3], f"out {row.replace('6', '7')}"]
+    results = measured.read("".join(f"1.0000 {line}\n" for line in lines)).results
+    assert [(result.samples, result.latencies_ms) for result in results] == [((5, 6), (0, 1)), ((5, 7), (0, 1))]
+
+
+def test_latencies_share_a_load_where_the_program_repeats():
+    given = {**MEASURED, "llama_benchmark_latency_ms": [0.0, 1.0, 5.0], "llama_benchmark_hosts": [2]}
+    loads = loads_of(cluster_of(**given))
+    assert [setup.link and setup.link.latencies_ms for setup, _plan in loads] == [None, (0.0, 1.0, 5.0)]
+    (setup, own) = loads[-1]
+    argv = benchmark.argv_of(own, setup, 4)
+    assert argv[argv.index("-r") + 1] == "12"
+    assert "--progress" in argv
+    cells = benchmark.cells_of(setup, own, LLAMA, None)
+    assert [(cell["test"], cell["latency_ms"]) for cell in cells] == [
+        (test, latency) for latency in (0, 1, 5) for test in ("pp512", "tg128")
+    ]
+    speeds = [cell["predicted"]["mean"] for cell in cells if cell["test"] == "tg128"]
+    assert speeds == sorted(speeds, reverse=True)
+    missing = [(cell["test"], cell["depth"]) for cell in cells]
+    assert benchmark.arguments_of_tests(argv, missing) == [[*argv, "-p", "512", "-n", "128", "-d", "0"]]
+    direct = benchmark.argv_of(loads[0][1], loads[0][0], 4)
+    assert direct[direct.index("-r") + 1] == "4"
+    assert "--progress" not in direct
+    one = [setup.link.latencies_ms for setup, _plan in loads_of(cluster_of(**given, llama_release=FORK)) if setup.link]
+    assert one == [(0.0,), (1.0,), (5.0,)]
 
 
 # -------------------------------------------------------------------------------------------------------------- tables
@@ -667,7 +731,7 @@ class Sink:
 @contextmanager
 def through_a_proxy(endpoint, latency):
     """A client that reaches the endpoint through a proxy, which has ended its threads afterwards."""
-    proxy = measuring.Proxy(endpoint, latency, None, sink := Sink())
+    proxy = measuring.Proxy(endpoint, measuring.Latency([latency]), None, sink := Sink())
     proxy.start()
     with socket.create_connection(("127.0.0.1", int(proxy.endpoint.split(":")[1])), 10) as client:
         yield client
@@ -725,7 +789,7 @@ def carried(clock):
     ends, threads = [*socket.socketpair(), *socket.socketpair()], []
 
     def send(data, parts, **how):
-        link = measuring.Link(ends[1], ends[2], how.get("latency", 0.0), how.get("rate"))
+        link = measuring.Link(ends[1], ends[2], measuring.Latency([how.get("latency", 0.0)]), how.get("rate"))
         threads.extend(link.start())
         for number in range(parts):
             ends[0].sendall(data[number * len(data) // parts : (number + 1) * len(data) // parts])
@@ -795,7 +859,7 @@ def test_bandwidth_is_limited_apart_from_the_latency(carried, clock):
 
 
 def test_the_end_of_one_side_is_passed_on(echo):
-    proxy = measuring.Proxy(echo, 0.0, None, sink := Sink())
+    proxy = measuring.Proxy(echo, measuring.Latency([0.0]), None, sink := Sink())
     proxy.start()
     client = socket.create_connection(("127.0.0.1", int(proxy.endpoint.split(":")[1])), 10)
     client.sendall(b"last")
@@ -808,10 +872,32 @@ def test_the_end_of_one_side_is_passed_on(echo):
     assert "was sent 4 bytes in 1 parts and sent 4 in 1" in sink.lines[0][1]
 
 
+def test_latencies_take_turns_with_the_repetitions(tmp_path, echo):
+    program = [
+        *["import sys, socket, time, json", "said = 'llama-bench: benchmark 1/1: '", "samples = []"],
+        "address, port = sys.argv[1].split(':')",
+        "link = socket.create_connection((address, int(port)))",
+        "def run(text):",
+        "    print(said + text, file=sys.stderr, flush=True); time.sleep(0.2)",
+        "    before = time.monotonic(); link.sendall(b'x'); link.recv(1); samples.append(1 / (time.monotonic() - before))",
+        *["run('warmup generation run')", "for number in range(4): run(f'generation run {number + 1}/4')"],
+        "row = {'n_prompt': 0, 'n_gen': 1, 'n_depth': 0, 'samples_ts': samples[1:], 'avg_ts': 1, 'stddev_ts': 0}",
+        "print(json.dumps(row))",
+    ]
+    log = tmp_path / "x.log"
+    argv = ["--log", str(log), "--latency-ms", "200,0", "--proxy", echo, "--", sys.executable, "-c", "\n".join(program)]
+    subprocess.run([sys.executable, measuring.__file__, *argv, echo], check=False)
+    (result,) = measured.read(log.read_text()).results
+    assert result.latencies_ms == (200, 0, 200, 0)
+    slow, fast = result.samples[::2], result.samples[1::2]
+    assert max(slow) <= 2.5, "0.4 s at least"
+    assert min(fast) > max(slow)
+
+
 def test_a_worker_that_is_away_is_named():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    proxy = measuring.Proxy(f"127.0.0.1:{port}", 0.0, None, sink := Sink())
+    proxy = measuring.Proxy(f"127.0.0.1:{port}", measuring.Latency([0.0]), None, sink := Sink())
     proxy.start()
     with socket.create_connection(("127.0.0.1", int(proxy.endpoint.split(":")[1])), 10) as client:
         assert client.recv(1) == b""
@@ -871,7 +957,7 @@ def test_a_program_that_writes_without_an_end_is_ended(tmp_path, monkeypatch):
     path = tmp_path / "log"
     with path.open("w") as stream:
         program = "import sys\nwhile True: sys.stderr.write('x' * 500)"
-        assert measuring.run([sys.executable, "-c", program], [], measuring.Log(stream)) == -9
+        assert measuring.run([sys.executable, "-c", program], [], measuring.Log(stream), measuring.Latency([0.0])) == -9
     lines = path.read_text().splitlines()
     assert lines[-1].endswith(" run ended with -9")
     assert {len(line.split(" ", 2)[2]) for line in lines[:-1]} == {1000}

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import verification
@@ -21,9 +23,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted 
     mismatch,
     printable,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 
 LINE = re.compile(r"([0-9]{1,9}\.[0-9]{4}) (out|err|run) (.*)")
 """Of launch/measuring.py."""
+ADDED = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,10})?(?:e-[0-9]{2})?) ms are added")
+"""What launch/measuring.py says when a repetition begins, where several latencies take turns."""
 LOADED = re.compile(r"constructing llama_context|llama_(?:new_context_with_model|init_from_model): n_ctx\s*=")
 """With which the making of a context begins: the model is loaded. In the trees of 0.3.16 to 0.3.36, and in ik_llama.cpp."""
 SWEPT = re.compile(
@@ -34,6 +39,8 @@ ERRORS = 3
 """Last lines of a program that failed, which are shown."""
 ENDPOINT = re.compile(r"127\.0\.0\.1:[0-9]+")
 LOG_LINE = 500
+SHOWN = 1e-5
+"""To which a latency is the same after six digits of it were written."""
 SLOWEST, FASTEST = 1e-4, 1e9
 """Tokens per second, or seconds. Figures are kept with four digits: a smaller one would be none."""
 
@@ -48,6 +55,8 @@ class Result(NamedTuple):
     mean: float | None = None
     deviation: float | None = None
     """Both as the program says them, which has more digits of the samples; None where it does not."""
+    latencies_ms: tuple[float, ...] = ()
+    """Which the proxy added to each sample, where several take turns."""
 
 
 class Log(NamedTuple):
@@ -116,14 +125,21 @@ def _memory(lines: Sequence[str], names: Mapping[str, str]) -> dict[str, float]:
 def read(text: str) -> Log:
     """The log of launch/measuring.py; its last line may be torn."""
     lines = [found for found in map(LINE.fullmatch, text.split("\n")) if found]
-    results, said, proxies, status = [], [], {}, None
+    results, said, proxies, added, status = [], [], {}, [], None
     for line in lines:
         own = result_of(line[3])
-        results += [own] if own else sweep_results(line[3])
+        if own:
+            # Another thread writes the lines of repetitions, and may be further.
+            turns, added = added[: len(own.samples)], added[len(own.samples) :]
+            results.append(own._replace(latencies_ms=tuple(turns)))
+        results += sweep_results(line[3])
+        adds = ADDED.fullmatch(line[3])
         leads = re.fullmatch(r"(127\.0\.0\.1:\d+) leads to (\S+)", line[3])
         ended = re.fullmatch(r"ended with (-?\d{1,9})", line[3])
         if line[2] == "run" and leads:
             proxies[leads[1]] = leads[2]
+        elif line[2] == "run" and adds:
+            added.append(float(adds[1]))
         elif line[2] == "run" and ended:
             status = int(ended[1])
         elif line[2] == "err":
@@ -157,12 +173,15 @@ def with_memory(cell: Mapping[str, Any], log: Log) -> dict[str, Any]:
 def fill(cell: Mapping[str, Any], log: Log, argv: Sequence[str], path: str) -> dict[str, Any] | None:
     """The cell with what the log says of it; None where it does not say it yet."""
     own = [result for result in log.results if (result.test, result.depth) == (cell["test"], cell["depth"])]
-    if not own:
+    in_turns = options.SAYS_REPETITIONS in argv
+    result = _of_latency(own[-1], cell["latency_ms"]) if own and in_turns else own[-1] if own else None
+    if not result:
         return None
+    loaded = not in_turns or result.latencies_ms[0] == own[-1].latencies_ms[0]
     return {
         **with_memory(cell, log),
-        "measured": {**measured_of(own[-1].samples, "t/s"), **_figures(own[-1])},
-        "load_s": log.load_s,
+        "measured": {**measured_of(result.samples, "t/s"), **_figures(result)},
+        "load_s": log.load_s if loaded else None,
         "skipped": None,
         "argv": list(argv),
         "log": path,
@@ -170,12 +189,25 @@ def fill(cell: Mapping[str, Any], log: Log, argv: Sequence[str], path: str) -> d
     }
 
 
-def failure_of(log: Log, program: str) -> str:
+def _of_latency(result: Result, latency: float) -> Result | None:
+    """The repetitions that had this latency; None where the log does not say which had it."""
+    turns = list(zip(result.samples, result.latencies_ms))
+    own = [turn for turn in turns if math.isclose(turn[1], latency, rel_tol=SHOWN)]
+    if not own or len(result.latencies_ms) != len(result.samples):
+        return None
+    samples, latencies = zip(*own)
+    return Result(result.test, result.depth, samples, latencies_ms=latencies)
+
+
+def failure_of(log: Log, argv: Sequence[str]) -> str:
     """Why a program that has ended did not measure what it should."""
     how = "was ended" if log.status is None else f"ended with status {log.status}"
     if log.status is not None and log.status < 0:
         how = f"was ended by signal {-log.status}"
-    return f"{program} {how}: {' / '.join(log.last) or 'it said nothing'}"
+    turned = all(len(result.latencies_ms) == len(result.samples) for result in log.results)
+    if options.SAYS_REPETITIONS in argv and log.status == 0 and not turned:
+        how = "did not say when each repetition began: give one value in llama_benchmark_latency_ms"
+    return f"{PurePosixPath(argv[0]).name} {how}: {' / '.join(log.last) or 'it said nothing'}"
 
 
 def is_done(cell: Mapping[str, Any]) -> bool:

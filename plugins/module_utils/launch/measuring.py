@@ -3,9 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Runs a program that measures, on the head, and says when it wrote each line. On request it reaches the workers through a proxy that delays.
 
-python3 measuring.py --log FILE [--latency-ms L] [--bandwidth-mbit B] [--proxy ADDRESS:PORT]… -- PROGRAM ARGUMENT…
+python3 measuring.py --log FILE [--latency-ms L[,L]…] [--bandwidth-mbit B] [--proxy ADDRESS:PORT]… -- PROGRAM ARGUMENT…
 python3 measuring.py --guard FILE --silence S --again S
-Each line of the log is ``SECONDS KIND TEXT``: ``out`` and ``err`` of the program, ``run`` of this file. As a guard it carries out the commands in a file once
+Each line of the log is ``SECONDS KIND TEXT``: ``out`` and ``err`` of the program, ``run`` of this file. Of several latencies, each repetition of llama-bench
+with --progress has the next one, and the log says which. As a guard it carries out the commands in a file once
 nobody has touched that for so many seconds, the last one again after so many more until it succeeds, and ends where the file is removed. Needs the
 standard library alone.
 """
@@ -18,13 +19,14 @@ import fcntl
 import json
 import os
 import queue
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -42,6 +44,8 @@ STAMP_BYTES = 16
 """Of a line, beside what the program writes."""
 SWITCH_SECONDS = 0.0002
 """After so long a thread lets another one run that waits: the delays are not much longer."""
+REPETITION = re.compile(r"llama-bench: benchmark [0-9]+/[0-9]+: (?:prompt|generation) run ([0-9]{1,9})/[0-9]+")
+"""What llama-bench --progress says before each repetition (tools/llama-bench/llama-bench.cpp), and not before a warm-up."""
 
 
 class Log:
@@ -61,14 +65,28 @@ class Log:
                 self._stream.flush()
 
 
+class Latency:
+    """What each direction of a link adds. Several of them take turns with the repetitions: what slows a host down for some seconds
+    slows down all of them alike."""
+
+    def __init__(self, seconds: Sequence[float]) -> None:
+        """:param seconds: the first is that of the load."""
+        self._turns, self.now = seconds, seconds[0]
+
+    def follow(self, line: str, log: Log) -> None:
+        """Takes the next one where a line begins a repetition."""
+        begun = REPETITION.match(line) if len(self._turns) > 1 else None
+        if begun:
+            self.now = self._turns[(int(begun[1]) - 1) % len(self._turns)]
+            log.write("run", f"{1000 * self.now:g} ms are added")
+
+
 class Link:
     """One direction of a connection. What enters it leaves it after it was carried, at so many bits per second, and after the latency; what
     follows does not wait for the latency of what is before it."""
 
-    def __init__(self, source: socket.socket, target: socket.socket, latency: float, rate: float | None) -> None:
-        """:param latency: seconds.
-        :param rate: bytes per second.
-        """
+    def __init__(self, source: socket.socket, target: socket.socket, latency: Latency, rate: float | None) -> None:
+        """:param rate: bytes per second."""
         self._source, self._target, self._latency, self._rate = source, target, latency, rate
         self._waiting: queue.Queue[tuple[float, bytes]] = queue.Queue(WAITING_BYTES // CHUNK)
         self.bytes = self.messages = 0
@@ -90,7 +108,7 @@ class Link:
             now = time.monotonic()
             free = max(now, free) + len(data) / self._rate if self._rate else now
             self.bytes, self.messages = self.bytes + len(data), self.messages + bool(data)
-            self._waiting.put((free + self._latency, data))
+            self._waiting.put((free + self._latency.now, data))
 
     def _give(self) -> None:
         data = b"-"
@@ -114,7 +132,7 @@ class Link:
 class Proxy:
     """Listens on a loopback port and brings each connection to one worker."""
 
-    def __init__(self, target: str, latency: float, rate: float | None, log: Log) -> None:
+    def __init__(self, target: str, latency: Latency, rate: float | None, log: Log) -> None:
         self.target, self._latency, self._rate, self._log = target, latency, rate, log
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"127.0.0.1:{self._listener.getsockname()[1]}"
@@ -164,17 +182,18 @@ def with_proxies(words: Iterable[str], proxies: Iterable[Proxy]) -> list[str]:
     return words
 
 
-def _copy(stream: IO[str], kind: str, log: Log, child: subprocess.Popen[str]) -> None:
+def _copy(stream: IO[str], kind: str, log: Log, child: subprocess.Popen[str], latency: Latency) -> None:
     """Writes each line, and ends the program where that is not possible: its figures would be lost, and a full pipe would stop it for good."""
     try:
         while line := stream.readline(LINE_BYTES):
+            latency.follow(line, log)
             log.write(kind, line.rstrip("\n"))
     except OSError as error:
         sys.stderr.write(f"the log cannot be written: {error}\n")
         child.kill()
 
 
-def run(argv: list[str], proxies: list[Proxy], log: Log) -> int:
+def run(argv: list[str], proxies: list[Proxy], log: Log, latency: Latency) -> int:
     """Runs the program to its end; its status, negative after a signal."""
     for proxy in proxies:
         log.write("run", f"{proxy.endpoint} leads to {proxy.target}")
@@ -189,7 +208,7 @@ def run(argv: list[str], proxies: list[Proxy], log: Log) -> int:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, end)
     streams = ((child.stdout, "out"), (child.stderr, "err"))
-    readers = [threading.Thread(target=_copy, args=(stream, kind, log, child)) for stream, kind in streams]
+    readers = [threading.Thread(target=_copy, args=(stream, kind, log, child, latency)) for stream, kind in streams]
     for reader in readers:
         reader.start()
     for reader in readers:
@@ -264,16 +283,17 @@ def main(arguments: list[str]) -> int:
     own, program = arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :]
     parser = argparse.ArgumentParser()
     parser.add_argument("--log", required=True)
-    parser.add_argument("--latency-ms", type=float, default=0.0)
+    parser.add_argument("--latency-ms", default="0")
     parser.add_argument("--bandwidth-mbit", type=float)
     parser.add_argument("--proxy", action="append", default=[])
     given = parser.parse_args(own)
     be_punctual()
     rate = given.bandwidth_mbit * 1e6 / 8 if given.bandwidth_mbit else None
+    latency = Latency([float(each) / 1000 for each in given.latency_ms.split(",")])
     Path(given.log).parent.mkdir(parents=True, exist_ok=True)
     with open(given.log, "w", encoding="utf-8", errors="replace") as stream:
         log = Log(stream)
-        return run(program, [Proxy(target, given.latency_ms / 1000, rate, log) for target in given.proxy], log)
+        return run(program, [Proxy(target, latency, rate, log) for target in given.proxy], log, latency)
 
 
 if __name__ == "__main__":

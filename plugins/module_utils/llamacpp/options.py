@@ -30,6 +30,8 @@ SPECULATES = "what speculates (a draft model, or layers that predict further tok
 
 MEASURING = {MAINLINE: "llama-bench", IK_LLAMA: "llama-sweep-bench"}
 """Fork → its program that measures."""
+SAYS_REPETITIONS = "--progress"
+"""With it llama-bench says when a repetition begins."""
 
 
 class Spelling(NamedTuple):

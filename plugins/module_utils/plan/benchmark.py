@@ -97,7 +97,8 @@ class Options(NamedTuple):
 class Link(NamedTuple):
     """What the proxy adds in front of each worker."""
 
-    latency_ms: float
+    latencies_ms: tuple[float, ...]
+    """In turns, from one repetition to the next."""
     bandwidth_mbit: float | None
 
 
@@ -259,19 +260,27 @@ def setups_of(request: Request, cluster: Cluster, plan: Mapping[str, Any]) -> li
     ]
     bandwidths: Sequence[float | None] = request.bandwidth_mbit or (None,)
     latencies = request.latency_ms or ((0.0,) if request.bandwidth_mbit else ())
+    # llama-sweep-bench repeats nothing, so that there is nothing to take turns with.
+    repeats = plan["release"].get("fork", options.MAINLINE) == options.MAINLINE
+    turns = [latencies] if latencies and repeats else [(latency,) for latency in latencies]
     delayed = [
-        Setup(tuple(hosts[:number]), backend, model, every[0], Link(latency, bandwidth), first)
+        Setup(tuple(hosts[:number]), backend, model, every[0], Link(own, bandwidth), first)
         for backend, model, number in places
         if number > 1
         for bandwidth in bandwidths
-        for latency in latencies
+        for own in turns
     ]
-    cells = sum(len(setup.tests) for setup in [*direct, *delayed])
+    cells = sum(len(setup.tests) * len(_latencies(setup)) for setup in [*direct, *delayed])
     if cells > MOST_CELLS:
         raise Refusal(
             f"the variables {PREFIX}… ask for {cells} measurements, and {MOST_CELLS} are possible: give shorter lists"
         )
     return [*direct, *delayed]
+
+
+def _latencies(setup: Setup) -> tuple[float, ...]:
+    """Each of them is a cell of a test."""
+    return setup.link.latencies_ms if setup.link else (0,)
 
 
 def _serving_backend(plan: Mapping[str, Any]) -> str:
@@ -357,7 +366,9 @@ def argv_of(planned: Mapping[str, Any], setup: Setup, repetitions: int) -> list[
     if flash and generation < FLASH_WORDS_SINCE:
         flash = {"on": "1", "off": "0"}.get(flash)
     mode = given.get("load-mode")
-    words = [program, "-m", given["model"], "-o", "jsonl", "-v", "-r", str(repetitions)]
+    turns = len(_latencies(setup))
+    words = [program, "-m", given["model"], "-o", "jsonl", "-v", "-r", str(repetitions * turns)]
+    words += [options.SAYS_REPETITIONS] if turns > 1 else []
     pairs = {
         "-rpc": given.get("rpc"),
         "-dev": given["device"].replace(",", "/") if generation >= DEVICES_SINCE and given.get("device") else None,
@@ -424,7 +435,7 @@ def arguments_of_tests(argv: Sequence[str], missing: Iterable[tuple[str, int]]) 
     if argv[0].endswith(SWEEP):
         return [list(argv)]
     depths: dict[str, list[int]] = {}
-    for test, depth in missing:
+    for test, depth in dict.fromkeys(missing):
         depths.setdefault(test, []).append(depth)
     groups: dict[tuple[int, ...], list[str]] = {}
     for test, own in depths.items():
@@ -476,8 +487,11 @@ def check_names(models: Iterable[ModelRequest], served: ModelRequest, path: str)
             )
 
 
-def key_of(setup: Setup, test: str, depth: int, parallel: int = 1) -> str:
-    """What names a cell in every benchmark."""
+def key_of(setup: Setup, test: str, depth: int, parallel: int = 1, latency: float = 0) -> str:
+    """What names a cell in every benchmark.
+
+    :param latency: that the proxy adds, milliseconds.
+    """
     given, link = setup.options, setup.link
     parts = [
         setup.backend,
@@ -489,11 +503,13 @@ def key_of(setup: Setup, test: str, depth: int, parallel: int = 1) -> str:
     parts += [given.type_k if given.type_k == given.type_v else f"{given.type_k}+{given.type_v}"]
     parts += [f"ts{given.split.replace('/', '+')}"] if given.split else []
     if link:
-        parts += [f"{link.latency_ms:g}ms"] + ([f"{link.bandwidth_mbit:g}mbit"] if link.bandwidth_mbit else [])
+        parts += [f"{latency:g}ms"] + ([f"{link.bandwidth_mbit:g}mbit"] if link.bandwidth_mbit else [])
     return "/".join(parts)
 
 
-def predicted(planned: Mapping[str, Any], setup: Setup, test: str, depth: int) -> dict[str, Any] | None:
+def predicted(
+    planned: Mapping[str, Any], setup: Setup, test: str, depth: int, latency: float = 0
+) -> dict[str, Any] | None:
     """What the plan says of a cell. Generation through the proxy is predicted as the plan's crossings times the latency more."""
     if planned["refused"]:
         return None
@@ -502,7 +518,7 @@ def predicted(planned: Mapping[str, Any], setup: Setup, test: str, depth: int) -
     if depth or (setup.link and (setup.link.bandwidth_mbit or "pp" in test)):
         mean = None
     if mean and setup.link:
-        mean = round(1000 / (1000 / mean + estimate["crossings"] * setup.link.latency_ms), 3)
+        mean = round(1000 / (1000 / mean + estimate["crossings"] * latency), 3)
     limited = estimate["prompt_limited_by" if "pp" in test else "limited_by"]
     return {
         "mean": mean,
@@ -530,7 +546,6 @@ def cells_of(setup: Setup, planned: Mapping[str, Any], fork: str, skipped: str |
         "model": name_of(setup.model),
         "options": setup.options.as_json(),
         "proxied": bool(link),
-        "latency_ms": link.latency_ms if link else 0,
         "bandwidth_mbit": link.bandwidth_mbit if link else None,
         "program": options.MEASURING[fork],
         "parallel": 1,
@@ -547,12 +562,14 @@ def cells_of(setup: Setup, planned: Mapping[str, Any], fork: str, skipped: str |
     }
     cells = [
         {
-            "key": key_of(setup, test, depth),
+            "key": key_of(setup, test, depth, latency=latency),
             **common,
+            "latency_ms": latency,
             "test": test,
             "depth": depth,
-            "predicted": predicted(planned, setup, test, depth),
+            "predicted": predicted(planned, setup, test, depth, latency),
         }
+        for latency in _latencies(setup)
         for test, depth in setup.tests
     ]
     return [_swept(cell) if fork != options.MAINLINE and not skipped else cell for cell in cells]
@@ -616,7 +633,7 @@ def service_of(planned: Mapping[str, Any], argv: Sequence[str], measuring: Measu
     served = next(service for service in head["services"] if service["kind"] == "head")
     runner = [str(head["python"]), measuring.runner, "--log", measuring.log]
     if measuring.link:
-        runner += ["--latency-ms", f"{measuring.link.latency_ms:g}"]
+        runner += ["--latency-ms", ",".join(f"{latency:g}" for latency in measuring.link.latencies_ms)]
         if measuring.link.bandwidth_mbit:
             runner += ["--bandwidth-mbit", f"{measuring.link.bandwidth_mbit:g}"]
         for entry in planned["placement"]:
