@@ -125,7 +125,8 @@ def _memory(lines: Sequence[str], names: Mapping[str, str]) -> dict[str, float]:
 def read(text: str) -> Log:
     """The log of launch/measuring.py; its last line may be torn."""
     lines = [found for found in map(LINE.fullmatch, text.split("\n")) if found]
-    results, said, proxies, added, status = [], [], {}, [], None
+    results, said, proxies, status = [], [], {}, None
+    added: list[float] = []
     for line in lines:
         own = result_of(line[3])
         if own:
