@@ -84,6 +84,7 @@ WRONG = {
     "depths": ([-1], "llama_benchmark_depths has -1"),
     "hosts": ([0], "llama_benchmark_hosts has 0: use 1 to 64"),
     "parallel": ([1, 1], "llama_benchmark_parallel has a value twice"),
+    "latency_ms that are shown alike": ([1.0, 1.0000001], "llama_benchmark_latency_ms has a value twice"),
     "latency_ms": ([10001.0], "llama_benchmark_latency_ms has 10001.0: use 0 to 10000"),
     "bandwidth_mbit": ([0.5], "llama_benchmark_bandwidth_mbit has 0.5"),
     "repetitions": (0, "llama_benchmark_repetitions has 0"),
@@ -211,12 +212,29 @@ def test_more_requests_than_a_record_can_hold_are_refused():
     benchmark.request_of({**variables, "llama_benchmark_repetitions": 4})
 
 
+def test_more_repetitions_than_the_line_of_a_test_can_hold_are_refused():
+    variables = cluster_of(llama_benchmark_latency_ms=[0.0, 1.0, 5.0], llama_benchmark_parallel=[]).hosts["head"][
+        "variables"
+    ]
+    with pytest.raises(
+        Refusal, match="latency_ms has 3 values: that is 1503 repetitions of a test, and 1500 are possible"
+    ):
+        benchmark.request_of({**variables, "llama_benchmark_repetitions": 501})
+    benchmark.request_of({**variables, "llama_benchmark_repetitions": 500})
+    sample = {"samples_ns": 10**15, "samples_ts": 123456.789012}
+    row = {key: [value] * benchmark.MOST_TURNS for key, value in sample.items()}
+    assert len(json.dumps(row)) < measuring.LINE_BYTES - 4096
+
+
 def test_more_hosts_than_there_are_and_too_many_cells_are_refused():
     plan, values, request = planned(cluster_of())
     with pytest.raises(Refusal, match=r"llama_benchmark_hosts has 4, but the cluster has 3 hosts with devices"):
         benchmark.setups_of(request._replace(hosts=(4,)), values, plan)
     with pytest.raises(Refusal, match="and 4096 are possible"):
         benchmark.setups_of(request._replace(depths=tuple(range(0, 8000, 2))), values, plan)
+    latencies = tuple(number / 4 for number in range(1100))
+    with pytest.raises(Refusal, match="and 4096 are possible"):
+        benchmark.setups_of(request._replace(latency_ms=latencies), values, plan)
 
 
 def test_each_number_of_hosts_has_a_plan_of_its_own():
@@ -387,7 +405,7 @@ def test_a_program_runs_with_the_limits_of_the_server():
     service = benchmark.service_of(own, ["/bin/llama-bench"], how)
     assert service["name"] == "llamacpp-benchmark"
     assert service["argv"][1:] == [
-        *["/opt/m.py", "--log", "/opt/x.log", "--latency-ms", "0,0.2,5", "--bandwidth-mbit", "100"],
+        *["/opt/m.py", "--log", "/opt/x.log", "--latency-ms=0,0.2,5", "--bandwidth-mbit", "100"],
         *["--proxy", "192.0.2.11:50052", "--", "/bin/llama-bench"],
     ]
     text = action.definitions.definition(own["hosts"]["head"], service)
@@ -564,42 +582,86 @@ def test_cells_get_what_their_test_measured():
 TURNS = ["/bin/llama-bench", "-r", "4", "--progress"]
 
 
-def turns_of(samples, *latencies):
-    """A log in which repetitions had these latencies, and a row with so many samples."""
-    row = {"n_prompt": 0, "n_gen": 8, "n_depth": 0, "samples_ts": samples, "avg_ts": 1, "stddev_ts": 0}
-    lines = [f"run {latency} ms are added" for latency in latencies]
-    lines = ["err llama_context: constructing llama_context", *lines, f"out {json.dumps(row)}", "run ended with 0"]
+def row_of(*samples, **other):
+    row = {"n_prompt": 0, "n_gen": 8, "n_depth": 0, "samples_ts": samples, "avg_ts": 1, "stddev_ts": 0, **other}
+    return f"out {json.dumps(row)}"
+
+
+def added_of(*latencies, benchmark=1):
+    """Lines of repetitions that had these latencies."""
+    return [
+        f"run benchmark {benchmark}, repetition {number}: {latency} ms are added"
+        for number, latency in enumerate(latencies, 1)
+    ]
+
+
+def log_of(*lines, status=0):
+    lines = ["err llama_context: constructing llama_context", *lines, f"run ended with {status}"]
     return measured.read("".join(f"{number}.0000 {line}\n" for number, line in enumerate(lines)))
 
 
+def cells_of_latencies(*latencies):
+    return [{**cell_of(latency, 1), "test": "tg8", "depth": 0, "memory_mib": []} for latency in latencies]
+
+
 def test_each_latency_gets_its_repetitions():
-    log = turns_of([100, 50, 90, 40], "0", "0.2", "0", "0.2")
-    cells = [{**cell_of(latency, 1), "test": "tg8", "depth": 0, "memory_mib": []} for latency in (0, 0.2, 5)]
+    log = log_of(*added_of("5", "0.2", "5", "0.2"), row_of(40, 100, 50, 90))
+    cells = cells_of_latencies(5.0, 0.2, 0)
     first, second, third = (measured.fill(cell, log, TURNS, "/x.log") for cell in cells)
-    assert (first["measured"]["samples"], first["measured"]["mean"], first["load_s"]) == ([100, 90], 95, 0)
-    assert (second["measured"]["samples"], second["measured"]["deviation"]) == ([50, 40], pytest.approx(7.0711))
+    assert (first["measured"]["samples"], first["measured"]["mean"], first["load_s"]) == ([40, 50], 45, 0)
+    assert (second["measured"]["samples"], second["measured"]["deviation"]) == ([100, 90], pytest.approx(7.0711))
     assert second["load_s"] is None, "the model was loaded through the first latency"
     assert third is None
     one = measured.fill(cells[1], log, ["/bin/llama-bench", "-r", "4"], "/x.log")
-    assert len(one["measured"]["samples"]) == 4, "nothing takes turns"
+    assert (len(one["measured"]["samples"]), one["load_s"]) == (4, 0), "nothing takes turns"
 
 
-@pytest.mark.parametrize("latencies", [(), ("0",), ("0", "0.2", "0"), ("x", "0", "0.2", "0")])
-def test_repetitions_of_which_nobody_knows_the_latency_are_no_figures(latencies):
-    log = turns_of([100, 50, 90, 40], *latencies)
-    cells = [{**cell_of(latency, 1), "test": "tg8", "depth": 0, "memory_mib": []} for latency in (0, 0.2)]
-    assert [measured.fill(cell, log, TURNS, "/x.log") for cell in cells] == [None, None]
+@pytest.mark.parametrize(
+    "added",
+    [
+        *[[], added_of("0"), added_of("0", "0.2", "0"), added_of("0", "0.2", "0", "0.2", "0")],
+        [*added_of("0", "0.2", "0"), "err benchmark 1, repetition 4: 0.2 ms are added"],
+        [*added_of("0", "0.2", "0"), "out benchmark 1, repetition 4: 0.2 ms are added"],
+        [*added_of("0", "0.2", "0"), *added_of("0", "0.2", "0", "0.2", benchmark=2)],
+    ],
+)
+def test_repetitions_of_which_nobody_knows_the_latency_are_no_figures(added):
+    log = log_of(*added, row_of(100, 50, 90, 40))
+    assert [measured.fill(cell, log, TURNS, "/x.log") for cell in cells_of_latencies(0, 0.2)] == [None, None]
     assert measured.failure_of(log, TURNS).startswith(
         "llama-bench did not say when each repetition began: give one value in llama_benchmark_latency_ms:"
     )
+    ended = log_of(*added, row_of(100, 50, 90, 40), status=1)
+    assert measured.failure_of(ended, TURNS).startswith("llama-bench ended with status 1:")
 
 
-def test_the_next_test_may_begin_before_the_figures_of_the_one_before_are_read():
-    row = json.dumps({"n_prompt": 8, "n_gen": 0, "n_depth": 0, "samples_ts": [5, 6], "avg_ts": 5.5, "stddev_ts": 0})
-    added = [f"run {latency} ms are added" for latency in (0, 1, 0, 1)]
-    lines = [*added[:3], f"out {row}", added[3], f"out {row.replace('6', '7')}"]
-    results = measured.read("".join(f"1.0000 {line}\n" for line in lines)).results
-    assert [(result.samples, result.latencies_ms) for result in results] == [((5, 6), (0, 1)), ((5, 7), (0, 1))]
+def test_lines_of_repetitions_may_be_before_or_behind_the_figures():
+    first, second = added_of("0", "1"), added_of("1", "0", benchmark=2)
+    rows = [row_of(5, 6, n_prompt=8, n_gen=0), row_of(7, 8)]
+    for lines in ([*first, second[0], rows[0], second[1], rows[1]], [first[0], rows[0], first[1], rows[1], *second]):
+        results = log_of(*lines).results
+        assert [(result.test, result.latencies_ms) for result in results] == [("pp8", ("0", "1")), ("tg8", ("1", "0"))]
+    wrong = row_of(0, 6, n_prompt=8, n_gen=0)
+    (result,) = log_of(*first, wrong, *second, rows[1]).results
+    assert (result.samples, result.latencies_ms) == ((7, 8), ("1", "0"))
+
+
+def test_latencies_are_of_repetitions_alone():
+    log = Sink()
+    latency = measuring.Latency([0.005, 0.0])
+    said = "llama-bench: benchmark 3/4: {}\n".format
+    for text in ("warmup generation run", "depth run 2/4", "depth run 2/4 (cached)", "warmup prompt run 2/4"):
+        latency.follow(said(text), log)
+    latency.follow("x " + said("prompt run 2/4"), log)
+    assert (latency.now, log.lines) == (0.005, [])
+    for text in ("prompt run 2/4", "generation run 3/4"):
+        latency.follow(said(text), log)
+    assert log.lines == [
+        ("run", "benchmark 3, repetition 2: 0 ms are added"),
+        ("run", "benchmark 3, repetition 3: 5 ms are added"),
+    ]
+    measuring.Latency([0.005]).follow(said("prompt run 2/4"), log)
+    assert len(log.lines) == 2, "nothing takes turns"
 
 
 def test_latencies_share_a_load_where_the_program_repeats():
@@ -614,13 +676,15 @@ def test_latencies_share_a_load_where_the_program_repeats():
     assert [(cell["test"], cell["latency_ms"]) for cell in cells] == [
         (test, latency) for latency in (0, 1, 5) for test in ("pp512", "tg128")
     ]
-    speeds = [cell["predicted"]["mean"] for cell in cells if cell["test"] == "tg128"]
-    assert speeds == sorted(speeds, reverse=True)
+    fast, middle, slow = [cell["predicted"]["mean"] for cell in cells if cell["test"] == "tg128"]
+    assert fast > middle > slow
     missing = [(cell["test"], cell["depth"]) for cell in cells]
     assert benchmark.arguments_of_tests(argv, missing) == [[*argv, "-p", "512", "-n", "128", "-d", "0"]]
     direct = benchmark.argv_of(loads[0][1], loads[0][0], 4)
     assert direct[direct.index("-r") + 1] == "4"
     assert "--progress" not in direct
+    setup, own = loads_of(cluster_of(**{**given, "llama_benchmark_latency_ms": [1.0]}))[-1]
+    assert "--progress" not in benchmark.argv_of(own, setup, 4), "nothing takes turns"
     one = [setup.link.latencies_ms for setup, _plan in loads_of(cluster_of(**given, llama_release=FORK)) if setup.link]
     assert one == [(0.0,), (1.0,), (5.0,)]
 
@@ -885,10 +949,10 @@ def test_latencies_take_turns_with_the_repetitions(tmp_path, echo):
         "print(json.dumps(row))",
     ]
     log = tmp_path / "x.log"
-    argv = ["--log", str(log), "--latency-ms", "200,0", "--proxy", echo, "--", sys.executable, "-c", "\n".join(program)]
+    argv = ["--log", str(log), "--latency-ms=200,-0", "--proxy", echo, "--", sys.executable, "-c", "\n".join(program)]
     subprocess.run([sys.executable, measuring.__file__, *argv, echo], check=False)
     (result,) = measured.read(log.read_text()).results
-    assert result.latencies_ms == (200, 0, 200, 0)
+    assert result.latencies_ms == ("200", "-0", "200", "-0")
     slow, fast = result.samples[::2], result.samples[1::2]
     assert max(slow) <= 2.5, "0.4 s at least"
     assert min(fast) > max(slow)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import statistics
 import time
@@ -27,7 +26,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import o
 
 LINE = re.compile(r"([0-9]{1,9}\.[0-9]{4}) (out|err|run) (.*)")
 """Of launch/measuring.py."""
-ADDED = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,10})?(?:e-[0-9]{2})?) ms are added")
+ADDED = re.compile(r"benchmark ([0-9]{1,9}), repetition ([0-9]{1,9}): (\S{1,20}) ms are added")
 """What launch/measuring.py says when a repetition begins, where several latencies take turns."""
 LOADED = re.compile(r"constructing llama_context|llama_(?:new_context_with_model|init_from_model): n_ctx\s*=")
 """With which the making of a context begins: the model is loaded. In the trees of 0.3.16 to 0.3.36, and in ik_llama.cpp."""
@@ -39,8 +38,6 @@ ERRORS = 3
 """Last lines of a program that failed, which are shown."""
 ENDPOINT = re.compile(r"127\.0\.0\.1:[0-9]+")
 LOG_LINE = 500
-SHOWN = 1e-5
-"""To which a latency is the same after six digits of it were written."""
 SLOWEST, FASTEST = 1e-4, 1e9
 """Tokens per second, or seconds. Figures are kept with four digits: a smaller one would be none."""
 
@@ -55,8 +52,8 @@ class Result(NamedTuple):
     mean: float | None = None
     deviation: float | None = None
     """Both as the program says them, which has more digits of the samples; None where it does not."""
-    latencies_ms: tuple[float, ...] = ()
-    """Which the proxy added to each sample, where several take turns."""
+    latencies_ms: tuple[str, ...] = ()
+    """Which the proxy added to each sample, as it writes them, where several take turns. Empty where the log does not say it of each."""
 
 
 class Log(NamedTuple):
@@ -126,25 +123,28 @@ def read(text: str) -> Log:
     """The log of launch/measuring.py; its last line may be torn."""
     lines = [found for found in map(LINE.fullmatch, text.split("\n")) if found]
     results, said, proxies, status = [], [], {}, None
-    added: list[float] = []
+    # Other threads write the lines of repetitions and those of figures, so each of them may be before the other.
+    turns: dict[int, dict[int, str]] = {}
+    benchmarks: list[int] = []
+    rows = 0
     for line in lines:
+        rows += line[2] == "out" and line[3].startswith("{")
         own = result_of(line[3])
-        if own:
-            # Another thread writes the lines of repetitions, and may be further.
-            turns, added = added[: len(own.samples)], added[len(own.samples) :]
-            results.append(own._replace(latencies_ms=tuple(turns)))
-        results += sweep_results(line[3])
+        found = [own] if own else sweep_results(line[3])
+        results += found
+        benchmarks += [rows] * len(found)
         adds = ADDED.fullmatch(line[3])
         leads = re.fullmatch(r"(127\.0\.0\.1:\d+) leads to (\S+)", line[3])
         ended = re.fullmatch(r"ended with (-?\d{1,9})", line[3])
         if line[2] == "run" and leads:
             proxies[leads[1]] = leads[2]
         elif line[2] == "run" and adds:
-            added.append(float(adds[1]))
+            turns.setdefault(int(adds[1]), {})[int(adds[2])] = adds[3]
         elif line[2] == "run" and ended:
             status = int(ended[1])
         elif line[2] == "err":
             said.append(line[3])
+    results = [_with_turns(result, turns.get(number, {})) for result, number in zip(results, benchmarks)]
     loaded = next((float(line[1]) for line in lines if LOADED.search(line[3])), None)
     last = [printable(line)[:LOG_LINE] for line in said if line.strip()][-ERRORS:]
     return Log(results, loaded, _memory(said, proxies), status, last)
@@ -178,7 +178,7 @@ def fill(cell: Mapping[str, Any], log: Log, argv: Sequence[str], path: str) -> d
     result = _of_latency(own[-1], cell["latency_ms"]) if own and in_turns else own[-1] if own else None
     if not result:
         return None
-    loaded = not in_turns or result.latencies_ms[0] == own[-1].latencies_ms[0]
+    loaded = not in_turns or own[-1].latencies_ms[0] == f"{cell['latency_ms']:g}"
     return {
         **with_memory(cell, log),
         "measured": {**measured_of(result.samples, "t/s"), **_figures(result)},
@@ -190,14 +190,19 @@ def fill(cell: Mapping[str, Any], log: Log, argv: Sequence[str], path: str) -> d
     }
 
 
+def _with_turns(result: Result, latencies: Mapping[int, str]) -> Result:
+    """:param latencies: number of a repetition, from 1 → its latency."""
+    numbers = range(1, len(result.samples) + 1)
+    if set(latencies) != set(numbers):
+        return result
+    return result._replace(latencies_ms=tuple(latencies[number] for number in numbers))
+
+
 def _of_latency(result: Result, latency: float) -> Result | None:
     """The repetitions that had this latency; None where the log does not say which had it."""
-    turns = list(zip(result.samples, result.latencies_ms))
-    own = [turn for turn in turns if math.isclose(turn[1], latency, rel_tol=SHOWN)]
-    if not own or len(result.latencies_ms) != len(result.samples):
-        return None
-    samples, latencies = zip(*own)
-    return Result(result.test, result.depth, samples, latencies_ms=latencies)
+    turns = zip(result.samples, result.latencies_ms)
+    samples = tuple(sample for sample, added in turns if added == f"{latency:g}")
+    return Result(result.test, result.depth, samples) if samples else None
 
 
 def failure_of(log: Log, argv: Sequence[str]) -> str:
@@ -205,7 +210,7 @@ def failure_of(log: Log, argv: Sequence[str]) -> str:
     how = "was ended" if log.status is None else f"ended with status {log.status}"
     if log.status is not None and log.status < 0:
         how = f"was ended by signal {-log.status}"
-    turned = all(len(result.latencies_ms) == len(result.samples) for result in log.results)
+    turned = all(result.latencies_ms for result in log.results)
     if options.SAYS_REPETITIONS in argv and log.status == 0 and not turned:
         how = "did not say when each repetition began: give one value in llama_benchmark_latency_ms"
     return f"{PurePosixPath(argv[0]).name} {how}: {' / '.join(log.last) or 'it said nothing'}"

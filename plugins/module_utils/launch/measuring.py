@@ -44,7 +44,7 @@ STAMP_BYTES = 16
 """Of a line, beside what the program writes."""
 SWITCH_SECONDS = 0.0002
 """After so long a thread lets another one run that waits: the delays are not much longer."""
-REPETITION = re.compile(r"llama-bench: benchmark [0-9]+/[0-9]+: (?:prompt|generation) run ([0-9]{1,9})/[0-9]+")
+REPETITION = re.compile(r"llama-bench: benchmark ([0-9]{1,9})/[0-9]+: (?:prompt|generation) run ([0-9]{1,9})/[0-9]+")
 """What llama-bench --progress says before each repetition (tools/llama-bench/llama-bench.cpp), and not before a warm-up."""
 
 
@@ -66,19 +66,19 @@ class Log:
 
 
 class Latency:
-    """What each direction of a link adds. Several of them take turns with the repetitions: what slows a host down for some seconds
-    slows down all of them alike."""
+    """What each direction of a link adds. Several of them take turns with the repetitions: what slows a host down for longer than a few of
+    these slows down all of them alike."""
 
-    def __init__(self, seconds: Sequence[float]) -> None:
-        """:param seconds: the first is that of the load."""
-        self._turns, self.now = seconds, seconds[0]
+    def __init__(self, turns: Sequence[float]) -> None:
+        """:param turns: seconds; the first is that of the load, too."""
+        self._turns, self.now = turns, turns[0]
 
     def follow(self, line: str, log: Log) -> None:
         """Takes the next one where a line begins a repetition."""
         begun = REPETITION.match(line) if len(self._turns) > 1 else None
         if begun:
-            self.now = self._turns[(int(begun[1]) - 1) % len(self._turns)]
-            log.write("run", f"{1000 * self.now:g} ms are added")
+            self.now = self._turns[(int(begun[2]) - 1) % len(self._turns)]
+            log.write("run", f"benchmark {begun[1]}, repetition {begun[2]}: {1000 * self.now:g} ms are added")
 
 
 class Link:

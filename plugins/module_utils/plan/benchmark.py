@@ -38,6 +38,8 @@ FLASH_WORDS_SINCE = 9435
 CACHE_CELLS = 256
 """llama.cpp makes a cache of a multiple of so many tokens."""
 MOST_CELLS = 4096
+MOST_TURNS = 1500
+"""Repetitions of one test, whose figures llama-bench writes in a line that measuring.LINE_BYTES hold."""
 PREFIX = "llama_benchmark_"
 LIMITS = {
     "hosts": (1, 64),
@@ -144,7 +146,8 @@ def _check_limits(given: Mapping[str, Any]) -> None:
         for value in values:
             if not least <= value <= most:
                 raise Refusal(f"{PREFIX}{name} has {value}: use {least} to {most}")
-        if isinstance(given[name], (list, tuple)) and len(set(values)) < len(values):
+        shown = {f"{value:g}" if isinstance(value, float) else value for value in values}
+        if isinstance(given[name], (list, tuple)) and len(shown) < len(values):
             raise Refusal(f"{PREFIX}{name} has a value twice: remove it there")
 
 
@@ -195,6 +198,12 @@ def request_of(variables: Mapping[str, Any]) -> Request:
         raise Refusal(
             f"{PREFIX}parallel has {max(given['parallel'])}, and {PREFIX}repetitions is {given['repetitions']}: that is {asked} requests for a figure, and "
             f"{untrusted.ENTRIES} are possible. Give smaller numbers."
+        )
+    turns = given["repetitions"] * len(given["latency_ms"])
+    if turns > MOST_TURNS:
+        raise Refusal(
+            f"{PREFIX}repetitions is {given['repetitions']}, and {PREFIX}latency_ms has {len(given['latency_ms'])} values: that is {turns} repetitions of a "
+            f"test, and {MOST_TURNS} are possible. Give smaller numbers."
         )
     named = [name_of(model) for model in models]
     twice = [name for name in named if named.count(name) > 1]
@@ -633,7 +642,8 @@ def service_of(planned: Mapping[str, Any], argv: Sequence[str], measuring: Measu
     served = next(service for service in head["services"] if service["kind"] == "head")
     runner = [str(head["python"]), measuring.runner, "--log", measuring.log]
     if measuring.link:
-        runner += ["--latency-ms", ",".join(f"{latency:g}" for latency in measuring.link.latencies_ms)]
+        # In one word: -0 would be another option.
+        runner += ["--latency-ms=" + ",".join(f"{latency:g}" for latency in measuring.link.latencies_ms)]
         if measuring.link.bandwidth_mbit:
             runner += ["--bandwidth-mbit", f"{measuring.link.bandwidth_mbit:g}"]
         for entry in planned["placement"]:
