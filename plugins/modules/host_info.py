@@ -35,12 +35,9 @@ options:
     description: The host's part of the plan. Then only the difference from it is returned.
     type: dict
   measure:
-    description: Whether to measure the bandwidth of the memory, which takes four seconds and all processors, and with O(model) its disk, which takes up to ten.
+    description: Whether to measure the bandwidth of the memory, which takes four seconds and all processors.
     type: bool
     default: false
-  model:
-    description: Of a head, path of its model. An empty text stands for a model in the installation.
-    type: str
   free:
     description: Whether to report also the memory that is free now.
     type: bool
@@ -81,7 +78,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 def read(params):
     """What the module returns."""
     if params["plan"] is None:
-        found = host.facts(params["scope"], params["packages"], params["measure"], params["cluster"], params["model"])
+        found = host.facts(params["scope"], params["packages"], params["measure"], params["cluster"])
         return {"facts": {**found, "plans": plans.summaries(found["prefix"])}}
     free = {"free_mib": memory.free_mib()} if params["free"] else {}
     with alone.alone(params["plan"]["prefix"], changes=False):
@@ -96,7 +93,6 @@ def main():
             "packages": {"type": "dict", "default": {}},
             "plan": {"type": "dict"},
             "measure": {"type": "bool", "default": False},
-            "model": {"type": "str"},
             "free": {"type": "bool", "default": False},
         },
         supports_check_mode=True,

@@ -1,12 +1,13 @@
 """Predicted speed of a plan: by the rates of its devices and by what is known of its links."""
 
 import itertools
+import math
 import re
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import estimate, speed
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import estimate, rollback, speed
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Interface, Link
 from conftest import Cluster
 
@@ -296,3 +297,28 @@ def test_a_summary_without_tensors_is_estimated_too(big_model):
     cluster = Cluster().add("head", "head", llama_model_path="/srv/m.gguf", llama_server_gpu_layers=0)
     cluster.model = {"summary": {**big_model, "tensors": [], "layer_bytes": [0] * 80}}
     assert cluster.plan()["estimate"]["prompt_tokens_per_s"] == 0
+
+
+def test_a_run_waits_several_times_as_long_as_the_load_is_predicted_to_take(pair, big_model, monkeypatch):
+    assert pair.plan()["head"]["start_timeout"] == 900
+    for name in pair.hosts:
+        pair.hosts[name]["facts"]["memory_mib"] = 65536
+    pair.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_path="/srv/big.gguf")
+    pair.model = {"summary": big_model, "closed": None}
+    monkeypatch.setattr(speed, "DISK_GB_PER_S", 0.2)
+    plan = pair.plan()
+    assert plan["fits"]
+    assert plan["head"]["start_timeout"] == math.ceil(5 * plan["estimate"]["load_s"]) > 900
+    monkeypatch.setattr(speed, "DISK_GB_PER_S", 0.002)
+    slow = pair.plan()
+    assert (slow["head"]["start_timeout"], slow["estimate"]["load_limited_by"]) == (86400, "disk of head")
+    pair.hosts["head"]["variables"]["llama_server_start_timeout"] = 120
+    assert pair.plan()["head"]["start_timeout"] == 120
+
+
+def test_how_long_a_run_waits_is_no_part_of_what_is_applied(pair):
+    plan = pair.plan()
+    plan["hosts"] = {name: {**host, "files": []} for name, host in plan["hosts"].items()}
+    other = {**plan, "head": {**plan["head"], "start_timeout": 7}}
+    assert rollback.identity(plan) == rollback.identity(other)
+    assert rollback.identity(plan) != rollback.identity({**plan, "head": {**plan["head"], "load_mode": "dio"}})

@@ -361,10 +361,9 @@ def speed_notes(plan: dict) -> list[str]:
     alone = "does not hold the model"
     if best["fits"]:
         alone = f"{best['generation_tokens_per_s']:g} tokens per second in generation, {best['prompt_tokens_per_s']:g} in prompts"
-    disk = estimate["disk"]
     known = (
-        f"Rates of devices are {RATES.get(estimate['rates'], estimate['rates'])}; that the head reads {disk['gb_per_s']:g} GB per second of the model "
-        f"is {'measured' if disk['measured'] else 'assumed'}. A prompt has 512 tokens, the context is empty, and no "
+        f"Rates of devices are {RATES.get(estimate['rates'], estimate['rates'])}; that the head reads {estimate['disk']['gb_per_s']:g} GB per second of the "
+        "model is assumed. A prompt has 512 tokens, the context is empty, and no "
         "worker has a cache of the model."
     )
     return [f"{best['host']} alone: {alone}", known]

@@ -29,7 +29,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import (
-    disks,
     firewall,
     hardware,
     interfaces,
@@ -304,12 +303,11 @@ def facts(
     catalogue: dict | None = None,
     measure: bool = False,
     cluster: str = names.DEFAULT_CLUSTER,
-    model: str | None = None,
 ) -> dict:
     """Everything that planning needs to know of this host. Stable: nothing here changes with the load, but what is measured on request.
 
     :param catalogue: distribution family → its packages of llama.cpp, to look for them.
-    :param measure: whether to measure speeds; of a head also that of the disk with its ``model``, whose path is empty where it is below the prefix.
+    :param measure: whether to measure the rate of the memory.
     :param cluster: whose installation is looked at.
     """
     place = place_of(wanted_scope, cluster)
@@ -330,7 +328,7 @@ def facts(
         "distribution": distributed,
         "packaged": packages,
         "cpu": hardware.cpu(),
-        **_measured(measure, f"{place['prefix']}/{names.MODELS}/model" if model == "" else model),
+        "rates": speeds.measured() if measure else None,
         "memory_mib": memory,
         "accelerators": devices,
         "toolchain": tools,
@@ -356,17 +354,6 @@ def facts(
         "reached_at": reached.address(os.environ),
         **_installation(names.of(cluster), manager, place),
         **place,
-    }
-
-
-def _measured(wanted: bool, model: str | None) -> dict:
-    """``rates`` of memory, and of a head ``disk``; None where they are not measured now.
-
-    :param model: path of the head's model.
-    """
-    return {
-        "rates": speeds.measured() if wanted else None,
-        "disk": disks.measured(model) if wanted and model else None,
     }
 
 

@@ -45,7 +45,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
     Catalogue,
     Cluster,
     Device,
-    Disk,
     Equipped,
     Facts,
     Host,
@@ -453,19 +452,13 @@ def _case(prepared: Prepared, laid: Laid) -> estimate.Case:
         serves_of={
             name: heads.backend_of(cluster.server, entry.backends, known) for name, entry in prepared.equipped.items()
         },
-        disk_gb_per_s=heads.disk_rate(_disk(prepared), _load_mode(prepared, laid)),
         server=cluster.server,
     )
 
 
-def _disk(prepared: Prepared) -> Disk | None:
-    """What was measured of the disk that the head reads the model from."""
-    return prepared.head.host.facts.disk_of(prepared.model.path)
-
-
 def _load_mode(prepared: Prepared, laid: Laid) -> str | None:
     cluster = prepared.cluster
-    return heads.load_mode_of(cluster.server.load_mode, prepared.release, laid.holders, cluster.head, _disk(prepared))
+    return heads.load_mode_of(cluster.server.load_mode, prepared.release, laid.holders, cluster.head)
 
 
 def _backends(cluster: Cluster, catalogue: Catalogue) -> dict[str, tuple[str, ...]]:

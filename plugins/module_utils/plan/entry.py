@@ -25,7 +25,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values impor
     Accelerator,
     Catalogue,
     Cluster,
-    Disk,
     Distribution,
     Endpoint,
     External,
@@ -96,7 +95,6 @@ PLANNED_FROM = {
     "reached_at",
     "unified_heap",
     "rates",
-    "disk",
     "interfaces",
     "neighbours",
     "disk_gib",
@@ -168,13 +166,6 @@ KNOWN: dict[str, Any] = {
     "kernel": Maybe(Text()),
     "firmware": Maybe(Text()),
     "rates": Maybe(Each({"name": Text(), "gb_per_s": Number(rates.LEAST_GB_PER_S, 1 << 20, real=True)})),
-    "disk": Maybe(
-        {
-            "folder": Text("/.*", 4096),
-            "mapped_gb_per_s": Number(0, 1 << 20, real=True),
-            "direct_gb_per_s": Maybe(Number(0, 1 << 20, real=True)),
-        }
-    ),
     "thunderbolt": Maybe(
         [{"device": Text(), "lanes": Number(0, 1024), "gbit_per_lane": Number(0, 1 << 20, real=True)}]
     ),
@@ -192,11 +183,6 @@ KNOWN: dict[str, Any] = {
     "measured": Maybe(Each(Maybe({key: Maybe(Number(0, 1 << 30, real=True)) for key in LINK_FIGURES}))),
 }
 """Facts that planning reads, as facts/host.py returns them. What an older version of the collection did not ask for may be missing."""
-
-MEASURED = ("rates", "disk")
-"""Facts that are measured on request, and kept."""
-SLOWEST_DISK = 0.001
-"""GB per second: what is slower was not measured."""
 
 STANDS_IN = {"system", "architecture", "distribution", "service_manager", "home", "cores"}
 """What ``llama_hardware`` may say of a host that is not contacted. Where there are facts, an apply needs those."""
@@ -628,26 +614,14 @@ def facts_of(given: Mapping[str, Any]) -> Facts:
             device: Measured(rate["name"], float(f"{rate['gb_per_s']:.2g}"))
             for device, rate in (given.get("rates") or {}).items()
         },
-        disk=_disk(given.get("disk")),
-    )
-
-
-def _disk(given: Mapping[str, Any] | None) -> Disk | None:
-    if not given or given["mapped_gb_per_s"] < SLOWEST_DISK:
-        return None
-    direct = given.get("direct_gb_per_s")
-    return Disk(
-        given["folder"],
-        float(f"{given['mapped_gb_per_s']:.2g}"),
-        None if direct is None else float(f"{direct:.2g}"),
     )
 
 
 def with_kept_rates(facts: Mapping[str, Any] | None, kept: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """The facts of a host with what an earlier run measured, where this one did not. Of a host that did not answer, all that is kept."""
+    """The facts of a host with the rates that an earlier run measured, where this one did not. Of a host that did not answer, all that is kept."""
     if not isinstance(facts, Mapping) or not isinstance(kept, Mapping):
         return facts or kept
-    return {**facts, **{name: kept[name] for name in MEASURED if kept.get(name) and not facts.get(name)}}
+    return {**facts, "rates": kept["rates"]} if kept.get("rates") and not facts.get("rates") else facts
 
 
 def facts_for_plan(facts: Mapping[str, Any]) -> dict[str, Any]:

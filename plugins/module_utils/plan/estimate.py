@@ -80,13 +80,7 @@ class Case(NamedTuple):
     fits: bool
     serves_of: Mapping[str, str]
     """Host → the backend by which it would serve."""
-    disk_gb_per_s: float | None = None
-    """Of the head's disk, where it was measured."""
     server: Server | None = None
-
-    @property
-    def disk(self) -> float:
-        return self.disk_gb_per_s or speed.DISK_GB_PER_S
 
     def own_devices(self, host: Host) -> list[Device]:
         """Those that this host would use if it served without workers."""
@@ -201,7 +195,7 @@ def _limit_of_prompts(case: Case, works: Sequence[speed.Work]) -> str:
 def _limit_of_load(case: Case, works: Sequence[speed.Work]) -> str:
     costs = []
     for work in works:
-        for kind, seconds in speed.load_costs(case.release, work, case.disk).items():
+        for kind, seconds in speed.load_costs(case.release, work).items():
             costs.append((f"{kind} {{}}", work.host if kind == "link to" else case.head, seconds))
     return _most(costs)
 
@@ -245,7 +239,7 @@ def of_plan(case: Case, moved: bool) -> dict[str, Any]:
         estimate = {
             "generation_tokens_per_s": _rounded(speeds.generation),
             "prompt_tokens_per_s": _rounded(speeds.prompt),
-            "load_s": _rounded(speed.load_s(case.release, works, case.disk)),
+            "load_s": _rounded(speed.load_s(case.release, works)),
             "limited_by": _limit_of_generation(case.release, works),
             "prompt_limited_by": _limit_of_prompts(case, works),
             "load_limited_by": _limit_of_load(case, works),
@@ -253,7 +247,7 @@ def of_plan(case: Case, moved: bool) -> dict[str, Any]:
         }
     return {
         **estimate,
-        "disk": {"gb_per_s": case.disk, "measured": case.disk_gb_per_s is not None},
+        "disk": {"gb_per_s": speed.DISK_GB_PER_S, "measured": False},
         "devices": [_device(work) for work in works],
         "best_single_host": _best(case),
         **_network(case, works, moved),

@@ -27,7 +27,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, model_source, patterns, placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.entry import MOST_THREADS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
-    Disk,
     Facts,
     Host,
     Model,
@@ -52,9 +51,6 @@ HANDED_OVER = "/run/credentials/{service}.service/"
 LOADS, START_SECONDS = 5, (900, 86400)
 """A run waits so many times as long as a load is predicted to take, since what is assumed of links and disks may be wrong by as much, and workers
 compute hashes of what they get; and at least and at most so many seconds."""
-DIRECT_GAIN = 1.2
-"""So many times as fast has a disk to be past the page cache: less is within what two measurements differ by, and pages that stay in memory make the
-next start faster."""
 
 FURTHER = {model_files.MMPROJ: "projector", model_files.DRAFT: "draft"}
 """Role of a file → the option of llama-server that names it."""
@@ -521,11 +517,9 @@ def start_timeout_of(server: Server, load_s: float | None) -> int:
     return min(longest, max(shortest, math.ceil(LOADS * (load_s or 0))))
 
 
-def load_mode_of(
-    wanted: str | None, release: Release, used: Sequence[devices.Holder], head: str, disk: Disk | None
-) -> str | None:
-    """How the model is read where nothing is said of it: not by mmap where HIP or a GB10 was seen to hang or crawl on it, and past the page
-    cache where the disk was measured to be faster so. None is llama-server's default.
+def load_mode_of(wanted: str | None, release: Release, used: Sequence[devices.Holder], head: str) -> str | None:
+    """How the model is read where nothing is said of it: not by mmap where HIP or a GB10 was seen to hang or crawl on it. None is llama-server's
+    default.
 
     :param used: the devices that get layers.
     :param head: the host that reads the model.
@@ -536,19 +530,7 @@ def load_mode_of(
         return wanted
     if any(device.hangs_on_mmap or device.slow_on_mmap for device in used):
         return unmapped_mode(release)
-    maps = any(device.needs_less_with_mmap and device.host == head for device in used)
-    return "dio" if disk and _is_faster_past_pages(disk) and not maps and unmapped_mode(release) == "dio" else None
-
-
-def _is_faster_past_pages(disk: Disk) -> bool:
-    return (disk.direct_gb_per_s or 0) >= DIRECT_GAIN * disk.mapped_gb_per_s
-
-
-def disk_rate(disk: Disk | None, mode: str | None) -> float | None:
-    """GB per second with which the model is read in this mode; None where that was not measured."""
-    if not disk:
-        return None
-    return disk.direct_gb_per_s or disk.mapped_gb_per_s if mode == "dio" else disk.mapped_gb_per_s
+    return None
 
 
 def unmapped_mode(release: Release) -> str:

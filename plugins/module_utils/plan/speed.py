@@ -343,7 +343,7 @@ def prompt_ms(release: Release, works: Sequence[Work], width: int) -> float:
 
 
 DISK_GB_PER_S = 0.8
-"""A model's files are read so fast where nothing was measured: 138 and 205 GiB took 190 and 285 s in the field notes."""
+"""A model's files are taken to be read so fast: 138 and 205 GiB took 190 and 285 s in the field notes."""
 
 
 DISPATCHED_PROTOCOL = 6
@@ -355,13 +355,10 @@ COPY_S_PER_GB = {False: 2.4, True: 0.75}
 in 29.0 and 7.9 s without a cache, alone in 1.2 s (docs/performance.md)."""
 
 
-def load_costs(release: Release, work: Work, disk: float = DISK_GB_PER_S) -> dict[str, float]:
-    """Seconds until the weights of one device are there, by what takes them. The file is read, copied and sent at the same time; it is hashed before.
-
-    :param disk: GB per second that the head reads.
-    """
+def load_costs(release: Release, work: Work) -> dict[str, float]:
+    """Seconds until the weights of one device are there, by what takes them. The file is read, copied and sent at the same time; it is hashed before."""
     gb = work.weights / 1e9
-    read = {"disk of": gb / disk}
+    read = {"disk of": gb / DISK_GB_PER_S}
     if not work.link:
         return read
     together = {**read, "link to": gb * 8 / work.link.gbit}
@@ -374,6 +371,6 @@ def load_costs(release: Release, work: Work, disk: float = DISK_GB_PER_S) -> dic
     return {**costs, "RPC on": costs.get("RPC on", 0.0) + before} if before else costs
 
 
-def load_s(release: Release, works: Sequence[Work], disk: float = DISK_GB_PER_S) -> float:
+def load_s(release: Release, works: Sequence[Work]) -> float:
     """Seconds until the weights are on their devices, where no worker has them in its cache: one device after the other; see load_costs."""
-    return sum(sum(load_costs(release, work, disk).values()) for work in works)
+    return sum(sum(load_costs(release, work).values()) for work in works)

@@ -54,15 +54,6 @@ class Measured(NamedTuple):
     """Bytes (1e9) that it reads of its memory per second, with two digits."""
 
 
-class Disk(NamedTuple):
-    """What was measured of the disk that holds the head's model: bytes (1e9) per second, with two digits."""
-
-    folder: str
-    mapped_gb_per_s: float
-    direct_gb_per_s: float | None
-    """None where the file system has no O_DIRECT."""
-
-
 class Interface(NamedTuple):
     """A network interface with hardware, as facts/interfaces.py finds it."""
 
@@ -132,13 +123,8 @@ class Facts(NamedTuple):
     neighbours: tuple[Neighbour, ...] = ()
     rates: Mapping[str, Measured] = {}
     """Device, as workers name it → what was measured of it."""
-    disk: Disk | None = None
     disk_gib: int | None = None
     """Of the file system of ``prefix``: the largest power of 2 that is not more than its size; None where it is not known."""
-
-    def disk_of(self, path: str) -> Disk | None:
-        """What was measured of the disk that holds a file; None where another folder was."""
-        return self.disk if self.disk and path.startswith(self.disk.folder.rstrip("/") + "/") else None
 
     def of_backend(self, backend: str) -> list[Accelerator]:
         """The accelerators that this backend drives, in the order in which it numbers them."""
