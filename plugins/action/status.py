@@ -6,12 +6,9 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping
 from typing import Any
 
-from ansible.errors import AnsibleActionFail
-from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import condition, status
@@ -21,30 +18,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import chang
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import built, output
 
 display = Display()
-
-FOLLOW_SECONDS = 5.0
-SHORTEST, LONGEST = 1.0, 86400.0
-"""Seconds between two looks."""
-
-
-def seconds_between(follow: Any) -> float:
-    """Of llama_status_follow: 0 where it is off.
-
-    :raises AnsibleActionFail: it is neither a truth value nor a number of seconds.
-    """
-    try:
-        return FOLLOW_SECONDS if boolean(follow) else 0.0
-    except TypeError:
-        pass
-    try:
-        seconds = float(follow)
-    except (TypeError, ValueError):
-        seconds = -1.0
-    if not SHORTEST <= seconds <= LONGEST:
-        raise AnsibleActionFail(
-            f"llama_status_follow is {untrusted.show(follow)}: use true, or the seconds between two looks, from {SHORTEST:g} to {LONGEST:g}."
-        )
-    return seconds
 
 
 def _last(answer: Any, facts: Any) -> Any:
@@ -87,10 +60,8 @@ class ActionModule(ActionBase):
                 "answers": {"type": "dict", "required": True},
                 "facts": {"type": "dict", "default": {}},
                 "path": {"type": "path"},
-                "follow": {"type": "raw", "default": False},
             }
         )
-        pause = seconds_between(arguments["follow"])
         given = arguments["plan"]
         plan = None if given["refused"] else given
         unplanned = " ".join(given["reasons"]) if given["refused"] else ""
@@ -105,9 +76,7 @@ class ActionModule(ActionBase):
         if arguments["path"]:
             output.write("llama_status_path", arguments["path"], json.dumps(shown, indent=2) + "\n")
         display.display(status.page(found))
-        if pause:
-            time.sleep(pause)
-        elif found.problems:
+        if found.problems:
             why = "; ".join(found.problems)
             return {"failed": True, "msg": f"{given['cluster']} is not healthy: {why}."}
-        return {"changed": False, "status": shown, "follows": bool(pause)}
+        return {"changed": False, "status": shown}

@@ -38,10 +38,6 @@ options:
   path:
     description: File on the controller for the status as JSON, see C(docs/status.schema.json).
     type: path
-  follow:
-    description: Whether to show it again after so many seconds, or true for 5. Then it waits so long and does not fail.
-    type: raw
-    default: false
 """
 
 EXAMPLES = r"""
@@ -56,11 +52,7 @@ EXAMPLES = r"""
 RETURN = r"""
 status:
   description: The same as in O(path).
-  returned: when the cluster is healthy, or O(follow) is given
+  returned: when the cluster is healthy
   type: dict
   sample: {"schema": 1, "cluster": {"name": "llama_cluster", "state": "serving"}, "hosts": [], "problems": []}
-follows:
-  description: Whether O(follow) asks for another look.
-  returned: when the cluster is healthy, or O(follow) is given
-  type: bool
 """

@@ -3,18 +3,14 @@
 import copy
 import json
 import os
-import signal
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import jsonschema_rs
 import pytest
 import yaml
-from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import status as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import condition, report, status
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units, untrusted
@@ -445,30 +441,6 @@ def test_a_drift_of_another_form(plan, answers, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "follow, seconds", [(False, 0), ("false", 0), (True, 5), ("yes", 5), (10, 10), ("2.5", 2.5), (1, 5), (0, 0)]
-)
-def test_seconds_between_two_looks(follow, seconds):
-    assert action.seconds_between(follow) == seconds
-
-
-@pytest.mark.parametrize("follow", ["often", 0.1, -3, "nan", "inf", 1e9, None, [5], "\x1b[2J"])
-def test_seconds_that_cannot_be(follow):
-    with pytest.raises(AnsibleActionFail, match=r"llama_status_follow is .*: use true, or the seconds") as raised:
-        action.seconds_between(follow)
-    assert untrusted.is_plain(str(raised.value))
-
-
-def test_following_waits_and_never_fails(plan, answers, monkeypatch):
-    waited = []
-    monkeypatch.setattr(action, "time", SimpleNamespace(sleep=waited.append))
-    answers["worker1"] = {"unreachable": True, "msg": "timed out"}
-    result, shown = run(plan, answers, follow="7")
-    assert (waited, result.get("failed"), result["follows"]) == ([7.0], None, True)
-    assert "NOT HEALTHY" in shown
-    assert result["status"]["problems"] == ["worker1 does not answer: timed out"]
-
-
-@pytest.mark.parametrize(
     "seconds, text",
     [
         (None, ""),
@@ -533,38 +505,10 @@ def test_a_run(tmp_path):
     assert "changed=1" not in shown
 
 
-@pytest.mark.programs
-@pytest.mark.timeout(300)
-def test_a_run_that_is_followed_goes_on_until_it_is_interrupted(tmp_path):
-    process = playbook(tmp_path, "-e", "llama_status_follow=1.5")
-    looks = 0
-    for line in process.stdout:
-        looks += "NOT HEALTHY" in line
-        if looks == 2:
-            break
-    said = ""
-    for _press in range(5):  # Ansible may lose one while it starts a process, and says nothing when it gets another
-        os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
-        with suppress(subprocess.TimeoutExpired):
-            _shown, said = process.communicate(timeout=20)
-            break
-    assert process.returncode
-    assert "Traceback" not in said
-    assert "loop variable" not in said
-
-
-@pytest.mark.parametrize("follow", [False, "0", "off", "False"])
-def test_a_status_that_is_not_followed_is_shown_once(plan, answers, follow):
-    """The playbook looked 15,625 times, without a pause, where this was false in other words than «false» and «no»."""
-    assert run(plan, answers, follow=follow)[0]["follows"] is False
-    again = yaml.safe_load((ROOT / "playbooks" / "status.yml").read_text())[1]["tasks"][1]
-    assert again["when"] == "llama_status_shown.follows"
-
-
 def test_nothing_but_looking_is_done():
     used = {"ansible.builtin.include_vars", "ansible.builtin.include_tasks", "ansible.builtin.import_tasks"}
     used |= {f"llamacpp.cluster.{name}" for name in ("host_info", "model", "plan", "host_status", "status")}
-    for name in ("look", "plan_kept", "look_at_head", "facts", "follow", "follow_on"):
+    for name in ("look", "plan_kept", "look_at_head", "facts"):
         for task in yaml.safe_load((ROOT / "playbooks" / "tasks" / f"{name}.yml").read_text()):
             assert used.intersection(task), (name, task)
 

@@ -24,7 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
     options,
     tensor_types,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, model_source, patterns, placement
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import devices, model_source, placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.entry import MOST_THREADS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import (
     Facts,
@@ -135,11 +135,6 @@ def overrides_of(server: Server, devices: list[str]) -> list[tuple[str, str]]:
             raise Refusal(
                 f"llama_server_override_tensor has {entry!r}, whose expression is not valid: {error}"
             ) from None
-        if patterns.may_explode(pattern):
-            raise Refusal(
-                f"llama_server_override_tensor has {entry!r}, whose expression may take hours to compare: use at most {patterns.MOST_REPEATS} "
-                "of *, +, ? and {}, and none of them for a group that has one of them or | inside"
-            )
         overrides.append((pattern, device))
     return overrides
 
