@@ -11,8 +11,8 @@ short_description: Gives the interfaces of direct links their addresses
 version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
-  - Configures a static address and the MTU of interfaces that are cabled directly to another host, through whichever of netplan,
-    NetworkManager and systemd-networkd the host runs. The interface has the address again after a restart of the host.
+  - Configures a static address and the MTU of interfaces that are cabled directly to another host, through NetworkManager or
+    systemd-networkd, whichever runs on the host. The interface has the address again after a restart of the host.
   - Such an interface gets no gateway, no name server and no address from others, and nothing at boot waits for it.
   - It removes what it has configured before and no link names any more, so an empty list leaves nothing behind.
   - Authorises the connected Thunderbolt devices that managed links name, and no others. One that is named by its UUID is enrolled with
@@ -21,8 +21,6 @@ description:
     something else, or if the address is in the network of another interface.
 notes:
   - Needs root on the host as soon as a link is to be managed.
-  - On a host with netplan, C(netplan generate) rewrites the files of all interfaces with the same content. systemd-networkd then reconfigures
-    those interfaces too, without removing their addresses.
   - NetworkManager gives the address as soon as the other end is connected. systemd-networkd does not wait for it.
 attributes:
   check_mode:

@@ -2,11 +2,9 @@ import configparser
 import json
 import os
 import pwd
-import re
 from pathlib import Path
 
 import pytest
-import yaml
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import links
 from ansible_collections.llamacpp.cluster.plugins.modules import link as link_module
@@ -16,7 +14,6 @@ DATA = Path(__file__).parent / "data" / "links"
 PATHS = {
     "networkd": "etc/systemd/network/70-llamacpp-eth1.network",
     "NetworkManager": "etc/NetworkManager/system-connections/llamacpp-eth1.nmconnection",
-    "netplan": "etc/netplan/70-llamacpp.yaml",
 }
 
 
@@ -29,7 +26,7 @@ class Machine:
 
     def __init__(self, root):
         self.root, self.commands, self.broken = root, [], set()
-        self.manager, self.netplan_renders, self.unmanaged = "networkd", "networkd", False
+        self.manager, self.unmanaged = "networkd", False
         self.addresses = {"lo": ["127.0.0.1/8", "::1/128"]}
         self.write(
             "proc/net/route", "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
@@ -103,10 +100,6 @@ class Machine:
             raise links.LinkError(f"{self.commands[-1]} failed: no")
         if argv[:2] == ["networkctl", "reconfigure"]:
             self.configure(argv[2])
-        if argv[:2] == ["netplan", "generate"]:
-            for name in re.findall(r'^ {4}"(\S+)":$', "".join(links.ours(self.root).values()), re.MULTILINE):
-                if self.netplan_renders == "NetworkManager":
-                    self.write(f"run/NetworkManager/system-connections/netplan-{name}.nmconnection", "")
         if argv[0] == "nmcli" and "up" in argv:
             self.configure(argv[-1])
         if argv[:3] == ["ip", "address", "del"]:
@@ -135,7 +128,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    programs = {"netplan"}
+    programs: set[str] = set()
     monkeypatch.delenv("SSH_CONNECTION", raising=False)
     monkeypatch.setattr(links, "installed", programs.__contains__)
     monkeypatch.setattr(links, "SETTLE_SECONDS", 0.1)
@@ -146,15 +139,10 @@ def machine(tmp_path, monkeypatch):
     return made
 
 
-@pytest.fixture(params=["networkd", "NetworkManager", "netplan", "netplan by NetworkManager"])
+@pytest.fixture(params=["networkd", "NetworkManager"])
 def any_manager(machine, request):
     """The machine under each manager."""
-    kind, _separator, by = request.param.partition(" by ")
-    machine.manager = "NetworkManager" if "NetworkManager" in request.param else "networkd"
-    machine.netplan_renders = by or "networkd"
-    machine.kind = kind
-    if kind == "netplan":
-        machine.write("etc/netplan/10-lan.yaml", "network:\n  ethernets:\n    eth0: {dhcp4: true}\n")
+    machine.manager = request.param
     return machine
 
 
@@ -220,24 +208,10 @@ def test_ports_of_containers_are_no_interfaces(machine):
     assert list(machine.facts()["interfaces"]) == ["br0", "eth0", "eth1", "eth2"]
 
 
-@pytest.mark.parametrize(
-    "active, yaml_there, program, expected",
-    [
-        ("networkd", True, True, "netplan"),
-        ("NetworkManager", True, True, "netplan"),
-        ("networkd", True, False, "networkd"),
-        ("networkd", False, True, "networkd"),
-        ("NetworkManager", False, True, "NetworkManager"),
-        (None, False, True, None),
-    ],
-)
-def test_the_manager(machine, active, yaml_there, program, expected):
+@pytest.mark.parametrize("active", ["networkd", "NetworkManager", None])
+def test_the_manager(machine, active):
     machine.manager = active
-    if yaml_there:
-        machine.write("etc/netplan/01.yaml", "network: {}\n")
-    if not program:
-        machine.programs.clear()
-    assert links.manager(machine.root, machine.run) == expected
+    assert links.manager(machine.run) == active
 
 
 def test_management_is_where_ssh_arrives(machine, monkeypatch):
@@ -311,25 +285,6 @@ def test_files_of_network_manager():
     assert dict(parser["ipv6"]) == {"method": "link-local", "never-default": "true"}
     assert files == links.wanted([link()], "NetworkManager")
     assert "mtu" not in "".join(links.wanted([link(mtu=None)], "NetworkManager").values())
-
-
-def test_files_of_netplan():
-    files = links.wanted([link(interface="on", address="10.98.0.1/31", mtu=None), link()], "netplan")
-    assert list(files) == ["/" + PATHS["netplan"]]
-    found = yaml.safe_load(files["/" + PATHS["netplan"]])["network"]
-    assert found["version"] == 2
-    assert list(found["ethernets"]) == ["eth1", "on"]
-    assert found["ethernets"]["eth1"] == {
-        "addresses": ["10.99.0.12/24"],
-        "mtu": 9000,
-        "dhcp4": False,
-        "dhcp6": False,
-        "accept-ra": False,
-        "link-local": ["ipv6"],
-        "ignore-carrier": True,
-        "optional": True,
-    }
-    assert "mtu" not in found["ethernets"]["on"]
 
 
 def test_no_files_without_managed_links():
@@ -426,7 +381,7 @@ def test_an_interface_that_is_no_cable_is_refused(machine):
 
 def test_a_host_without_manager_or_ip_or_root_is_refused(machine, monkeypatch):
     machine.manager = None
-    assert "neither netplan, NetworkManager nor systemd-networkd runs" in refuse(machine, link())
+    assert "neither NetworkManager nor systemd-networkd runs" in refuse(machine, link())
     machine.manager = "networkd"
     machine.addresses = {}
     assert "install iproute2" in refuse(machine, link())
@@ -473,25 +428,7 @@ def test_foreign_files_of_networkd(machine, file, text, refused):
         machine.apply(link())
 
 
-@pytest.mark.parametrize(
-    "text, refused",
-    [
-        ("network:\n  ethernets:\n    eth1:\n      dhcp4: true\n", True),
-        ("network: {ethernets: {'eth1': {dhcp4: true}}}\n", True),
-        ('network:\n  ethernets:\n    "eth1": {}\n', True),
-        ("network:\n  ethernets:\n    eth10: {}\n    # eth1: {}\n", False),
-    ],
-)
-def test_foreign_files_of_netplan(machine, text, refused):
-    machine.write("etc/netplan/50-cloud.yaml", text)
-    if refused:
-        assert "eth1 is already configured by /etc/netplan/50-cloud.yaml" in refuse(machine, link())
-    else:
-        machine.apply(link())
-
-
-def test_netplan_that_matches_the_interface_in_another_way_is_refused(machine):
-    machine.write("etc/netplan/50-cloud.yaml", "network:\n  ethernets:\n    lan: {match: {name: eth1}}\n")
+def test_an_interface_that_netplan_configures_is_refused(machine):
     machine.by_networkd("eth1", "/run/systemd/network/10-netplan-cable.network", "[Network]\nDHCP=yes\n")
     assert "configured by /run/systemd/network/10-netplan-cable.network" in refuse(machine, link())
     machine.by_networkd("eth1", "/run/systemd/network/10-netplan-eth1.network", "[Network]\nDHCP=yes\n")
@@ -535,12 +472,6 @@ def test_interfaces_of_ifupdown_are_refused(any_manager, file):
 COMMANDS = {
     "networkd": ["networkctl reload", "networkctl reconfigure eth1"],
     "NetworkManager": ["nmcli connection reload", "nmcli --wait 0.1 connection up llamacpp-eth1 ifname eth1"],
-    "netplan": ["netplan generate", "networkctl reload", "networkctl reconfigure eth1"],
-    "netplan by NetworkManager": [
-        "netplan generate",
-        "nmcli connection reload",
-        "nmcli --wait 0.1 connection up netplan-eth1 ifname eth1",
-    ],
 }
 
 
@@ -554,10 +485,10 @@ def test_apply_twice_and_take_back(any_manager, request):
 
     assert machine.apply(link()) == told
     assert told[0] == "eth1: no address, mtu 1500\n"
-    assert told[1].startswith(f"eth1: 10.99.0.12/24, mtu 9000\n--- /{PATHS[machine.kind]} 06")
-    assert machine.commands == COMMANDS[request.node.callspec.params["any_manager"]]
-    file = machine.root / PATHS[machine.kind]
-    assert file.stat().st_mode & 0o777 == (0o644 if machine.kind == "networkd" else 0o600)
+    assert told[1].startswith(f"eth1: 10.99.0.12/24, mtu 9000\n--- /{PATHS[machine.manager]} 06")
+    assert machine.commands == COMMANDS[machine.manager]
+    file = machine.root / PATHS[machine.manager]
+    assert file.stat().st_mode & 0o777 == (0o644 if machine.manager == "networkd" else 0o600)
     assert machine.addresses["eth1"] == ["10.99.0.12/24"]
     assert machine.addresses["eth0"] == ["10.1.0.2/24"]
 
@@ -584,7 +515,7 @@ def test_apply_twice_and_take_back(any_manager, request):
 def test_drift_is_found_and_mended(any_manager, change):
     machine = any_manager
     machine.apply(link())
-    file = machine.root / PATHS[machine.kind]
+    file = machine.root / PATHS[machine.manager]
     if change == "address":
         machine.addresses["eth1"] = []
     elif change == "mtu":
@@ -664,21 +595,10 @@ def test_an_interface_that_does_not_take_it_is_an_error(machine, monkeypatch):
 
 
 def test_a_command_that_fails_is_an_error(any_manager, request):
-    first = COMMANDS[request.node.callspec.params["any_manager"]][0]
+    first = COMMANDS[any_manager.manager][0]
     any_manager.broken.add(first)
     with pytest.raises(links.LinkError, match=f"{first} failed: no"):
         any_manager.apply(link())
-
-
-def test_netplan_that_cannot_be_generated_leaves_the_old_file(machine):
-    machine.write("etc/netplan/10-lan.yaml", "network: {}\n")
-    machine.apply(link())
-    old = links.ours(machine.root)
-    machine.broken.add("netplan generate")
-    for wanted in ([link(address="10.99.0.40/24")], []):
-        with pytest.raises(links.LinkError, match="netplan generate failed"):
-            machine.apply(*wanted)
-        assert links.ours(machine.root) == old
 
 
 def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):

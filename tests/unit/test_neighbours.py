@@ -187,7 +187,7 @@ def test_definitions_of_another_cluster_are_not_seen(tmp_path):
 
 def test_links_of_another_cluster_are_left_alone_and_refused(tmp_path):
     link = {"interface": "eth1", "address": "10.99.0.12/24", "mtu": None, "manage": True}
-    for manager in ("networkd", "NetworkManager", "netplan"):
+    for manager in ("networkd", "NetworkManager"):
         root = tmp_path / manager
         for path, text in links.wanted([link], manager, names.of("night")).items():
             (root / path.lstrip("/")).parent.mkdir(parents=True)

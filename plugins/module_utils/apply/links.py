@@ -41,10 +41,8 @@ ETHERNET = "1"
 OURS = {
     "networkd": "etc/systemd/network/70-{}-*.network",
     "NetworkManager": "etc/NetworkManager/system-connections/{}-*.nmconnection",
-    "netplan": "etc/netplan/70-{}.yaml",
 }
 """Files of a cluster, with the beginning of its names in place of {}."""
-NETPLAN_FOLDERS = ("lib/netplan", "etc/netplan", "run/netplan")
 KEYFILE_FOLDERS = tuple(f"{top}/NetworkManager/system-connections" for top in ("etc", "run", "usr/lib"))
 MARK = re.compile(r"^# link (\S+) (\S+) (\d+|-)$", re.MULTILINE)
 """A line in each of our files, so that a link can be removed that is in no variable any more."""
@@ -98,10 +96,8 @@ def _number(path: Path) -> int | None:
 # -------------------------------------------------------------------------------------------------------------- facts
 
 
-def manager(root: Path = ROOT, runner: Run = run) -> str | None:
-    """What configures this host's interfaces: ``netplan``, ``NetworkManager``, ``networkd``, or None."""
-    if installed("netplan") and any((root / "etc/netplan").glob("*.yaml")):
-        return "netplan"
+def manager(runner: Run = run) -> str | None:
+    """What configures this host's interfaces: ``NetworkManager``, ``networkd``, or None. netplan writes files for these two and configures nothing."""
     for service, name in (("NetworkManager", "NetworkManager"), ("systemd-networkd", "networkd")):
         if _output(runner, ["systemctl", "is-active", service]).strip() == "active":
             return name
@@ -213,13 +209,13 @@ def thunderbolt(root: Path = ROOT) -> list[dict]:
 def facts(root: Path = ROOT, runner: Run = run) -> dict:
     """What this host has for links. Stable: no counters.
 
-    :returns: ``manager`` (``netplan``, ``NetworkManager``, ``networkd`` or None), ``interfaces`` (name → ``addresses`` with prefix
+    :returns: ``manager`` (``NetworkManager``, ``networkd`` or None), ``interfaces`` (name → ``addresses`` with prefix
         length, ``mtu`` in bytes, ``speed_mbit`` and ``driver`` or None, ``mac``), ``management`` (names of interfaces that must
         not be touched), ``thunderbolt`` (connected devices).
     """
     addresses = _addresses(runner)
     return {
-        "manager": manager(root, runner),
+        "manager": manager(runner),
         "interfaces": interfaces(addresses, root),
         "management": management(addresses, ssh_connection(root), root, runner),
         "thunderbolt": thunderbolt(root),
@@ -257,21 +253,8 @@ def _network_manager(link: dict, owner: Names) -> str:
     )
 
 
-def _netplan(links: list[dict]) -> str:
-    marks = "".join(_mark(link) + "\n" for link in links)
-    text = f"# Written by llamacpp.cluster, which overwrites what is changed here.\n{marks}network:\n  version: 2\n  ethernets:\n"
-    for link in links:
-        mtu = f"      mtu: {link['mtu']}\n" if link.get("mtu") else ""
-        text += (
-            f'    "{link["interface"]}":\n      addresses: ["{link["address"]}"]\n{mtu}'
-            "      dhcp4: false\n      dhcp6: false\n      accept-ra: false\n      link-local: [ipv6]\n"
-            "      ignore-carrier: true\n      optional: true\n"
-        )
-    return text
-
-
 def connection(interface: str, owner: Names) -> str:
-    """Name of our profile where NetworkManager alone manages the host."""
+    """Name of our profile in NetworkManager."""
     return f"{owner.files}-{interface}"
 
 
@@ -280,8 +263,6 @@ def wanted(links: list[dict], manager: str | None, owner: Names = DEFAULT) -> di
     own = managed(links)
     if not own or manager is None:
         return {}
-    if manager == "netplan":
-        return {"/" + OURS["netplan"].format(owner.files): _netplan(sorted(own, key=lambda link: link["interface"]))}
     place = "/" + OURS[manager].format(owner.files)
     return {
         place.replace("*", link["interface"]): _networkd(link)
@@ -401,7 +382,7 @@ def _keyfile(path: Path) -> dict[str, dict[str, str]]:
     return {section: dict(parser[section]) for section in parser.sections()}
 
 
-def _foreign_networkd(link: dict, by_netplan: bool, root: Path, owner: Names) -> str | None:
+def _foreign_networkd(link: dict, root: Path, owner: Names) -> str | None:
     """The file by which networkd configures the interface now, if it would win over ours or gives another static address."""
     name = link["interface"]
     index = _read(root / "sys/class/net" / name / "ifindex")
@@ -411,33 +392,17 @@ def _foreign_networkd(link: dict, by_netplan: bool, root: Path, owner: Names) ->
     file = current.group(1)
     if file in ours(root, owner):
         return None
-    own = f"10-netplan-{name}.network" if by_netplan else f"70-{owner.files}-{name}.network"
-    known = [entry["interface"] for entry in _marked(ours(root, owner))]
-    if by_netplan and os.path.basename(file) == own and name in known:
-        return None
+    own = f"70-{owner.files}-{name}.network"
     statics = re.findall(r"^\s*Address\s*=\s*(\S+)", _read(root / file.lstrip("/")), re.MULTILINE)
     wins = os.path.basename(file) <= own
     return file if wins or any(address != link["address"] for address in statics if ":" not in address) else None
-
-
-def _foreign_netplan(link: dict, root: Path, owner: Names) -> str | None:
-    pattern = re.compile(rf"""(^|[\s{{,"']){re.escape(link["interface"])}["']?\s*:""", re.MULTILINE)
-    for folder in NETPLAN_FOLDERS:
-        for path in sorted((root / folder).glob("*.yaml")):
-            text = re.sub(r"#.*", "", _read(path))
-            if str(path.relative_to(root)) != OURS["netplan"].format(owner.files) and pattern.search(text):
-                return "/" + str(path.relative_to(root))
-    return None
 
 
 def _foreign_keyfile(link: dict, mac: str, root: Path, owner: Names) -> str | None:
     """A profile of NetworkManager that gives the interface another static address."""
     for folder in KEYFILE_FOLDERS:
         for path in sorted((root / folder).glob("*.nmconnection")):
-            if path.name in (
-                f"{connection(link['interface'], owner)}.nmconnection",
-                f"netplan-{link['interface']}.nmconnection",
-            ):
+            if path.name == f"{connection(link['interface'], owner)}.nmconnection":
                 continue
             profile = _keyfile(path)
             named = profile.get("connection", {}).get("interface-name") == link["interface"]
@@ -462,11 +427,9 @@ def _foreign(link: dict, host: dict, root: Path, owner: Names) -> str | None:
     """The file of somebody else that already configures the interface, or None."""
     name, kind = link["interface"], host["manager"]
     file = _of_other_cluster(link, root, owner) or _foreign_ifupdown(link, root)
-    if not file and kind == "netplan":
-        file = _foreign_netplan(link, root, owner)
-    if not file and kind in ("netplan", "networkd"):
-        file = _foreign_networkd(link, kind == "netplan", root, owner)
-    if not file and kind in ("netplan", "NetworkManager"):
+    if not file and kind == "networkd":
+        file = _foreign_networkd(link, root, owner)
+    if not file and kind == "NetworkManager":
         file = _foreign_keyfile(link, host["interfaces"][name]["mac"], root, owner)
     return file
 
@@ -533,8 +496,8 @@ def problems(links: list[dict], facts: dict, root: Path = ROOT, runner: Run = ru
         return sentences
     if facts["manager"] is None:
         return [
-            f"llama_links: {', '.join(map(str, names))} cannot be configured, since neither netplan, NetworkManager nor systemd-networkd runs on "
-            "this host: start one of them, or set manage: false."
+            f"llama_links: {', '.join(map(str, names))} cannot be configured, since neither NetworkManager nor systemd-networkd runs on this "
+            "host: start one of them, or set manage: false."
         ]
     if not _addresses(runner):
         return ["llama_links: `ip -json address` prints nothing on this host: install iproute2, or set manage: false."]
@@ -577,14 +540,9 @@ def notes(links: list[dict], root: Path = ROOT) -> list[str]:
     return _unnamed(links, thunderbolt(root)) if managed(links) else []
 
 
-def _by_network_manager(interface: str, host: dict, root: Path) -> bool:
-    keyfile = root / f"run/NetworkManager/system-connections/netplan-{interface}.nmconnection"
-    return host["manager"] == "NetworkManager" or (host["manager"] == "netplan" and keyfile.exists())
-
-
 def _waits(interface: str, host: dict, root: Path) -> bool:
     """Whether NetworkManager has to wait for the other end; networkd gives the address without it."""
-    return _by_network_manager(interface, host, root) and _read(root / "sys/class/net" / interface / "carrier") == "0"
+    return host["manager"] == "NetworkManager" and _read(root / "sys/class/net" / interface / "carrier") == "0"
 
 
 def _line(interface: str, addresses: list[str], mtu: int | None) -> str:
@@ -673,17 +631,14 @@ def _write_files(present: dict[str, str], planned: dict[str, str], root: Path) -
         replace_file(target, text, _file_mode(path))
 
 
-def _profile(interface: str, kind: str | None, owner: Names) -> str:
-    """Name of the interface's profile in NetworkManager."""
-    return f"netplan-{interface}" if kind == "netplan" else connection(interface, owner)
-
-
-def _reload_network_manager(profiles: dict[str, str], root: Path, runner: Run) -> None:
+def _reload_network_manager(interfaces: list[str], root: Path, runner: Run, owner: Names) -> None:
     """Lets NetworkManager read its files and bring up these interfaces, as far as the other end is connected."""
     runner(["nmcli", "connection", "reload"])
-    for name, profile in profiles.items():
+    for name in interfaces:
         if _read(root / "sys/class/net" / name / "carrier") != "0":
-            runner(["nmcli", "--wait", str(SETTLE_SECONDS), "connection", "up", profile, "ifname", name])
+            runner(
+                ["nmcli", "--wait", str(SETTLE_SECONDS), "connection", "up", connection(name, owner), "ifname", name]
+            )
 
 
 def _take_back(goals: dict[str, dict], host: dict, runner: Run) -> None:
@@ -714,25 +669,15 @@ def _configure(links: list[dict], host: dict, root: Path, runner: Run, owner: Na
     after = {link["interface"]: link for link in _marked(new)}
     changed = [name for name in goals if before.get(name) != after.get(name) or now.get(name) != then.get(name)]
     changed = changed or list(goals)
-    through = {name for name in goals if _by_network_manager(name, host, root)}
     # Only the file knows the address of a link that is not planned any more, so the address goes first.
     _take_back({name: goal for name, goal in goals.items() if not goal["address"]}, host, runner)
     _write_files(old, new, root)
-    if kind == "netplan":
-        try:
-            runner(["netplan", "generate"])
-        except LinkError:
-            _write_files(new, old, root)
-            raise
-        through |= {name for name in goals if _by_network_manager(name, host, root)}
-    if through:
-        _reload_network_manager(
-            {name: _profile(name, kind, owner) for name in changed if name in through & set(after)}, root, runner
-        )
-    if kind in ("netplan", "networkd") and set(changed) - through:
+    if kind == "NetworkManager":
+        _reload_network_manager([name for name in changed if name in after], root, runner, owner)
+    if kind == "networkd":
         runner(["networkctl", "reload"])
         for name in changed:
-            if name in after and name not in through:
+            if name in after:
                 runner(["networkctl", "reconfigure", name])
 
     def settled() -> bool:
