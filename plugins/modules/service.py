@@ -11,12 +11,11 @@ short_description: Defines, starts, stops and removes the services of a host
 version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
-  - Uses the service manager of the host. That is systemd (of the system or of a user), OpenRC, launchd, or the installation's own supervisor.
+  - Uses the service manager of the host. That is systemd (of the system or of a user), launchd, or the installation's own supervisor.
   - Services are defined, started, stopped and removed in one call. The head stops before workers, and workers start before the head.
   - A service whose definition changes is restarted.
   - The error of a service that does not start shows the last lines of its log.
 notes:
-  - OpenRC is tested with programs that stand in for it, not on a host.
 attributes:
   check_mode:
     support: full

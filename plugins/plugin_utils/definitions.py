@@ -82,17 +82,6 @@ def supervisor_environment(variables: dict[str, str]) -> str:
     return ",".join(f'{name}="{value}"' for name, value in plain.items())
 
 
-def shell_word(text: str) -> str:
-    """One word of a script."""
-    _check([text])
-    return shlex.quote(text)
-
-
-def openrc_command(words: list[str]) -> str:
-    """One word of a script, which OpenRC evaluates and so splits again into the same words."""
-    return shell_word(" ".join(shell_word(word) for word in words))
-
-
 @functools.cache
 def _templates() -> Environment:
     environment = Environment(
@@ -108,8 +97,6 @@ def _templates() -> Environment:
         systemd_line=systemd_line,
         supervisor_command=supervisor_command,
         supervisor_environment=supervisor_environment,
-        openrc_command=openrc_command,
-        shell_word=shell_word,
     )
     return environment
 

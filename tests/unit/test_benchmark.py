@@ -1342,10 +1342,10 @@ def test_check_mode_stops_nothing(head, call):
 
 
 def test_a_head_that_nothing_would_start_again_is_refused(head, call):
-    head.host["service_manager"] = "openrc"
+    head.host["service_manager"] = "launchd"
     answer = call(**asked("begun", head, runner="#"))
     assert answer["failed"]
-    assert "by openrc, and a benchmark needs systemd or supervisor" in answer["msg"]
+    assert "by launchd, and a benchmark needs systemd or supervisor" in answer["msg"]
 
 
 @pytest.fixture

@@ -74,20 +74,11 @@ def read_launchd(text, tmp_path):
     return read["ProgramArguments"], read["EnvironmentVariables"]
 
 
-def read_openrc(text, tmp_path):
-    script = tmp_path / "service"
-    script.write_text(text)
-    shell = f'. {script}\neval set -- "$command" "$command_args"\nprintf "%s\\0" "$A" "$B" "$@"\n'
-    read = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=True).stdout.split("\0")[:-1]
-    return read[2:], {"A": read[0], "B": read[1]}
-
-
 READERS = {
     "systemd": read_systemd,
     "systemd_user": read_systemd,
     "supervisor": read_supervisor,
     "launchd": read_launchd,
-    "openrc": read_openrc,
 }
 
 
@@ -356,50 +347,6 @@ def test_a_property_list_holds_the_words(local):
 def test_what_supervisor_would_read_as_a_comment_is_refused(quote):
     with pytest.raises(AnsibleActionFail, match="as a comment"):
         quote()
-
-
-SHELL = """
-. {script}
-eval set -- "$command" "$command_args"
-printf '%s\\0' "$@"
-printf '%s\\0' "$A" "$description"
-"""
-"""OpenRC reads a script so, and evaluates the command once more."""
-
-
-def test_a_script_of_openrc_holds_the_words(local, tmp_path):
-    local.hosts["here"]["facts"].update(service_manager="openrc", units="/etc/init.d")
-    planned = local.plan()["hosts"]["here"]
-    service = {**planned["services"][-1], "argv": WORDS, "environment": {"A": 'it\'s "$B" %'}}
-    script = tmp_path / service["name"]
-    script.write_text(definitions.definition(planned, service))
-    read = subprocess.run(["sh", "-c", SHELL.format(script=script)], capture_output=True, text=True, check=True)
-    assert read.stdout.split("\0")[:-1] == [*WORDS, 'it\'s "$B" %', service["description"]]
-    lines = script.read_text().splitlines()
-    assert lines[0] == "#!/sbin/openrc-run"
-    for line in ("supervisor=supervise-daemon", "command_user=llamacpp", "\tneed net", "\tafter llamacpp-worker-one"):
-        assert line in lines
-    assert 'rc_ulimit="-l unlimited"' not in lines
-    planned["tuning"]["parameters"] = {"ttm.pages_limit": "1"}
-    assert 'rc_ulimit="-l unlimited"' in definitions.definition(planned, service).splitlines()
-
-
-def test_openrc_keeps_no_temporary_service_running(local):
-    local.hosts["here"]["facts"].update(service_manager="openrc", units="/etc/init.d")
-    planned = local.plan(staging=True)["hosts"]["here"]
-    text = definitions.definition(planned, planned["services"][0])
-    assert "supervise-daemon" not in text
-    assert "pidfile=/run/llamacpp-staging-worker-one.pid\n" in text
-
-
-def test_openrc_takes_no_line_break():
-    with pytest.raises(AnsibleActionFail, match="line break"):
-        definitions.openrc_command(["a\nb"])
-
-
-def test_a_worker_on_openrc_is_open(pair):
-    pair.hosts["worker1"]["facts"].update(service_manager="openrc", units="/etc/init.d")
-    assert "nothing limits 192.0.2.11:50052 of worker1" in pair.reason()
 
 
 def test_systemd_watches_what_has_a_launcher_and_nothing_else(pair):

@@ -36,7 +36,7 @@ Darwin 192.0.2.10 192.0.2.11/24 127.0.0.1 0.0.0.0 ::1 /srv/m.gguf / ~ .. --metri
 x=CPU .*=CPU %s {} {0} http://a:b@c llama F32 fewest all fedora
 """
 SAME = """
-debian fedora arm64 x86_64 cuda hip vulkan cpu 8.6 gfx1151 gfx900 12.9 7.2 0.7.0 1 systemd openrc supervisor launchd user system
+debian fedora arm64 x86_64 cuda hip vulkan cpu 8.6 gfx1151 gfx900 12.9 7.2 0.7.0 1 systemd supervisor launchd user system
 """
 OTHERS = ["", "debian 13", "a\nb", "\x1b[2J", "\ud800", "sha256:" + "a" * 64, "1" * 40, "²"]
 WORDS = st.sampled_from([*KNOWN.split(), *OTHERS])

@@ -224,20 +224,13 @@ def test_only_definitions_of_this_collection_are_ours(tmp_path):
     assert host.defined_services("systemd", str(tmp_path / "none"), names.of("llama_cluster")) == []
 
 
-def test_scripts_of_openrc_have_no_ending(tmp_path):
-    (tmp_path / "llamacpp-worker-a.b").write_text("#!/sbin/openrc-run\n# Written by llamacpp.cluster; more\n")
-    assert host.defined_services("openrc", str(tmp_path), names.of("llama_cluster")) == ["llamacpp-worker-a.b"]
-
-
 @pytest.mark.parametrize(
     "system, scope, signs, answer, manager",
     [
         ("Darwin", "system", [], "", "launchd"),
-        ("Linux", "system", ["run/systemd/system", "run/openrc"], "", "systemd"),
+        ("Linux", "system", ["run/systemd/system"], "", "systemd"),
         ("Linux", "user", ["run/systemd/system"], "Version=257", "systemd_user"),
         ("Linux", "user", ["run/systemd/system"], "", "supervisor"),
-        ("Linux", "system", ["run/openrc"], "", "openrc"),
-        ("Linux", "user", ["run/openrc"], "", "supervisor"),
         ("Linux", "system", [], "", "supervisor"),
         ("FreeBSD", "system", [], "", "supervisor"),
     ],

@@ -1018,7 +1018,7 @@ def test_the_home_of_a_user_that_nobody_told_is_not_guessed():
 @pytest.mark.parametrize(
     "hardware, scope, said",
     [
-        ({"service_manager": "launchd"}, "auto", ["service_manager launchd", "use systemd or openrc or supervisor"]),
+        ({"service_manager": "launchd"}, "auto", ["service_manager launchd", "use systemd or supervisor"]),
         ({"service_manager": "systemd", "home": "/h"}, "user", ["llama_host_scope user", "use systemd_user"]),
     ],
 )
@@ -2067,7 +2067,7 @@ def test_the_ports_of_a_worker_are_tried_by_its_host_and_the_next_two():
     for number in range(1, 5):
         cluster.add(f"worker{number}", "worker", address=f"192.0.2.1{number}")
     cluster.hosts["worker2"]["facts"].update(units_filter=False, firewall="ufw")
-    cluster.hosts["worker4"]["facts"].update(service_manager="openrc")
+    cluster.hosts["worker4"]["facts"].update(service_manager="supervisor")
     cluster.hosts["head"]["variables"]["llama_accept_advisories"] = ["unprotected-worker"]
     tried = {name: host["knocks"] for name, host in cluster.plan()["hosts"].items()}
     endpoint = "192.0.2.1{}:50052".format

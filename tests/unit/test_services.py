@@ -92,7 +92,6 @@ def machine_with(name, tmp_path, monkeypatch):
     made = Machine(tmp_path, name)
     monkeypatch.setattr(commands, "SEARCH", f"{made.folder}:{commands.SEARCH}")
     monkeypatch.setattr(services.running, "supervisor_runs", lambda prefix: True)
-    monkeypatch.setattr(services.OpenRc, "levels", str(made.folder / "runlevels"))
     monkeypatch.setattr(services.Launchd, "poll_seconds", 0)
     # The program that enables units of systemd knows one target.
     if name == "systemd_user":
@@ -211,7 +210,7 @@ def test_one_that_cannot_start_is_reported_with_its_last_lines(machine):
     assert said.count("first line") < services.LOG_LINES
 
 
-@pytest.mark.parametrize("name", ["systemd", "systemd_user", "openrc", "supervisor"])
+@pytest.mark.parametrize("name", ["systemd", "systemd_user", "supervisor"])
 def test_one_that_failed_is_stopped_before_it_starts(tmp_path, monkeypatch, name):
     machine = machine_with(name, tmp_path, monkeypatch)
     machine.apply(WORKER)
@@ -286,12 +285,6 @@ def test_the_bus_of_a_user_is_found_after_a_login_without_one(monkeypatch):
     monkeypatch.setattr(commands.os.path, "exists", lambda path: path.endswith("/bus"))
     commands.find_user_session()
     assert commands.os.environ["XDG_RUNTIME_DIR"].startswith("/run/user/")
-
-
-def test_openrc_of_a_service_that_it_does_not_know(tmp_path, monkeypatch):
-    machine = machine_with("openrc", tmp_path, monkeypatch)
-    assert machine.state(WORKER) == [STOPPED]
-    assert machine.lines("calls") == []
 
 
 @pytest.mark.parametrize(

@@ -208,46 +208,6 @@ class SystemdUser(Systemd):
         return [] if running.lingers(user) else [f"services of {user} end at logout"]
 
 
-class OpenRc(Manager):
-    """OpenRC: a script for each service, kept running by supervise-daemon."""
-
-    level = "default"
-    levels = "/etc/runlevels"
-
-    def state(self, services: Collection[str]) -> dict[str, str]:
-        return {name: self._state(name) for name in services}
-
-    def _state(self, name: str) -> str:
-        if not self.path(name).exists():
-            return STOPPED
-        try:
-            _run(["rc-service", name, "status"])
-        except commands.CommandError as error:
-            return STOPPED if error.status in (None, 1, 3) else FAILED
-        return RUNNING
-
-    def start(self, services: Collection[str]) -> None:
-        for name in services:
-            _run(["rc-service", name, "start"])
-
-    def stop(self, services: Collection[str]) -> None:
-        for name in services:
-            _run(["rc-service", name, "stop"])
-
-    def define(self, services: Collection[Service]) -> None:
-        super().define(services)
-        for name in self.not_at_boot([service.name for service in services if service.at_boot]):
-            _run(["rc-update", "add", name, self.level])
-
-    def remove(self, services: Collection[str]) -> None:
-        for name in set(services) - self.not_at_boot(services):
-            _run(["rc-update", "del", name, self.level])
-        super().remove(services)
-
-    def not_at_boot(self, services: Collection[str]) -> set[str]:
-        return {name for name in services if not os.path.lexists(Path(self.levels, self.level, name))}
-
-
 class Launchd(Manager):
     """launchd. A service that is loaded runs, and what is in its folder is loaded at boot or login."""
 
@@ -351,7 +311,6 @@ class Supervisor(Manager):
 CLASSES: dict[str, type[Manager]] = {
     "systemd": Systemd,
     "systemd_user": SystemdUser,
-    "openrc": OpenRc,
     "launchd": Launchd,
     "supervisor": Supervisor,
 }

@@ -76,14 +76,6 @@ MANAGERS = {
         probe=("systemctl", "--user", "show", "--property=Version"),
         log="journalctl --user --unit={service}",
     ),
-    "openrc": ServiceManager(
-        system=LINUX,
-        folders={"system": "/etc/init.d"},
-        template="openrc.j2",
-        ending="",
-        mode=0o755,
-        sign="/run/openrc",
-    ),
     "launchd": ServiceManager(
         system=MACOS,
         folders={"system": "/Library/LaunchDaemons", "user": "{home}/Library/LaunchAgents"},
