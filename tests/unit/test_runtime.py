@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import signal
@@ -618,17 +619,20 @@ def test_files_of_a_cache_that_were_cut_off_are_removed_and_those_of_models_befo
         lambda path: path.write_text('{"sizes": [-1, 1e999, 1%s]}' % ("0" * 400)),
         lambda path: path.symlink_to("/dev/zero"),
         os.mkfifo,
+        *(functools.partial(Path.write_text, data=text) for text in ("", "{}", "[]", "3", '{"sizes": [3', '{"sizes": 3}')),
     ],
-    ids=["deep", "no sizes", "link", "pipe"],
+    ids=["deep", "no sizes", "link", "pipe", "empty", "no key", "list", "number", "half", "no list"],
 )
-def test_sizes_that_are_none_are_forgotten(tmp_path, spoil):
+def test_sizes_that_are_none_are_forgotten(tmp_path, monkeypatch, capfd, spoil):
     """The launcher and the module seed read them: neither ends nor waits for ever."""
+    monkeypatch.setattr(journal, "SAID", set())
     path = tmp_path / "cache" / "sizes.json"
     path.parent.mkdir()
     spoil(path)
     found = reading.within(5, lambda: workers.known_sizes(path.parent / "rpc", [300]))
     assert found == {300}
     assert json.loads(path.read_text())["sizes"] == [300]
+    assert f"{path} does not say which sizes its tensors have had" in capfd.readouterr().out
 
 
 def test_a_file_that_is_written_to_is_not_taken_for_one_that_was_cut_off(tmp_path):

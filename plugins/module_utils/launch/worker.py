@@ -73,11 +73,14 @@ def _bound(cache: Path, limit: int) -> None:
 
 
 def known_sizes(cache: Path, sizes: Iterable[int]) -> set[int]:
-    """These sizes of tensors and those that were known before, which are kept beside the cache: it may hold tensors of other models."""
+    """These sizes of tensors and those that were known before, which are kept beside the cache: it may hold tensors of other models. A power cut
+    may leave anything in that file."""
     path, before = cache.parent / "sizes.json", set()
-    with suppress(OSError, ValueError, TypeError, AttributeError):
+    with suppress(OSError, ValueError, TypeError, LookupError):
         kept = serving.read_json(path, MOST_OF_SIZES)["sizes"]
         before = {size for size in kept if isinstance(size, int) and 0 < size <= serving.LARGEST}
+    if not before and os.path.lexists(path):
+        journal.say_once(f"{path} does not say which sizes its tensors have had: those of other models are removed")
     known = before | set(sizes)
     if known != before:
         with suppress(OSError):
