@@ -135,6 +135,45 @@ class Faults:
         return running
 
 
+class PowerCuts(Faults):
+    """Before each change, hands ``check`` what a power cut would leave below a folder, as path → content: what was not brought to the disk
+    (fsync) is lost, of files their content, and of folders all changes of names or none."""
+
+    def __init__(self, monkeypatch, folder, check):
+        super().__init__(monkeypatch, "killed", folder)
+        self.folder, self.check, self.disk, self.held, fsync = folder, check, {}, [], os.fsync
+        for path in (folder, *folder.rglob("*")):
+            self._keep(path)
+
+        def synced(handle):
+            fsync(handle)
+            self._keep(Path(os.readlink(DESCRIPTOR.format(handle))))
+
+        monkeypatch.setattr(os, "fsync", synced)
+        self.at = 0
+
+    def _keep(self, path):
+        """From now on the disk has this file, or the names in this folder."""
+        if not path.is_symlink():
+            self.held.append(os.open(path, os.O_RDONLY))  # no other file gets its inode
+            entries = {each.name: each.lstat().st_ino for each in path.iterdir()} if path.is_dir() else None
+            self.disk[path.stat().st_ino] = path.read_bytes() if entries is None else entries
+
+    def _on_disk(self, inode, at=""):
+        for name, inner in self.disk[inode].items():
+            content = self.disk.get(inner, b"")
+            if isinstance(content, dict):
+                yield from self._on_disk(inner, f"{at}{name}/")
+            else:
+                yield f"{at}{name}", content
+
+    def step(self, _name=None, _path=None):
+        self.count += 1
+        self.check(dict(self._on_disk(self.folder.stat().st_ino)))
+        files = [path for path in self.folder.rglob("*") if path.is_file() and not path.is_symlink()]
+        self.check({str(path.relative_to(self.folder)): self.disk.get(path.stat().st_ino, b"") for path in files})
+
+
 def tree(root, *left_out):
     """Path → mode and content of each file and link below a folder, without what a killed run leaves beside a file: nothing reads that."""
     found = {}

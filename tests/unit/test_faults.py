@@ -15,6 +15,7 @@ import faults
 import pytest
 import test_firewall
 import test_links
+import test_rollback
 import test_services
 import test_tuning
 from ansible.module_utils.testing import patch_module_args
@@ -23,6 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import (
     fetched,
     fetching,
     firewall,
+    plans,
     seeding,
     services,
     stored,
@@ -629,6 +631,57 @@ def test_a_removal_of_releases_after_a_fault(tmp_path, monkeypatch, capsys, kind
     broken = faults.Faults(monkeypatch, kind, *(tmp_path / str(number) for number in range(1, 99)))
     failed_runs(broken, make, run, state, state(whole))
     assert all(re.search(r"\. [A-Z].*(run the playbook again|\(become\))", sentence) for sentence in said)
+
+
+OLD = "b8600-cpu-0123abcd"
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("new", ["b8601-cpu-0123abcd", OLD], ids=["upgrade", "repair"])
+def test_a_power_cut_leaves_what_serves(tmp_path, monkeypatch, capsys, untried, pair, new):
+    """At each change of an upgrade, and where a release is installed once more, the definition names programs and a launcher that are whole."""
+    archive, root = tmp_path / "programs.tar", tmp_path / "host"
+    with tarfile.open(archive, "w") as opened:
+        for name in TARGETS:
+            (tmp_path / name).write_text(PROGRAM)
+            (tmp_path / name).chmod(0o755)
+            opened.add(tmp_path / name, name)
+    root.mkdir()
+    machine = test_services.machine_with("systemd", root, monkeypatch)
+    prefix, unit = machine.prefix, str(machine.manager.path(HEAD).relative_to(root))
+    (prefix / "plans").mkdir()
+    record = test_rollback.record_of(test_rollback.placed(test_rollback.completed(pair), prefix), "head")
+
+    def upgrade(identity, launcher):
+        build = {"id": identity, "builder": "head", "cmake_options": {}, "environment": {}, "targets": TARGETS}
+        source = {"archive": str(archive), "sha256": stored.sha256(archive), "commit": "a1", "number": 7}
+        building.Installer(str(prefix), build, None).unpack(source)
+        (prefix / "runtime" / launcher).mkdir(parents=True)
+        (prefix / "runtime" / launcher / "new").write_text(launcher)  # as Ansible's module copy does
+        os.replace(prefix / "runtime" / launcher / "new", prefix / "runtime" / launcher / "runtime.py")
+        kept = test_rollback.with_id(record, len(launcher))
+        plans.begin(str(prefix), kept)
+        machine.apply(test_services.defined(HEAD, f"runtime/{launcher}/runtime.py releases/{identity}/ -- "))
+        plans.confirm(str(prefix), kept["id"])
+        planned = {**machine.host, "cache": str(root / "cache"), "keep_releases": 1, "builds": [{"id": identity}]}
+        planned.update(names={"cluster": "llama_cluster"}, account=None)
+        with patch_module_args({"state": "pruned", "host": planned}), pytest.raises(SystemExit):
+            release.main()
+        return json.loads(capsys.readouterr().out).get("removed")
+
+    def serves(left):
+        launcher, programs = left[unit].decode().split()[:2]
+        assert left[f"prefix/{launcher}"].decode() == launcher.split("/")[1]
+        manifest = json.loads(left[f"prefix/{programs}manifest.json"])
+        assert [name for name in manifest["files"] if left[f"prefix/{programs}{name}"] != PROGRAM.encode()] == []
+        assert any(json.loads(left[path])["state"] == "served" for path in left if re.match(r"prefix/plans/\w", path))
+
+    assert upgrade(OLD, "first") == []
+    cuts = faults.PowerCuts(monkeypatch, root, serves)
+    assert upgrade(new, "second") == [OLD] * (new != OLD)
+    cuts.step()
+    assert cuts.count > 30
+    assert f"releases/{new}/" in (root / unit).read_text()
 
 
 def test_a_file_on_a_disk_that_is_really_full(small_disk):

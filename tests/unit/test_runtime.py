@@ -619,7 +619,10 @@ def test_files_of_a_cache_that_were_cut_off_are_removed_and_those_of_models_befo
         lambda path: path.write_text('{"sizes": [-1, 1e999, 1%s]}' % ("0" * 400)),
         lambda path: path.symlink_to("/dev/zero"),
         os.mkfifo,
-        *(functools.partial(Path.write_text, data=text) for text in ("", "{}", "[]", "3", '{"sizes": [3', '{"sizes": 3}')),
+        *(
+            functools.partial(Path.write_text, data=text)
+            for text in ("", "{}", "[]", "3", '{"sizes": [3', '{"sizes": 3}')
+        ),
     ],
     ids=["deep", "no sizes", "link", "pipe", "empty", "no key", "list", "number", "half", "no list"],
 )

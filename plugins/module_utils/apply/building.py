@@ -30,7 +30,7 @@ from typing import IO, Any, NamedTuple, cast
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import prebuilt, stored, trial
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import SEARCH, output
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sync, text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
     backends,
     capabilities,
@@ -241,9 +241,22 @@ class Installer:
         (partial / stored.MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
         os.utime(partial, NEVER_USED)
         self._clear()
-        shutil.rmtree(self.release, ignore_errors=True)
-        partial.rename(self.release)
+        self._place(partial)
         return manifest
+
+    def _place(self, partial: Path) -> None:
+        """Lets a release take its place, so that after a power cut whatever is there is whole. No folder can take the place of another one that
+        holds something, and services may start what is there: its files are replaced one by one, the manifest last."""
+        sync(partial, *partial.rglob("*"))
+        if not self.release.is_dir():
+            partial.rename(self.release)
+            sync(self.release.parent)
+            return
+        (self.release / "bin").mkdir(exist_ok=True)
+        for path in [*sorted((partial / "bin").iterdir()), partial / stored.MANIFEST]:
+            path.replace(self.release / path.relative_to(partial))
+        os.utime(self.release, NEVER_USED)
+        shutil.rmtree(partial)
 
     def _clear(self) -> None:
         """Removes what only a build needs, before its release is in place: nobody would remove it after that."""

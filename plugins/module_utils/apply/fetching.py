@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetched, stored
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, reading, untrusted
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import existing, replace_file, sync_folder
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import existing, replace_file, sync
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import amount
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Number, Text
@@ -216,7 +216,7 @@ class _Part:
             mark = fetched.part_of(self.file.record)
             os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644))
         os.replace(self.path, self.file.path)
-        sync_folder(self.path.parent)
+        sync(self.path.parent)
 
 
 class RefusedError(Refusal):

@@ -86,9 +86,12 @@ class Manager:
 
     def define(self, services: Collection[Service]) -> None:
         """Writes definitions, has the manager read them, and has it start them at boot where that is planned."""
-        for service in services:
-            if not self.is_defined(service):
-                replace_file(self.path(service.name), service.definition, self.record.mode)
+        changed = [service for service in services if not self.is_defined(service)]
+        if changed:  # what they name was copied just now, and a power cut must not leave them without it
+            prefix = Path(self.host.prefix)
+            files.sync(prefix, *prefix.glob("*.json"), *prefix.glob("runtime"), *prefix.glob("runtime/**/*"))
+        for service in changed:
+            replace_file(self.path(service.name), service.definition, self.record.mode)
 
     def remove(self, services: Collection[str]) -> None:
         """Removes definitions of services that are stopped, and has the manager forget them."""

@@ -78,7 +78,7 @@ def _replace(target: Path, text: str, mode: int) -> None:
         with suppress(OSError):
             os.unlink(temporary)
         raise
-    sync_folder(target.parent)
+    sync(target.parent)
 
 
 def existing(folder: Path) -> Path:
@@ -86,13 +86,19 @@ def existing(folder: Path) -> Path:
     return next(path for path in (folder, *folder.parents) if path.is_dir())
 
 
-def sync_folder(path: Path) -> None:
-    """Brings the names in a folder to the disk, where its file system can do that."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # file systems of networks and virtual machines cannot do that for a folder
-            raise
-    finally:
-        os.close(folder)
+def sync(*paths: Path) -> None:
+    """Brings files, and the names in folders, to the disk. What a link leads to is left out.
+
+    :raises OSError: names the path.
+    """
+    for path in paths:
+        if path.is_symlink():
+            continue
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # file systems of networks and virtual machines cannot do that for a folder
+                raise OSError(error.errno, error.strerror, str(path)) from error
+        finally:
+            os.close(handle)
