@@ -7,7 +7,7 @@ import time
 
 import pytest
 from ansible.module_utils.testing import patch_module_args
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import alone
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import alone, fetching, lease, stored
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.modules import firewall, link, tuning
 
@@ -92,3 +92,38 @@ def test_what_changes_a_host_waits_for_a_task_of_another_run(tmp_path, other, mo
     with patch_module_args({**CHANGES[module], "prefix": str(tmp_path)}), pytest.raises(SystemExit):
         module.main()
     assert f"process {process.pid} on this host" in capsys.readouterr().out
+
+
+LOCKS = {
+    "changes.lock": lambda folder: alone.alone(str(folder), True),
+    ".fetching": fetching.alone,
+    "build.lock": lambda folder: stored.lock(folder / "build.lock"),
+    "lease.lock": lease._alone,
+}
+
+
+@pytest.mark.parametrize("name", LOCKS)
+@pytest.mark.parametrize("before", [None, 0o644])
+def test_no_other_account_can_hold_a_lock(tmp_path, name, before):
+    if before:
+        (tmp_path / name).touch(before)
+    with LOCKS[name](tmp_path):
+        assert os.stat(tmp_path / name).st_mode & 0o777 == 0o600
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_of_another_account_is_refused(tmp_path, name):
+    (tmp_path / name).touch(0o600)
+    os.chown(tmp_path / name, 64007, -1)
+    with pytest.raises(PermissionError, match=f"belongs to uid 64007.*{name}"), LOCKS[name](tmp_path):
+        pass
+    os.chown(tmp_path, 64007, -1)  # as on a disk whose file system knows one account
+    with LOCKS[name](tmp_path):
+        pass
+
+
+def test_a_lease_whose_lock_nobody_gives_back_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(lease, "LOCK_SECONDS", 0)
+    with lease._alone(tmp_path), pytest.raises(Refusal, match=r"holds .*lease.lock .*: end it"), lease._alone(tmp_path):
+        pass

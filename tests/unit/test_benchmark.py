@@ -1405,6 +1405,7 @@ def test_no_guard_carries_out_what_other_accounts_may_write(supervised, call, tm
 def test_a_guard_that_runs_is_not_started_twice(supervised, call):
     call(**asked("begun", supervised, runner="#"))
     with (supervised.prefix / "benchmarks/guard").open() as held:
+        assert os.fstat(held.fileno()).st_mode & 0o777 == 0o600
         fcntl.flock(held, fcntl.LOCK_EX)
         call(**asked("looked", supervised, log="/none"))
         assert len(supervised.guards) == 1

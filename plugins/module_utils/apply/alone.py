@@ -7,32 +7,15 @@ from __future__ import annotations
 
 import fcntl
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import stored
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 
-WAIT_SECONDS, POLL_SECONDS = 600, 0.2
-
-
-def _wait(lock: int, how: int, path: Path) -> None:
-    """:raises Refusal: others have the lock for too long."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    while True:
-        try:
-            fcntl.flock(lock, how | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                raise Refusal(
-                    f"{stored.shown_holders(path)} on this host, a task of another run, has been changing it for more than {WAIT_SECONDS // 60} minutes "
-                    f"(it holds {path}): end it, and run the playbook again"
-                ) from None
-            time.sleep(POLL_SECONDS)
+WAIT_SECONDS = 600
 
 
 @contextmanager
@@ -40,16 +23,22 @@ def alone(prefix: str | None, changes: bool) -> Iterator[None]:
     """
     :param prefix: of the installation; without one, nobody is waited for.
     :param changes: whether the host is changed. What only compares it writes nothing, and waits for nobody who compares it too.
-    :raises Refusal: see _wait.
+    :raises Refusal: others have the lock for too long.
     """
     path = Path(prefix or os.devnull, names.CHANGES_LOCK)
     try:
-        lock = os.open(path, os.O_NOFOLLOW | (os.O_RDWR | os.O_CREAT if changes else os.O_RDONLY), 0o600)
+        lock = locks.open_file(path, os.O_RDWR | os.O_CREAT if changes else os.O_RDONLY)
+    except locks.ForeignError:
+        raise
     except OSError:  # nothing is installed there, or nothing can be written: what changes the host says why
         yield
         return
     try:
-        _wait(lock, fcntl.LOCK_EX if changes else fcntl.LOCK_SH, path)
+        if not locks.take(lock, WAIT_SECONDS, fcntl.LOCK_EX if changes else fcntl.LOCK_SH):
+            raise Refusal(
+                f"{stored.shown_holders(path)} on this host, a task of another run, has been changing it for more than {WAIT_SECONDS // 60} minutes "
+                f"(it holds {path}): end it, and run the playbook again"
+            )
         yield
     finally:
         os.close(lock)

@@ -10,7 +10,6 @@ What is recorded and was not changed since is not read again.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetched, stored
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, reading, untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, locks, reading, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import existing, replace_file, sync
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import amount
@@ -92,15 +91,10 @@ def alone(folder: Path) -> Iterator[int]:
     :raises Refusal: it gets nowhere.
     """
     path = folder / fetched.LOCK
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    lock = locks.open_file(path)
     try:
         seen, since = b"", time.monotonic()
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                pass
+        while not locks.take(lock, SAID_SECONDS):
             said = os.pread(lock, model_files.RECORD_BYTES, 0)
             if said != seen:
                 seen, since = said, time.monotonic()
@@ -109,7 +103,6 @@ def alone(folder: Path) -> Iterator[int]:
                     f"{stored.shown_holders(path)} on this host fetches models (it holds {path}), and got nowhere for {WAIT_SECONDS // 60} minutes: end it, "
                     "and run the playbook again"
                 )
-            time.sleep(SAID_SECONDS)
         yield lock
     finally:
         os.close(lock)

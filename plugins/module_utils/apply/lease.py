@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
@@ -14,11 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, names, reading, untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, locks, names, reading, untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Number, Text
 
 SILENCE_SECONDS = 300
 """A lease that was not renewed for so long belongs to nobody. Its run renews it every 30 s (plugins/action/lease.py)."""
+LOCK_SECONDS = 60
+"""For what takes milliseconds."""
 LEASE_BYTES = 64 * 1024
 HOLDER = {
     "run": Text(r"[0-9a-f]{32}"),
@@ -68,10 +70,16 @@ class Change(NamedTuple):
 
 @contextmanager
 def _alone(prefix: Path) -> Iterator[None]:
-    """One process decides at a time. The lock is a file that other accounts cannot open: they could hold it for good."""
-    lock = os.open(prefix / names.LEASE_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    """One process decides at a time.
+
+    :raises Refusal: another one does not end.
+    """
+    lock = locks.open_file(prefix / names.LEASE_LOCK)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not locks.take(lock, LOCK_SECONDS):
+            raise Refusal(
+                f"another process holds {prefix / names.LEASE_LOCK} for more than {LOCK_SECONDS} s: end it, and run the playbook again"
+            )
         yield
     finally:
         os.close(lock)

@@ -9,7 +9,6 @@ Whoever looks at the program winds it up again. After a reboot the head starts a
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import subprocess
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, files, names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, files, locks, names
 
 SILENCE_SECONDS = 120
 """After so long without a look at the program, the head is started again."""
@@ -115,19 +114,18 @@ class Watcher:
             os.utime(self._file)
             runs = self._runs()
         except FileNotFoundError:
-            files.replace_file(self._file, json.dumps(self._commands), 0o644)
+            files.replace_file(self._file, json.dumps(self._commands), 0o600)
             runs = self._runs()
         if not runs:
             times = ["--silence", str(SILENCE_SECONDS), "--again", str(AGAIN_SECONDS)]
             start_detached([sys.executable, str(self._runner), "--guard", str(self._file), *times])
 
     def _runs(self) -> bool:
-        with self._file.open() as stream:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                return True
-        return False
+        lock = locks.open_file(self._file, os.O_RDWR)
+        try:
+            return not locks.take(lock)
+        finally:
+            os.close(lock)
 
     def begin(self) -> None:
         self.wind_up()

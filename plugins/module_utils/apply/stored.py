@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import prebuilt
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 
 MANIFEST = "manifest.json"
@@ -118,16 +117,13 @@ def packed_path(cache: str, identity: str) -> str:
 def lock(path: Path) -> IO[str] | None:
     """Locks a build until the returned file is closed, here and in the processes that inherit it; None where others have the lock."""
     while True:
-        file = path.open("w")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                return file
-        except BlockingIOError:
+        file = os.fdopen(locks.open_file(path), "w")
+        if not locks.take(file.fileno()):
             file.close()
             return None
-        except FileNotFoundError:
-            pass
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
         file.close()
 
 

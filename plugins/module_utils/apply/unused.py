@@ -10,7 +10,6 @@ be a link, where only who administers the installation can have put it there.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import stat
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetched, plans, state, stored
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Number, Text
@@ -226,16 +225,15 @@ def _item(kind: str, path: Path, why: str) -> Item:
 def _is_fetching(prefix: str) -> bool:
     """Whether a process fetches a model now."""
     try:
-        lock = os.open(Path(prefix, names.MODELS, fetched.LOCK), os.O_RDONLY | os.O_NOFOLLOW)
+        lock = locks.open_file(Path(prefix, names.MODELS, fetched.LOCK), os.O_RDONLY)
+    except PermissionError:  # this account cannot know
+        return True
     except OSError:
         return False
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not locks.take(lock)
     finally:
         os.close(lock)
-    return False
 
 
 def _sources(prefix: str) -> Iterator[tuple[Path, list[Path]]]:
@@ -367,24 +365,18 @@ def _no_download(prefix: str) -> Iterator[None]:
     """
     path = Path(prefix, names.MODELS, fetched.LOCK)
     try:
-        lock = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+        lock = locks.open_file(path, os.O_RDWR)
     except FileNotFoundError:
         yield
         return
     try:
-        _take(lock, path)
+        if not locks.take(lock):
+            raise Refusal(
+                f"{stored.shown_holders(path)} fetches a model on this host: wait for it, or leave models and parts out of llama_clean"
+            )
         yield
     finally:
         os.close(lock)
-
-
-def _take(lock: int, path: Path) -> None:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise Refusal(
-            f"{stored.shown_holders(path)} fetches a model on this host: wait for it, or leave models and parts out of llama_clean"
-        ) from None
 
 
 def _remove(planned: Mapping[str, Any], item: Item) -> None:

@@ -1,0 +1,50 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Files that one process at a time holds. Who may open such a file, be it to read, can hold it for good, so other accounts may not."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+POLL_SECONDS = 0.2
+
+
+class ForeignError(PermissionError):
+    """The file belongs to an account that is neither this one nor the owner of its folder."""
+
+
+def open_file(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> int:
+    """The file of a lock as a descriptor. One that is opened for writing is closed to other accounts, where its file system has modes.
+
+    :raises OSError: it is a link, or cannot be opened.
+    """
+    lock = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    status = os.fstat(lock)
+    if status.st_uid not in (os.geteuid(), os.stat(path.parent).st_uid):
+        os.close(lock)
+        raise ForeignError(
+            errno.EPERM, f"it belongs to uid {status.st_uid}, who could hold this lock for good", str(path)
+        )
+    if flags & os.O_RDWR and status.st_mode & 0o077:
+        with suppress(OSError):
+            os.fchmod(lock, 0o600)
+    return lock
+
+
+def take(lock: int, seconds: float = 0, how: int = fcntl.LOCK_EX) -> bool:
+    """Locks an open file until it is closed, here and in the processes that inherit it; False where others hold it for longer than that."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(lock, how | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+        time.sleep(POLL_SECONDS)
