@@ -20,16 +20,10 @@ display = Display()
 def _of_staging(plan, answers, arguments):
     """What stands in the way of the instances, or once they were started, whether they have proven the release."""
     if arguments["errors"] is not None:
-        why = proof.failure(plan, arguments["errors"], arguments["staged"])
+        why = proof.failure(plan, arguments["errors"], arguments["staged"] or {})
         return {"changed": False, "failed": True, "msg": why} if why else {"changed": False}
     obstacles = staging.obstacles(plan, answers)
-    possible, unproven = staging.alone(plan, answers) if obstacles else ([], [])
-    return {
-        "changed": False,
-        "obstacles": [untrusted.printable(text) for text in obstacles],
-        "alone": [worker._asdict() for worker in possible],
-        "unproven": [untrusted.printable(text) for text in unproven],
-    }
+    return {"changed": False, "obstacles": [untrusted.printable(text) for text in obstacles]}
 
 
 class ActionModule(ActionBase):

@@ -133,7 +133,6 @@ class ActionModule(ActionBase):
                 "model": {"type": "dict"},
                 "path": {"type": "path"},
                 "staging": {"type": "bool", "default": False},
-                "worker": {"type": "str"},
                 "empty": {"type": "bool", "default": False},
                 "page": {"type": "bool", "default": False},
                 "show": {"type": "bool", "default": True},
@@ -153,7 +152,7 @@ class ActionModule(ActionBase):
             # What a benchmark cannot measure is refused now, not when it begins.
             benchmark.request_of(hosts[cluster.head]["variables"])
             cluster = self._look_up_releases(cluster, catalogue, task_vars)
-            plan = cluster_plan.make(cluster, arguments["model"] or {}, catalogue, digest, staging, arguments["worker"])
+            plan = cluster_plan.make(cluster, arguments["model"] or {}, catalogue, digest, staging)
         except Refusal as refusal:
             plan = cluster_plan.refused(inventory.cluster_of(task_vars), refusal)
         if not plan["refused"]:

@@ -137,15 +137,4 @@ obstacles:
   type: list
   elements: str
   sample: ["head has 900 MiB free on CPU, and 1024 MiB are needed: try it when there is more"]
-alone:
-  description: Where there are obstacles, the workers that can prove the release one after the other, and whether with a model (C(model)).
-  returned: when O(plan) is for the staging ports
-  type: list
-  elements: dict
-  sample: [{"worker": "strix1:hip", "endpoint": "192.168.128.12:50154", "model": true}]
-unproven:
-  description: What stays unproven even then, a sentence each.
-  returned: when O(plan) is for the staging ports
-  type: list
-  elements: str
 """

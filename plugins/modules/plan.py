@@ -38,9 +38,6 @@ options:
       - A refused plan does not make the module fail then.
     type: bool
     default: false
-  worker:
-    description: With O(staging), the only worker that takes part, as C(HOST:NAME). Default is all of them.
-    type: str
   empty:
     description: Makes the empty plan instead, which removes everything from the hosts in O(facts) that answered. It reads no variables.
     type: bool

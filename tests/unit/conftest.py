@@ -73,10 +73,10 @@ class Cluster:
         }
         return self
 
-    def plan(self, staging=False, only=None, schema=SCHEMA):
+    def plan(self, staging=False, schema=SCHEMA):
         try:
             hosts = entry.settle("llama_cluster", copy.deepcopy(self.hosts))
-            plan = make(entry.read("llama_cluster", hosts), self.model, CATALOGUE, "runtime-id", staging, only)
+            plan = make(entry.read("llama_cluster", hosts), self.model, CATALOGUE, "runtime-id", staging)
         except Refusal as refusal:
             plan = refused("llama_cluster", refusal)
         if schema:

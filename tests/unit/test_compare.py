@@ -94,7 +94,7 @@ def test_the_page_is_shown_and_written(pair, monkeypatch, tmp_path):
 def test_of_a_plan_for_the_staging_ports_it_says_what_stands_in_the_way(local):
     plan = local.plan(staging=True)
     room = {"drift": drifts(plan)["here"], "free_mib": {"CPU": 65536}}
-    assert run(plan=plan, answers={"here": room}) == {"changed": False, "obstacles": [], "alone": [], "unproven": []}
+    assert run(plan=plan, answers={"here": room}) == {"changed": False, "obstacles": []}
     for answer in ({}, {"drift": {}, "free_mib": {}}, {"free_mib": {}}, {**room, "free_mib": None}):
         assert run(plan=plan, answers={"here": answer})["obstacles"] == ["here could not be reached"]
     refused = {"schema": 1, "cluster": "x", "refused": True, "fits": False, "reasons": ["no head"]}

@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 import yaml
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import proof
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import staging
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.changes import decide
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions
-from test_compare import answers, run
-from test_planning import drifts, said
+from test_compare import run
+from test_planning import drifts
 
 ROOT = Path(__file__).resolve().parents[2]
 OLD = {"source": "pypi", "version": "0.3.20", "checksum": "sha256:" + "b" * 64}
@@ -152,73 +151,6 @@ def test_a_head_on_another_host_serves_too(pair):
     assert decide(plan, found)["replaced"] == ["worker1"]
 
 
-# ------------------------------------------------------------------------------------------------ each worker by itself
-
-
-@pytest.mark.parametrize(
-    "free, possible, unproven",
-    [
-        ({"worker1": 5000, "worker2": 5000, "head": 5000}, {"worker1:cpu": True, "worker2:cpu": True}, []),
-        (
-            {"worker1": 900, "worker2": 1024, "head": 5000},
-            {"worker2:cpu": False},
-            [
-                "worker1:cpu does not prove itself: worker1 has 900 MiB free on CPU, but 1024 MiB are needed: try again when more is free",
-                "worker2:cpu only shakes hands, and computes nothing: worker2 has 1024 MiB free on CPU",
-            ],
-        ),
-        (
-            {"worker1": 5000, "worker2": 5000, "head": 1023},
-            {"worker1:cpu": False, "worker2:cpu": False},
-            ["worker1:cpu only shakes hands, and computes nothing: head has 1023 MiB free on CPU"] * 1
-            + ["worker2:cpu only shakes hands, and computes nothing: head has 1023 MiB free on CPU"],
-        ),
-    ],
-    ids=["all", "a worker", "the head"],
-)
-def test_each_worker_proves_itself_where_not_all_of_them_can(pair, free, possible, unproven):
-    plan = pair.plan(staging=True)
-    found, texts = staging.alone(plan, said({name: {"CPU": size} for name, size in free.items()}))
-    assert {worker.worker: worker.model for worker in found} == possible
-    assert (
-        [text.startswith(start) for text, start in zip(texts, unproven)]
-        == [True] * len(unproven)
-        == [True] * len(texts)
-    )
-
-
-def test_without_an_answer_of_a_host_nothing_proves_itself(pair):
-    plan = pair.plan(staging=True)
-    found = said({"head": {}, "worker1": {}, "worker2": {}})
-    found["worker2"] = {"msg": "Something else already uses 192.0.2.12:50152"}
-    assert staging.alone(plan, found) == ([], ["worker2: Something else already uses 192.0.2.12:50152"])
-    assert staging.alone({"refused": True, "reasons": ["no head"]}, {}) == ([], ["no head"])
-
-
-def test_an_instance_alone_is_planned_like_all_of_them(pair):
-    plan = pair.plan(staging=True, only="worker2:cpu")
-    services = {name: [service["name"] for service in host["services"]] for name, host in plan["hosts"].items()}
-    assert services == {
-        "head": ["llamacpp-staging-server"],
-        "worker1": [],
-        "worker2": ["llamacpp-staging-worker-cpu"],
-    }
-    assert {entry["endpoint"] for entry in plan["placement"]} == {"192.0.2.12:50152"}
-
-
-def test_compare_says_who_can_prove_itself(pair):
-    plan = pair.plan(staging=True)
-    room = answers(plan)
-    for answer in room.values():
-        answer["free_mib"] = {"CPU": 1040}
-    decided = run(plan=plan, answers=room)
-    assert [entry["worker"] for entry in decided["alone"]] == ["worker1:cpu", "worker2:cpu"]
-    assert len(decided["obstacles"]) == len(decided["unproven"]) == 2
-    room["worker1"] = {"msg": "no \x1b[2J room"}
-    refused = run(plan=plan, answers=room)
-    assert all(text.isprintable() for text in (*refused["obstacles"], *refused["unproven"]))
-
-
 # --------------------------------------------------------------------------------------------------------------- judgement
 
 NONE = {"head": "", "worker1": "", "worker2": ""}
@@ -228,14 +160,10 @@ def check(status, evidence="ok", name="health", subject="http://127.0.0.1:8180")
     return {"name": name, "subject": subject, "status": status, "evidence": evidence}
 
 
-@pytest.mark.parametrize(
-    "report", [None, {"checks": [check("passed"), check("not tested")]}], ids=["handshake alone", "all"]
-)
-def test_a_release_that_has_proven_itself(pair, report):
-    plan = pair.plan(staging=True)
+def test_a_release_that_has_proven_itself(pair):
+    plan, report = pair.plan(staging=True), {"checks": [check("passed"), check("not tested")]}
     assert proof.failure(plan, NONE, report) is None
-    given = {"staged": report} if report else {}
-    assert run(plan=plan, errors=NONE, **given) == {"changed": False}
+    assert run(plan=plan, errors=NONE, staged=report) == {"changed": False}
 
 
 @pytest.mark.parametrize(
@@ -243,7 +171,7 @@ def test_a_release_that_has_proven_itself(pair, report):
     [
         (
             {**NONE, "worker2": "The worker at 192.0.2.12:50152 is refused.\x1b"},
-            None,
+            {},
             ["on worker2: The worker at 192.0.2.12:50152 is refused"],
             ["journalctl --unit=llamacpp-staging-worker-cpu on worker2"],
         ),
@@ -278,9 +206,9 @@ def test_a_release_that_has_not_is_named_with_where_to_look(pair, errors, report
         *logs,
     ]:
         assert part in message
-    assert message.count("journalctl") == (len(logs) if report != {} else 3)
+    assert message.count("journalctl") == (3 if (errors, report) == (NONE, {}) else len(logs))
     assert "\x1b" not in message
-    result = run(plan=plan, errors=errors, **({} if report is None else {"staged": report}))
+    result = run(plan=plan, errors=errors, staged=report)
     assert result["failed"]
     assert result["msg"] == message
 
@@ -296,7 +224,7 @@ def test_a_release_that_has_not_is_named_with_where_to_look(pair, errors, report
 def test_where_the_log_is_depends_on_the_service_manager(pair, manager, place):
     plan = pair.plan(staging=True)
     plan["hosts"]["worker1"]["service_manager"] = manager
-    assert place in proof.failure(plan, {**NONE, "worker1": "it ended"}, None)
+    assert place in proof.failure(plan, {**NONE, "worker1": "it ended"}, {})
 
 
 # ------------------------------------------------------------------------------------------------------------ the playbook
@@ -344,8 +272,3 @@ def test_a_cluster_waits_for_no_task_that_can_be_spared():
 def test_instances_are_removed_whatever_becomes_of_the_proof():
     (block,) = yaml.safe_load((ROOT / "playbooks" / "tasks" / "staging.yml").read_text())
     assert [task["name"] for task in block["always"]] == ["Stop the head before its workers", "Remove the instances"]
-    proof_of = yaml.safe_load((ROOT / "playbooks" / "tasks" / "prove_instances.yml").read_text())
-    assert [next(key for key in task if "." in key) for task in proof_of] == [
-        "ansible.builtin.include_tasks",
-        "llamacpp.cluster.compare",
-    ]

@@ -15,19 +15,19 @@ SHOWN = 2000
 """Characters of a host's error that are shown."""
 
 
-def failure(plan: dict[str, Any], errors: Mapping[str, str], report: Mapping[str, Any] | None) -> str | None:
+def failure(plan: dict[str, Any], errors: Mapping[str, str], report: Mapping[str, Any]) -> str | None:
     """Why a release did not prove itself, with where to look and what to do; None where it did.
 
     :param plan: for the staging ports.
     :param errors: host → the error of its instances, empty where there was none.
-    :param report: of verification.judge on the instances; empty where they did not start, None where no llama-server was started.
+    :param report: of verification.judge on the instances; empty where they did not start.
     """
     problems = {name: printable(text, SHOWN) for name, text in errors.items() if text}
     texts = [f"on {name}: {text.rstrip('. ')}" for name, text in problems.items()]
-    failed = [check for check in (report or {}).get("checks", []) if check["status"] == "failed"]
+    failed = [check for check in report.get("checks", []) if check["status"] == "failed"]
     said = [f"{check['name']} of {check['subject']}: {check['evidence']}" for check in failed]
     if not texts and not said:
-        if report is None or report.get("checks"):
+        if report.get("checks"):
             return None
         said = ["its instances did not start"]
     return (

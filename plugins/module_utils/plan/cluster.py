@@ -73,7 +73,6 @@ def make(
     catalogue: Catalogue,
     runtime_id: str,
     staged: bool = False,
-    only: str | None = None,
 ) -> dict[str, Any]:
     """The plan, or the reasons why there is none.
 
@@ -81,7 +80,6 @@ def make(
         nothing is known.
     :param runtime_id: identifies the runtime that is installed on hosts.
     :param staged: plan the instances that prove the release on the staging ports with the known-answer model, beside those that serve.
-    :param only: HOST:NAME of the only worker that takes part in that; None for all of them.
     :returns: the plan; when ``refused`` is true, ``reasons`` says why and nothing may be applied.
     """
     cluster = cluster._replace(elsewhere=external.hosts_of(cluster.external))
@@ -91,7 +89,7 @@ def make(
             hosts={name: tuning.after_reboot(host) for name, host in given.hosts.items()},
             served=heads.summary_of(given.model, model_found),
         )
-        prepared = _prepare(staging.cluster_of(changed, only) if staged else changed, model_found, catalogue, staged)
+        prepared = _prepare(staging.cluster_of(changed) if staged else changed, model_found, catalogue, staged)
         return _plan(prepared, runtime_id, staged, not (trial or staged))
 
     try:
@@ -273,7 +271,6 @@ def _prepare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalo
     driven = {head.name: [name for name, _device in lending.driven]}
     serving = _within(cluster, _serving(equipped, cluster.server.backend or serves, fitting, driven, staged))
     if staged:
-        serving = [worker for worker in serving if cluster.only in (None, f"{worker.host}:{worker.name}")]
         equipped = {
             name: entry._replace(workers=tuple(worker for worker in serving if worker.host == name))
             for name, entry in equipped.items()

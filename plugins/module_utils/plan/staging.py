@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
@@ -18,28 +18,14 @@ ROOM_MIB = 1024
 """What has to be free on a device beyond the known-answer model, for what a backend takes for itself."""
 
 
-class Alone(NamedTuple):
-    """A worker for which there is room on its own staging port, though not for all of them at once."""
-
-    worker: str
-    """HOST:NAME."""
-    endpoint: str
-    model: bool
-    """Whether there is room for the known-answer model through it too."""
-
-
-def cluster_of(cluster: Cluster, only: str | None = None) -> Cluster:
+def cluster_of(cluster: Cluster) -> Cluster:
     """The cluster that serves the known-answer model on its head's staging port, with every worker of its own and to itself only.
-    Those that others run have no staging ports.
-
-    :param only: HOST:NAME of the only worker that takes part.
-    """
+    Those that others run have no staging ports."""
     server = cluster.server
     return cluster._replace(
         model=ModelRequest(None, MODEL, None),
         placement="all",
         external=(),
-        only=only,
         server=server._replace(
             host=LOOPBACK,
             allowed=(),
@@ -81,47 +67,19 @@ def obstacles(plan: dict[str, Any], answers: dict[str, dict[str, Any]]) -> list[
     if without_release:
         return [f"the planned release is missing on {', '.join(without_release)}: run site.yml"]
     lent = {entry["endpoint"]: entry["total_mib"] for entry in plan["placement"] if entry["endpoint"]}
-    return _shortages(_needed(plan, lent, head=True), {name: host["free_mib"] for name, host in reports.items()})
+    return _shortages(_needed(plan, lent), {name: host["free_mib"] for name, host in reports.items()})
 
 
-def alone(plan: dict[str, Any], answers: dict[str, dict[str, Any]]) -> tuple[list[Alone], list[str]]:
-    """Where not all instances of a plan for staging can be started: the workers that can prove themselves one after the other, and a sentence
-    for everything that stays unproven then.
-
-    :param answers: see obstacles.
-    """
-    if plan["refused"] or any((answers.get(name) or {}).get("free_mib") is None for name in plan["hosts"]):
-        return [], obstacles(plan, answers)
-    free = {name: answers[name]["free_mib"] for name in plan["hosts"]}
-    size = sum(entry["total_mib"] for entry in plan["placement"])
-    possible, unproven = [], []
-    for name, host in plan["hosts"].items():
-        for worker in host["workers"]:
-            subject, endpoint = f"{name}:{worker['name']}", worker["endpoint"]
-            lacks = _shortages(_needed(plan, {endpoint: 0}, head=False), free)
-            if lacks:
-                unproven.append(f"{subject} does not prove itself: {'; '.join(lacks)}")
-                continue
-            lacks = _shortages(_needed(plan, {endpoint: size}, head=True), free)
-            if lacks:
-                unproven.append(f"{subject} only shakes hands, and computes nothing: {'; '.join(lacks)}")
-            possible.append(Alone(subject, endpoint, not lacks))
-    return possible, unproven
-
-
-def _needed(plan: dict[str, Any], lent: Mapping[str, float], head: bool) -> dict[tuple[str, str], float]:
-    """Host and device → MiB that have to be free there for these workers.
+def _needed(plan: dict[str, Any], lent: Mapping[str, float]) -> dict[tuple[str, str], float]:
+    """Host and device → MiB that have to be free there for llama-server and these workers.
 
     :param lent: endpoint of each of them → MiB of the known-answer model that it holds.
-    :param head: whether a llama-server is started too.
     """
-    needed: dict[tuple[str, str], float] = {}
     place = plan["head"]["host"]
-    if head:
-        own = {entry["device"]: entry["total_mib"] for entry in plan["placement"] if not entry["endpoint"]}
-        needed[place, "CPU"] = ROOM_MIB
-        for device in plan["head"]["devices"]:
-            needed[place, device] = needed.get((place, device), 0) + own[device] + ROOM_MIB
+    own = {entry["device"]: entry["total_mib"] for entry in plan["placement"] if not entry["endpoint"]}
+    needed: dict[tuple[str, str], float] = {(place, "CPU"): ROOM_MIB}
+    for device in plan["head"]["devices"]:
+        needed[place, device] = needed.get((place, device), 0) + own[device] + ROOM_MIB
     for name, host in plan["hosts"].items():
         for worker in host["workers"]:
             if worker["endpoint"] in lent:

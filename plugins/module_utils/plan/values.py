@@ -401,8 +401,6 @@ class Cluster(NamedTuple):
     external: tuple[External, ...] = ()
     elsewhere: Mapping[str, Host] = {}
     """The hosts of these, which no run contacts."""
-    only: str | None = None
-    """HOST:NAME of the only worker that takes part in staging."""
     served: Mapping[str, Any] | None = None
     """Summary of the model that is served, also while another one proves a release; None where it is not known."""
     within: frozenset[str] | None = None
