@@ -20,6 +20,8 @@ display = Display()
 
 POLL_SECONDS = 5
 LIMIT_SECONDS = 6 * 3600
+SILENCE_SECONDS = building.LOCK_SECONDS + 600
+"""Without a change of its log: the host itself gives up earlier where it waits for another build."""
 
 
 class ActionModule(ActionBase):
@@ -130,15 +132,18 @@ class ActionModule(ActionBase):
         """Runs the module in the background and shows its log's last step until it ends."""
         log = stored.log_path(arguments["cache"], arguments["build"]["id"])
 
-        def show(seconds: float) -> None:
+        def show(seconds: float) -> str:
             last = self._low_level_execute_command(
-                f"grep -E '{building.STEP_LINES}' {shlex.quote(log)} | tail -n 1 | cut -c 1-60", sudoable=True
+                f"wc -c < {shlex.quote(log)}; grep -E '{building.STEP_LINES}' {shlex.quote(log)} | tail -n 1 | cut -c 1-60",
+                sudoable=True,
             )
-            where = building.step(last.get("stdout", "").strip())
+            said = str(last.get("stdout", ""))
+            where = building.step(said.partition("\n")[2].strip())
             display.display(
                 f"  [{task_vars['inventory_hostname']}] {arguments['build']['id']}: {where}, {seconds:.0f} s"
             )
+            return said
 
         lost = f"Run the playbook again; the build continues where it stopped. Log on the host: {log}"
-        pauses = itertools.repeat(POLL_SECONDS)
-        return background.run(self, task_vars, arguments, "build", LIMIT_SECONDS, pauses, show, lost)
+        work = background.Work("build", LIMIT_SECONDS, SILENCE_SECONDS, itertools.repeat(POLL_SECONDS), show, lost)
+        return background.run(self, task_vars, arguments, work)

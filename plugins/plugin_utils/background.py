@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
@@ -28,24 +29,26 @@ INTERNAL = (
 """What Ansible adds to the result of such a job."""
 
 
-def run(
-    action: ActionBase,
-    task_vars: dict,
-    arguments: dict,
-    work: str,
-    limit_seconds: int,
-    pauses: Iterable[float],
-    show: Callable[[float], None],
-    lost: str,
-) -> dict:
-    """The result of the action's module, once it has ended.
+class Work(NamedTuple):
+    """What the module does, and how it is waited for."""
 
-    :param work: what it does, for messages: «build».
-    :param pauses: seconds before each time that it is asked whether it has ended; without an end.
-    :param show: called each time that it has not, with the seconds since its start.
-    :param lost: ends the message where the connection is lost.
-    """
-    action._task.async_val = limit_seconds
+    name: str
+    """For messages: «build»."""
+    limit_seconds: int
+    """For all of it. The host itself ends it then."""
+    silence_seconds: int
+    """How long it may show no progress."""
+    pauses: Iterable[float]
+    """Seconds before each time that it is asked whether it has ended; without an end."""
+    show: Callable[[float], str]
+    """Called each time that it has not, with the seconds since its start; returns a text that changes with its progress."""
+    lost: str
+    """Ends the message where it is waited for no longer."""
+
+
+def run(action: ActionBase, task_vars: dict, arguments: dict, work: Work) -> dict:
+    """The result of the action's module, once it has ended."""
+    action._task.async_val = work.limit_seconds
     try:
         job = action._execute_module(module_args=arguments, task_vars=task_vars, wrap_async=True)
     finally:
@@ -54,31 +57,24 @@ def run(
         return job
     if not re.fullmatch(JOB, str(job.get("ansible_job_id"))):
         raise AnsibleActionFail(
-            f"{task_vars['inventory_hostname']} did not start the {work} in the background "
+            f"{task_vars['inventory_hostname']} did not start the {work.name} in the background "
             f"({untrusted.printable(str(job.get('msg') or 'it names no job'))}): run the playbook again"
         )
     query = {
         "jid": job["ansible_job_id"],
         "_async_dir": action.get_shell_option("async_dir", default="~/.ansible_async"),
     }
-    status = _wait(action, task_vars, query, work, pauses, show, lost)
+    status = _wait(action, task_vars, query, work)
     action._execute_module(
         module_name="ansible.builtin.async_status", module_args={**query, "mode": "cleanup"}, task_vars=task_vars
     )
     return {key: value for key, value in status.items() if key not in INTERNAL}
 
 
-def _wait(
-    action: ActionBase,
-    task_vars: dict,
-    query: dict,
-    work: str,
-    pauses: Iterable[float],
-    show: Callable[[float], None],
-    lost: str,
-) -> dict:
-    started = time.monotonic()
-    for pause in pauses:
+def _wait(action: ActionBase, task_vars: dict, query: dict, work: Work) -> dict:
+    started = moved = time.monotonic()
+    seen = ""
+    for pause in work.pauses:
         time.sleep(pause)
         status = action._execute_module(
             module_name="ansible.builtin.async_status", module_args=query, task_vars=task_vars
@@ -87,7 +83,19 @@ def _wait(
             return status
         if status.get("failed"):
             raise AnsibleActionFail(
-                f"The connection to the {work} was lost: {untrusted.printable(str(status.get('msg')))}. {lost}"
+                f"The connection to the {work.name} was lost: {untrusted.printable(str(status.get('msg')))}. {work.lost}"
             )
-        show(time.monotonic() - started)
+        now, shown = time.monotonic(), work.show(time.monotonic() - started)
+        if shown != seen:
+            seen, moved = shown, now
+        job = f"the {work.name} (job {query['jid']})"
+        if now - moved > work.silence_seconds:
+            why = f"shows no progress with {job} for {work.silence_seconds // 60} minutes: its disk or a network mount may hang"
+        elif now - started > work.limit_seconds + work.silence_seconds:
+            why = f"does not end {job} within {work.limit_seconds // 3600} h"
+        else:
+            continue
+        raise AnsibleActionFail(
+            f"{task_vars['inventory_hostname']} {why}. End what still runs of it there, or restart that host. {work.lost}"
+        )
     raise AssertionError("pauses have no end")

@@ -31,6 +31,8 @@ display = Display()
 PIECE = 256 << 20
 """Bytes that are sent at once: they lie twice on the host until they are added to the file."""
 LIMIT_SECONDS = 14 * 86400
+SILENCE_SECONDS = fetching.WAIT_SECONDS + 600
+"""Without progress: the host itself gives up earlier, on a server and on another process."""
 LINE_SECONDS = 10
 PAUSES = (0.5, 1, 1, 2, 5)
 """Seconds before the first looks at a download; it is shown every LINE_SECONDS."""
@@ -65,7 +67,7 @@ def run(action: ActionBase, task_vars: dict) -> dict:
     folder = arguments["folder"]
     shown = Line(host)
 
-    def show(_seconds: float) -> None:
+    def show(_seconds: float) -> str:
         said = action._low_level_execute_command(
             f"head -c 4000 {shlex.quote(f'{folder}/{fetched.LOCK}')}", sudoable=True
         )
@@ -73,16 +75,17 @@ def run(action: ActionBase, task_vars: dict) -> dict:
         if progress:
             more = f" and {progress['files'] - 1} more" if progress["files"] > 1 else ""
             shown.show(progress["file"] + more, progress["step"], progress["done"], progress["total"], progress["rate"])
+        return f"{progress['step']} {progress['done']}" if progress else ""
 
+    given = {
+        **arguments,
+        "files": files,
+        **({"token": token} if token and not all(file.sent for file in planned) else {}),
+    }
+    pauses = itertools.chain(PAUSES, itertools.repeat(LINE_SECONDS))
+    lost = "Run the playbook again, which goes on there."
     result = background.run(
-        action,
-        task_vars,
-        {**arguments, "files": files, **({"token": token} if token and not all(file.sent for file in planned) else {})},
-        "download",
-        LIMIT_SECONDS,
-        itertools.chain(PAUSES, itertools.repeat(LINE_SECONDS)),
-        show,
-        "Run the playbook again; the download goes on meanwhile.",
+        action, task_vars, given, background.Work("download", LIMIT_SECONDS, SILENCE_SECONDS, pauses, show, lost)
     )
     return result if result.get("failed") else {**result, **compared}
 
