@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from ansible.errors import AnsibleActionFail
@@ -23,6 +24,7 @@ display = Display()
 
 SECONDS_FOR_WORKERS = 45
 """How long a worker whose process runs may stay without an answer to the head."""
+LOOKUP_SECONDS = 10.0
 FIRST_WAIT = 5.0
 LINE_SECONDS = 10.0
 """Between two lines of what is waited for. Who waits for less sees none."""
@@ -49,13 +51,7 @@ class ActionModule(ActionBase):
         answered = {name: drift for name, drift in drifts.items() if drift}
         unlike = changes.unlike(plan, answered, built.recorded(plan))
         patience = plan["head"]["start_timeout"] if verification.may_become_healthy(plan, drifts) else 0
-        exposed = [
-            worker["endpoint"]
-            for name, host in plan["hosts"].items()
-            for worker in host["workers"]
-            if not plan["staging"]
-            and worker["endpoint"].split(":")[0] in _addresses(task_vars["hostvars"][name].get("ansible_host", name))
-        ]
+        exposed = [] if plan["staging"] else _exposed(plan, task_vars["hostvars"])
         with ThreadPoolExecutor(max(1, len(exposed))) as threads:
             knocking = threads.map(verification.knock, exposed)
             answer = self._collect(arguments, plan, patience, task_vars)
@@ -179,12 +175,33 @@ def _write(
         output.write_report(page, plan, judged, benchmark, compare)
 
 
+def _exposed(plan: dict, variables: Mapping[str, Mapping]) -> list[str]:
+    """Endpoints of workers at addresses at which the controller reaches their hosts. Each name is looked up once, all at the same time."""
+    named = {name: variables[name].get("ansible_host", name) for name, host in plan["hosts"].items() if host["workers"]}
+    distinct = set(named.values())
+    with ThreadPoolExecutor(max(1, len(distinct))) as threads:
+        known = dict(zip(distinct, threads.map(_addresses, distinct)))
+    return [
+        worker["endpoint"]
+        for name, given in named.items()
+        for worker in plan["hosts"][name]["workers"]
+        if worker["endpoint"].split(":")[0] in known[given]
+    ]
+
+
 def _addresses(host: str) -> set[str]:
     """The IPv4 addresses at which the controller reaches a host; a number is one itself."""
     try:
-        return {str(entry[4][0]) for entry in socket.getaddrinfo(host, None, socket.AF_INET)}
+        found = reading.within(LOOKUP_SECONDS, lambda: socket.getaddrinfo(host, None, socket.AF_INET))
+    except reading.TooSlowError:
+        display.warning(
+            f"The controller did not find the address of {untrusted.printable(host)} within {LOOKUP_SECONDS:g} s, so it does not try the ports of "
+            "workers there: check its name server, or set ansible_host to an address"
+        )
+        return set()
     except (OSError, UnicodeError):
         return set()
+    return {str(entry[4][0]) for entry in found}
 
 
 def _check(check, *arguments) -> None:
