@@ -2,6 +2,7 @@
 
 import fcntl
 import hashlib
+import http.client
 import json
 import os
 import re
@@ -9,11 +10,12 @@ import socket
 import struct
 import threading
 import time
+import types
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetched, fetching
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import model_files
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import model_files, remote
 from ansible_collections.llamacpp.cluster.plugins.modules import model
 from conftest import fill_disk
 from model_server import DATA, SHA, SIZE, Server, answer
@@ -113,6 +115,28 @@ def test_what_came_before_a_server_fell_silent_is_kept_and_the_next_run_goes_on_
     fetch()
     assert server.sent == SIZE
     assert server.asked[-1][1]["Range"] == f"bytes=1000000-{SIZE - 1}"
+
+
+def test_a_server_that_drips_is_given_up_and_a_slow_reader_is_not(server, tmp_path, monkeypatch):
+    """Each byte comes before its server counts as silent."""
+    now, pauses, read = [0.0], [], http.client.HTTPResponse.read1
+    drips = True
+
+    def read_slowly(reply, size):
+        now[0] += 10 if drips else 0.01
+        return pytest.fail("it goes on") if drips and now[0] > 2000 else read(reply, 1 if drips else size)
+
+    def take(_piece):
+        now[0] += 0 if drips else 300
+
+    monkeypatch.setattr(remote, "time", types.SimpleNamespace(monotonic=lambda: now[0]), raising=False)
+    monkeypatch.setattr(http.client.HTTPResponse, "read1", read_slowly)
+    file = fetched.File("m.gguf", tmp_path / "m.gguf", f"{server.url}/m.gguf", SIZE, SHA, "model", tmp_path / "record")
+    with pytest.raises(Refusal, match=r"/m\.gguf has a server that sends less than 4 KiB per second: try again"):
+        fetching.receive(file, None, 0, take, pauses.append)
+    assert len(pauses) == len(fetching.PAUSES) - 1
+    drips, now[0] = False, 0.0
+    fetching.receive(file, None, 0, take, pauses.append)
 
 
 @pytest.mark.parametrize(

@@ -223,19 +223,20 @@ class RefusedError(Refusal):
 def receive(
     file: fetched.File, token: str | None, offset: int, take: Callable[[bytes], None], pause: Callable[[float], object]
 ) -> None:
-    """Hands the rest of a file on, piece by piece. A connection that breaks is made again, as often as it takes while bytes arrive.
+    """Hands the rest of a file on, piece by piece. A connection that breaks is made again, as often as it takes while bytes arrive,
+    and no slower than remote.SLOWEST.
 
     :raises RefusedError: the server does not give it.
     """
     download, in_vain = remote.Download(file.url, file.bytes, token), 0
     while offset < file.bytes:
-        before = offset
+        before, waited = offset, download.waited
         try:
             for piece in download.rest(before):
                 take(piece)
                 offset += len(piece)
         except remote.RemoteError as error:
-            in_vain = 0 if offset > before else in_vain + 1
+            in_vain = 0 if offset - before > remote.SLOWEST * (download.waited - waited) else in_vain + 1
             if not error.passes or in_vain >= len(PAUSES):
                 replaced = error.status == SHORTER or download.size not in (None, file.bytes)
                 raise RefusedError(f"{_source(file)} {why(error, token)}.", replaced) from error

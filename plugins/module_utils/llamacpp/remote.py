@@ -14,6 +14,7 @@ import re
 import socket
 import ssl
 import string
+import time
 import urllib.error
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +27,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import g
 
 MAX_REDIRECTS = 5
 SECONDS_OF_SILENCE = 20
+SLOWEST, SECONDS_OF_SLOWNESS = 4096, 60.0
+"""Bytes per second of a download that are waited for, on the average of so many seconds."""
 SECONDS_OF_HEADERS = 60
 """For all that comes before the body of an answer: several addresses of a server may be tried in vain."""
 
@@ -243,13 +246,16 @@ class Download(RemoteFile):
     def __init__(self, url: str, size: int, token: str | None = None) -> None:
         self.url, self.token, self.planned = url, token, size
         self.size, self.first = None, b""
+        self.waited = 0.0
+        """Seconds for what came, without those that its reader took."""
 
     def rest(self, offset: int) -> Iterator[bytes]:
         """What follows, as it comes. Each byte that has arrived is given before an error is raised.
 
-        :raises RemoteError: also where the file has another size.
+        :raises RemoteError: also where the file has another size, or comes too slowly.
         """
         left = self.planned - offset
+        enough, until = left, self.waited
         with _as_sentence(), self._open(offset, left) as reply:
             self._expected(reply, offset, left)
             if self.size != self.planned:
@@ -257,7 +263,16 @@ class Download(RemoteFile):
                     f"has {self.size} bytes, and had {self.planned} when it was planned: it was replaced; run the playbook again"
                 )
             while left:
+                if self.waited >= until:
+                    if left > enough:
+                        raise RemoteError(
+                            f"has a server that sends less than {SLOWEST >> 10} KiB per second: try again, or use another server",
+                            passes=True,
+                        )
+                    enough, until = left - SLOWEST * SECONDS_OF_SLOWNESS, self.waited + SECONDS_OF_SLOWNESS
+                asked = time.monotonic()
                 piece: bytes = reply.read1(min(left, PIECE))
+                self.waited += time.monotonic() - asked
                 if not piece:
                     raise RemoteError("was cut off: its server sent less than it announced; try again", passes=True)
                 left -= len(piece)
