@@ -109,6 +109,7 @@ closed:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, remote
 
@@ -145,17 +146,15 @@ def from_path(module):
         return {"closed": host.closed_to(account, path), **result(model, module.params["tensors"])}
 
     try:
-        module.exit_json(changed=False, **reading.within(module.params["timeout"], read))
-    except reading.TooSlowError as error:
-        module.fail_json(
-            msg=f"llama_model_path is {path}, which {error}: check the disk or network mount that holds it."
-        )
+        module.exit_json(changed=False, **reading.from_disk(path, read, module.params["timeout"]))
     except gguf.GGUFError as error:
         module.fail_json(msg=f"llama_model_path is {path}, which {error}. {remedy}")
     except FileNotFoundError:
         module.fail_json(msg=f"llama_model_path is {path}, which does not exist. {remedy}")
     except OSError as error:
         module.fail_json(msg=f"llama_model_path is {path}, which cannot be read: {failures.sentence(error)}")
+    except Refusal as error:
+        module.fail_json(msg=f"llama_model_path: {error}.")
 
 
 def main():

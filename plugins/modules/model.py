@@ -204,6 +204,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import models
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import remote
 
+SECONDS = {"fetched": 14 * 86400.0, "held": 12 * 3600.0, "received": 3600.0}
+"""How long a state may take; another one as long as the option timeout says."""
+
 
 def missing(files, records, folder):
     """What is to be done, as the module returns it."""
@@ -250,13 +253,13 @@ def run(params, check):
 
 def find(module):
     given = module.params
-    try:
-        had = reading.within(
-            given["timeout"],
+    named = ", ".join([*given["folders"], *given["paths"], *given["ollama"]])
+    with failures.reported(module):
+        had = reading.from_disk(
+            named,
             lambda: models.had(given["folders"], given["paths"], given["ollama"], given["account"]),
+            given["timeout"],
         )
-    except reading.TooSlowError as error:
-        module.fail_json(msg=f"The folder of models {error}: check the disk or network mount that holds it.")
     module.exit_json(changed=False, **had)
 
 
@@ -293,7 +296,8 @@ def main():
         find(module)
     os.umask(0o022)
     try:
-        result = run(module.params, module.check_mode)
+        seconds = SECONDS.get(module.params["state"], module.params["timeout"])
+        result = reading.from_disk(module.params["folder"], lambda: run(module.params, module.check_mode), seconds)
     except Refusal as error:
         module.fail_json(msg=str(error))
     except OSError as error:

@@ -128,9 +128,12 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import seeding
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, failures
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, failures, reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import worker as launcher
+
+MOST_SECONDS = 3600.0
+"""For one call: a large tensor may take half an hour."""
 
 
 def tensors_of(values):
@@ -236,7 +239,7 @@ def main():
     }[params["state"]]
     try:
         with failures.reported(module):
-            answer = commands.work_as(params["account"], work)
+            answer = commands.work_as(params["account"], lambda: reading.from_disk(params["path"], work, MOST_SECONDS))
     except (RuntimeError, KeyError) as error:
         module.fail_json(msg=f"the caches of workers are not filled: {error}")
     changed = any(answer.get(key) for key in ("linked_mib", "copied_mib", "given"))

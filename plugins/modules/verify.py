@@ -103,6 +103,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall, links, tuning
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import verification
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 
 
 def main():
@@ -131,7 +132,7 @@ def main():
         module.exit_json(changed=False)
     try:
         evidence = verification.collect(plan, module.params["wait"])
-    except (OSError, firewall.FirewallError, links.LinkError, tuning.TuningError) as error:
+    except (OSError, Refusal, firewall.FirewallError, links.LinkError, tuning.TuningError) as error:
         module.fail_json(
             msg=f"The state of the head could not be read: {error}. Fix that on the head and run the playbook again."
         )

@@ -16,16 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import unt
 
 JOB = r"j?\d{1,20}\.\d{1,10}"
 """Name of an asynchronous job, as ansible-core 2.19 gives it: a number of the controller, and the process on the host."""
-INTERNAL = (
-    "finished",
-    "started",
-    "ansible_job_id",
-    "results_file",
-    "stdout",
-    "stderr",
-    "stdout_lines",
-    "stderr_lines",
-)
+INTERNAL = ("finished", "started", "ansible_job_id", "results_file", "stdout", "stderr", "stdout_lines", "stderr_lines")
 """What Ansible adds to the result of such a job."""
 
 
@@ -88,14 +79,10 @@ def _wait(action: ActionBase, task_vars: dict, query: dict, work: Work) -> dict:
         now, shown = time.monotonic(), work.show(time.monotonic() - started)
         if shown != seen:
             seen, moved = shown, now
-        job = f"the {work.name} (job {query['jid']})"
-        if now - moved > work.silence_seconds:
-            why = f"shows no progress with {job} for {work.silence_seconds // 60} minutes: its disk or a network mount may hang"
-        elif now - started > work.limit_seconds + work.silence_seconds:
-            why = f"does not end {job} within {work.limit_seconds // 3600} h"
-        else:
-            continue
-        raise AnsibleActionFail(
-            f"{task_vars['inventory_hostname']} {why}. End what still runs of it there, or restart that host. {work.lost}"
-        )
+        if now - min(moved, started + work.limit_seconds) > work.silence_seconds:
+            raise AnsibleActionFail(
+                f"{task_vars['inventory_hostname']} has not ended the {work.name} (job {query['jid']}), and shows no progress for "
+                f"{work.silence_seconds // 60} minutes or takes longer than {work.limit_seconds // 3600} h: end what still runs of it there, or restart "
+                f"that host. {work.lost}"
+            )
     raise AssertionError("pauses have no end")

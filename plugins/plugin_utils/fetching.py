@@ -12,6 +12,7 @@ import shlex
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -20,7 +21,7 @@ from ansible.errors import AnsibleActionFail, AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetched, fetching
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, reading, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import amount, duration
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import remote
@@ -77,15 +78,13 @@ def run(action: ActionBase, task_vars: dict) -> dict:
             shown.show(progress["file"] + more, progress["step"], progress["done"], progress["total"], progress["rate"])
         return f"{progress['step']} {progress['done']}" if progress else ""
 
-    given = {
-        **arguments,
-        "files": files,
-        **({"token": token} if token and not all(file.sent for file in planned) else {}),
-    }
     pauses = itertools.chain(PAUSES, itertools.repeat(LINE_SECONDS))
     lost = "Run the playbook again, which goes on there."
     result = background.run(
-        action, task_vars, given, background.Work("download", LIMIT_SECONDS, SILENCE_SECONDS, pauses, show, lost)
+        action,
+        task_vars,
+        {**arguments, "files": files, **({"token": token} if token and not all(file.sent for file in planned) else {})},
+        background.Work("download", LIMIT_SECONDS, SILENCE_SECONDS, pauses, show, lost),
     )
     return result if result.get("failed") else {**result, **compared}
 
@@ -157,9 +156,10 @@ class _Sender:
             raise AnsibleActionFail(f"On the controller: {failures.sentence(error, tempfile.gettempdir())}") from None
 
     def _send(self, file: fetched.File) -> str:
-        local = _path(file.url) if file.url.startswith(fetched.OF_CONTROLLER) else None
-        if local and local.stat().st_size != file.bytes:
-            raise Refusal(f"{local} has {local.stat().st_size} bytes, and had {file.bytes} when it was planned")
+        local = Path(unquote(urlsplit(file.url).path)) if file.url.startswith(fetched.OF_CONTROLLER) else None
+        size = reading.from_disk(local, local.stat).st_size if local else file.bytes
+        if size != file.bytes:
+            raise Refusal(f"{local} has {size} bytes, and had {file.bytes} when it was planned")
         offset, digest = self._begin(file, local)
         begun, started = offset, time.monotonic()
         with tempfile.TemporaryDirectory(dir=C.DEFAULT_LOCAL_TMP) as folder:
@@ -175,7 +175,7 @@ class _Sender:
                     self.line.show(file.name, fetching.FETCH, offset, file.bytes, rate)
 
             if local:
-                _read(local, offset, take)
+                _read(local, offset, file.bytes - offset, take)
             else:
                 same = self.token_server and remote.same_server(file.url, self.token_server)
                 fetching.receive(file, self.token if same else None, offset, take, time.sleep)
@@ -189,7 +189,7 @@ class _Sender:
         if file.sha256 or not offset:
             return offset, digest
         if local:
-            _read(local, 0, digest.update, offset)
+            _read(local, 0, offset, digest.update)
             if digest.hexdigest() == held["sha256"]:
                 return offset, digest
         return 0, hashlib.sha256()
@@ -246,15 +246,10 @@ class _Piece:
         return self.digest.hexdigest()
 
 
-def _path(url: str) -> Path:
-    return Path(unquote(urlsplit(url).path))
-
-
-def _read(path: Path, offset: int, take: Callable[[bytes], object], count: int | None = None) -> None:
-    """Hands on what a file holds from there, all of it or so many bytes."""
-    with path.open("rb") as stream:
+def _read(path: Path, offset: int, count: int, take: Callable[[bytes], object]) -> None:
+    """Hands on so many bytes of a file, from there."""
+    with reading.from_disk(path, partial(path.open, "rb")) as stream:
         stream.seek(offset)
-        left = path.stat().st_size - offset if count is None else count
-        while left and (data := stream.read(min(fetching.PIECE, left))):
+        while count and (data := reading.from_disk(path, partial(stream.read, min(fetching.PIECE, count)))):
             take(data)
-            left -= len(data)
+            count -= len(data)

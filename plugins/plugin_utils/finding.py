@@ -110,7 +110,8 @@ def _all(action: ActionBase, task_vars: dict, request: ModelRequest, arguments: 
             found[source.role] = _at_path(action, task_vars, source, there, arguments)
             continue
         known = _known(source, there, arguments["prefix"], base)
-        if known is None or (source.copy and os.path.exists(_beside(base, source.copy))):
+        copy = _local(base, source.copy) if source.copy else None
+        if known is None or (copy and reading.from_disk(copy, copy.exists, arguments["timeout"])):
             token = _token(request, source, base)
             pinned = _pin(source, there, arguments["prefix"])
             known = _look_up(Asked(pinned, token, base), arguments["timeout"])
@@ -308,7 +309,9 @@ def _look_up(asked: Asked, seconds: float) -> Found:
     try:
         return reading.within(seconds, lambda: look(asked))
     except reading.TooSlowError as error:
-        raise Refusal(f"{source.variable} {error}: check the network or the server, and try again") from None
+        raise Refusal(
+            f"{source.variable} {error}: check the network, and the server or disk that has {model_source.shown(source)}, and try again"
+        ) from None
 
 
 def _headers(

@@ -119,8 +119,7 @@ def test_what_came_before_a_server_fell_silent_is_kept_and_the_next_run_goes_on_
 
 def test_a_server_that_drips_is_given_up_and_a_slow_reader_is_not(server, tmp_path, monkeypatch):
     """Each byte comes before its server counts as silent."""
-    now, pauses, read = [0.0], [], http.client.HTTPResponse.read1
-    drips = True
+    now, pauses, read, drips = [0.0], [], http.client.HTTPResponse.read1, True
 
     def read_slowly(reply, size):
         now[0] += 10 if drips else 0.01

@@ -3,6 +3,8 @@
 import hashlib
 import json
 import os
+import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -15,11 +17,17 @@ from pathlib import Path
 import pytest
 import yaml
 from ansible.errors import AnsibleActionFail, AnsibleError
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetched, state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetching as on_host
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
+from ansible_collections.llamacpp.cluster.plugins.modules import gguf_info, seed
 from ansible_collections.llamacpp.cluster.plugins.modules import model as module
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import background, fetching
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import background, fetching, finding
 from model_server import DATA, SHA, SIZE, answer
 from test_fetching import below, planned
+from test_model_sources import request_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -136,6 +144,44 @@ def test_a_download_goes_on_when_the_controller_is_killed_and_the_next_run_waits
     assert (models / "source" / "m.gguf").read_bytes() == DATA
     assert server.sent == SIZE
     assert len(server.asked) == 1
+
+
+# ------------------------------------------------------------------------------------------------------- a mount that hangs
+
+MODULE, FROM, AT = module, types.SimpleNamespace(url="http://x"), {"prefix": None, "timeout": 9}
+READERS = {
+    "compared": lambda path, call: call(state="compared", folder=path, files=[planned(FROM, Path(path))]),
+    "found": lambda path, call: call(paths=[path]),
+    "header": lambda path, call: call(path=path),
+    "seed": lambda path, call: call(state="described", path=path),
+    "fetched": lambda path, call: state._model({"files": [planned(FROM, Path(path))], "records": []}),
+    "running": lambda path, call: state._modified(path),
+    "measured": lambda path, call: host._measured(True, path),
+    "copy": lambda path, call: finding._all(None, {}, request_of(llama_model_copy=path), AT),
+    "sent": lambda path, call: fetching._Sender._send(None, fetched.File("", None, f"file:{path}", 9, None, "", None)),
+}
+
+
+def hanging(real):
+    return lambda path, *given, **more: ("hung" in str(path) and time.sleep(0.3)) or real(path, *given, **more)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_mount_that_hangs_is_named_with_its_host(tmp_path, monkeypatch, call, reader):
+    within, path = reading.within, str(tmp_path / "hung")
+    for name in ("stat", "open"):
+        monkeypatch.setattr(os, name, hanging(getattr(os, name)))
+    monkeypatch.setattr(reading, "within", lambda _seconds, work: within(0.05, work))
+    monkeypatch.setattr(host.speeds, "measured", dict)
+    monkeypatch.setattr(finding, "_known", lambda *_arguments: "known")
+    monkeypatch.setattr(sys.modules[__name__], "MODULE", {"header": gguf_info, "seed": seed}.get(reader, module))
+    try:
+        said = str(READERS[reader](path, call))
+    except (Refusal, OSError) as error:
+        said = str(error)
+    assert re.search(
+        rf"{path}\S* on {platform.node()} could not be read within 0.05 s: check the disk or network", said
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------ pieces and lines

@@ -1,6 +1,7 @@
 """Hosts that the inventory names: the address at which they were reached is the one that they are asked for."""
 
 import copy
+import time
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import verify
@@ -105,3 +106,13 @@ def test_the_controller_tries_the_ports_of_hosts_that_it_reaches_by_name(monkeyp
     assert "127.0.0.1" in verify._addresses("localhost")
     assert verify._addresses("no such host") == set()
     assert verify._addresses("a" * 300) == set()
+
+
+def test_a_resolver_that_does_not_answer_is_asked_once_for_a_host(monkeypatch):
+    plan, asked, warned = {"hosts": {"w": {"workers": [{"endpoint": "192.0.2.1:50052"}] * 16}}}, [], []
+    monkeypatch.setattr(verify, "LOOKUP_SECONDS", 0.01)
+    monkeypatch.setattr(verify.socket, "getaddrinfo", lambda name, *_more: asked.append(name) or time.sleep(0.1))
+    monkeypatch.setattr(verify.display, "warning", warned.append)
+    assert verify._exposed(plan, {"w": {"ansible_host": "w.lan"}}) == []
+    assert asked == ["w.lan"]
+    assert "did not find the address of w.lan within 0.01 s" in warned[0]

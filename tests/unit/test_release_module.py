@@ -245,19 +245,8 @@ def test_a_build_whose_connection_is_lost(monkeypatch):
     assert str(raised.value).isprintable()
 
 
-@pytest.mark.parametrize(
-    "said, limit, message",
-    [
-        (
-            lambda looks: "7\n[1/9]",
-            9999,
-            "shows no progress with the build (job j1.2) for 70 minutes: its disk or a network mount may hang",
-        ),
-        (lambda looks: f"{looks}\n[1/9]", 600, "does not end the build (job j1.2) within 0 h"),
-    ],
-    ids=["silent", "for ever"],
-)
-def test_a_build_that_a_host_never_ends_is_given_up(monkeypatch, said, limit, message):
+@pytest.mark.parametrize("said, limit", [(lambda looks: "7\n[1/9]", 99999), (lambda looks: f"{looks}\n[1/9]", 600)])
+def test_a_build_that_a_host_never_ends_is_given_up(monkeypatch, said, limit):
     looks = []  # each a minute after the one before
     plugin = action.ActionModule(mock.Mock(async_val=0), *(mock.Mock() for _index in range(5)))
     monkeypatch.setattr(plugin, "_execute_module", lambda **_more: looks.append(1) or {"ansible_job_id": "j1.2"})
@@ -266,10 +255,8 @@ def test_a_build_that_a_host_never_ends_is_given_up(monkeypatch, said, limit, me
     monkeypatch.setattr(action, "POLL_SECONDS", 0)
     monkeypatch.setattr(action, "LIMIT_SECONDS", limit)
     monkeypatch.setattr(action.background.time, "monotonic", lambda: 60.0 * len(looks))
-    monkeypatch.setattr(
-        action.display, "display", lambda _text: None if len(looks) < 999 else pytest.fail("it goes on")
-    )
-    with pytest.raises(AnsibleActionFail, match=f"^strix1 {re.escape(message)}.*Log on the host: /c/builds/x.log$"):
+    monkeypatch.setattr(action.display, "display", lambda _text: len(looks) < 999 or pytest.fail("it goes on"))
+    with pytest.raises(AnsibleActionFail, match=r"^strix1 has not ended the build \(job j1.2\), .* for 70 minutes or "):
         plugin._build({"cache": "/c", "build": {"id": "x"}}, {"inventory_hostname": "strix1"})
 
 

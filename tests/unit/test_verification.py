@@ -569,21 +569,6 @@ def test_the_result_is_recorded_on_the_head(plan, drifts, evidence, monkeypatch,
     assert "No such file or directory" in call(plan=plan, record={})["msg"]
 
 
-def test_a_resolver_that_does_not_answer_is_asked_once_for_a_host(local, evidence, monkeypatch):
-    plan, asked, warned = copy.deepcopy(local.plan()), [], []
-    plan["hosts"]["here"]["workers"] *= 16
-    monkeypatch.setattr(verify_action, "LOOKUP_SECONDS", 0.01, raising=False)
-    waits = threading.Event().wait
-    monkeypatch.setattr(verify_action.socket, "getaddrinfo", lambda name, *_more: asked.append(name) or waits(0.1))
-    monkeypatch.setattr(verify_action.display, "warning", warned.append)
-    task = mock.Mock(args={"plan": plan}, async_val=0, check_mode=True)
-    action = verify_action.ActionModule(task, *(mock.Mock() for _number in range(5)))
-    monkeypatch.setattr(action, "_collect", lambda *_arguments: {"failed": True})
-    assert action.run(task_vars={"hostvars": {"here": {"ansible_host": "here.lan"}}}) == {"failed": True}
-    assert asked == ["here.lan"]
-    assert "did not find the address of here.lan within 0.01 s" in warned[0]
-
-
 def test_what_the_head_collects_has_the_form_that_is_asked_for(server, tmp_path, monkeypatch):
     monkeypatch.setattr(verification.state, "processes", lambda prefix, account: {})
     for health, status in ((200, 200), (200, 500), (503, 200)):

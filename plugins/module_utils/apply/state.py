@@ -30,7 +30,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import (
     tuning,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services as managers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import kept, names, service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import kept, names, reading, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import CommandError, output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.differences import Difference, Kind
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
@@ -385,7 +385,7 @@ def _modified(path: str | Path) -> float:
     """When a file was changed, in seconds since 1970; 0 where it is missing. Its own time may be of another host's clock, or set by hand: it
     never counts as later than the kernel's. One that is still ahead of the clock, which was set back since, says nothing and is 0."""
     try:
-        status = os.stat(path)
+        status = reading.from_disk(path, lambda: os.stat(path))
     except OSError:
         return 0.0
     modified = min(status.st_mtime, status.st_ctime)
@@ -509,7 +509,9 @@ def _manifests(planned: dict) -> dict[str, dict | None]:
 
 
 def _model(planned: dict) -> fetched.Differences:
-    return fetched.differences(fetched.of_plan(planned["files"], planned["records"]), planned["records"])
+    files = fetched.of_plan(planned["files"], planned["records"])
+    named = ", ".join(str(file.path) for file in files[:1])
+    return reading.from_disk(named, lambda: fetched.differences(files, planned["records"]))
 
 
 def _models(differs: fetched.Differences) -> Iterator[Difference]:

@@ -10,6 +10,7 @@ import http.client
 import json
 import math
 import os
+import platform
 import re
 import socket
 import ssl
@@ -21,8 +22,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import printable
 
+DISK_SECONDS = 60.0
 REPLY_BYTES, STREAM_BYTES = 1 << 20, 64 << 20
 OTHER_CERTIFICATE = "it shows another certificate than the one that is configured: run site.yml, which restarts it"
 KEY_TEXT = ("utf-8", "surrogateescape")
@@ -79,6 +82,17 @@ def within(seconds: float, work: Callable[[], Any]) -> Any:
     if "error" in result:
         raise result["error"]
     return result["value"]
+
+
+def from_disk(path: str | Path, work: Callable[[], Any], seconds: float = DISK_SECONDS) -> Any:
+    """What ``work`` gives or raises, which reads there.
+
+    :raises Refusal: it takes longer, as on a network mount whose server is gone.
+    """
+    try:
+        return within(seconds, work)
+    except TooSlowError as error:
+        raise Refusal(f"{path} on {platform.node()} {error}: check the disk or network mount that holds it") from None
 
 
 def read_object(path: Path, limit: int) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import g
 
 MAX_REDIRECTS = 5
 SECONDS_OF_SILENCE = 20
-SLOWEST, SECONDS_OF_SLOWNESS = 4096, 60.0
+SLOWEST, SECONDS_OF_SLOWNESS = 4096, 60
 """Bytes per second of a download that are waited for, on the average of so many seconds."""
 SECONDS_OF_HEADERS = 60
 """For all that comes before the body of an answer: several addresses of a server may be tried in vain."""
