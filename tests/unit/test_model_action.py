@@ -21,7 +21,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetching as on_host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.modules import gguf_info, seed
 from ansible_collections.llamacpp.cluster.plugins.modules import model as module
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import background, fetching, finding
@@ -156,7 +155,6 @@ READERS = {
     "seed": lambda path, call: call(state="described", path=path),
     "fetched": lambda path, call: state._model({"files": [planned(FROM, Path(path))], "records": []}),
     "running": lambda path, call: state._modified(path),
-    "measured": lambda path, call: host._measured(True, path),
     "copy": lambda path, call: finding._all(None, {}, request_of(llama_model_copy=path), AT),
     "sent": lambda path, call: fetching._Sender._send(None, fetched.File("", None, f"file:{path}", 9, None, "", None)),
 }
@@ -172,7 +170,6 @@ def test_a_mount_that_hangs_is_named_with_its_host(tmp_path, monkeypatch, call, 
     for name in ("stat", "open"):
         monkeypatch.setattr(os, name, hanging(getattr(os, name)))
     monkeypatch.setattr(reading, "within", lambda _seconds, work: within(0.05, work))
-    monkeypatch.setattr(host.speeds, "measured", dict)
     monkeypatch.setattr(finding, "_known", lambda *_arguments: "known")
     monkeypatch.setattr(sys.modules[__name__], "MODULE", {"header": gguf_info, "seed": seed}.get(reader, module))
     try:
