@@ -40,6 +40,11 @@ options:
   prefix:
     description: The installation, as the plan names it. While a task of another run changes the same installation on this host, this one waits.
     type: str
+  keep:
+    description:
+      - Leaves the rules for ports that O(rules) does not name, since something may still listen there. Run the module again without it when that has stopped.
+    type: bool
+    default: false
   manager:
     description: The host's active firewall manager. Without it nothing is opened or closed, and the rules of this module are removed.
     type: str
@@ -106,6 +111,7 @@ def main():
         argument_spec={
             "cluster": {"type": "str", "default": names.DEFAULT_CLUSTER},
             "prefix": {"type": "str"},
+            "keep": {"type": "bool", "default": False},
             "manager": {"type": "str", "choices": list(firewall.MANAGERS)},
             "rules": {
                 "type": "list",
@@ -128,6 +134,7 @@ def main():
             module.params["rules"],
             module.check_mode,
             firewall.System(own=names.of(module.params["cluster"])),
+            module.params["keep"],
         )
     shown = {side: "".join(f"{line}\n" for line in lines) for side, lines in (("before", before), ("after", after))}
     module.exit_json(changed=before != after, diff=shown, rules=after)

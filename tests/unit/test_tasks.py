@@ -140,3 +140,29 @@ def test_a_host_that_is_retired_and_used_is_refused(tmp_path):
     assert (
         "box is in llama_retired, and in llama_head or llama_workers as well: remove it from" in run.stdout + run.stderr
     )
+
+
+def steps(file):
+    """Names of a file's tasks, those in blocks and of the files that they include too, in the order in which they run."""
+    for task in tasks(yaml.safe_load((ROOT / "playbooks" / file).read_text())):
+        yield task["name"]
+        included = task.get("ansible.builtin.include_tasks")
+        if included in ("restore.yml", "tasks/remove_host.yml"):
+            yield from steps(f"tasks/{included.rpartition('/')[2]}")
+
+
+@pytest.mark.parametrize("file", ["site.yml", "tasks/back.yml"])
+def test_the_rules_of_what_ran_before_stay_until_the_new_plan_serves(file):
+    """A step in between may fail, and a host may reboot into its old services."""
+    order = ["Open ports to those who are planned to connect", "Run the workers", "Run the head"]
+    order += ["Wait until the cluster serves", "Close the ports of what ran before"]
+    assert [name for name in steps(file) if name in order] == order
+    keeps = {"site.yml": "site.yml", "tasks/back.yml": "tasks/restore.yml"}[file]
+    found = [*tasks(yaml.safe_load((ROOT / "playbooks" / keeps).read_text()))]
+    (opened,) = [task for task in found if task["name"] == order[0]]
+    assert opened["vars"]["llama_firewall_keep"] is True
+
+
+def test_a_teardown_stops_workers_before_it_opens_their_ports():
+    order = ["Stop the head before its workers", "Remove the services", "Remove the rules of the firewall"]
+    assert [name for name in steps("tasks/remove_host.yml") if name in order] == order

@@ -192,14 +192,24 @@ class Ufw:
         return f"{action}{'' if source == names.EVERYBODY else f' from {source}'} to {to} port {port} proto {protocol}"
 
     def change(self, rules: list[dict]) -> None:
+        """New rules come before old ones go, and only a rule that opens is moved: what is to be closed is closed all the time."""
         present, wanted = self._groups(self._ours()), self._wanted(rules)
-        for key in [*present, *(key for key in wanted if key not in present)]:
-            current, planned = present.get(key, []), wanted.get(key, [])
-            if current != planned:
-                for rule in current:
+        differing = [
+            (present.get(key, []), wanted.get(key, []))
+            for key in {**wanted, **present}
+            if present.get(key) != wanted.get(key)
+        ]
+        for current, planned in differing:
+            for rule in reversed(planned):
+                if rule in current and rule.startswith("deny"):
+                    continue
+                if rule in current:
                     self.system.run(["ufw", "delete", *shlex.split(rule)])
-                for rule in reversed(planned):
-                    self.system.run(["ufw", "prepend", *shlex.split(rule), "comment", self.system.own.mark])
+                self.system.run(["ufw", "prepend", *shlex.split(rule), "comment", self.system.own.mark])
+        for current, planned in differing:
+            for rule in current:
+                if rule not in planned:
+                    self.system.run(["ufw", "delete", *shlex.split(rule)])
 
 
 class Firewalld:
@@ -613,18 +623,40 @@ def differs(manager: str | None, rules: list[dict], system: System | None = None
     return any(before != after for before, after in states.values())
 
 
+def _left_over(lines: list[str], rules: list[dict]) -> list[dict]:
+    """The rules that these lines of a state are, one for each line, without those for an address and port of ``rules``."""
+    planned = {(rule["address"], rule["port"]) for rule in rules}
+    left = []
+    for line in lines:
+        words = re.sub(r' address=| port=|"', " ", line.rpartition(": ")[2])
+        port = re.search(r"port +(\d+)|(\d+)/tcp|tcp (\d+)$", words)
+        to = re.search(r"(?:to|destination) +(\d[\d.]+)", words)
+        source = re.search(r"(?:from|source) +([\d./]+)", words)
+        opens = re.search(r"\b(?:allow|accept)\b", words)
+        address = to[1] if to else names.EVERY_ADDRESS
+        if port and (address, int(port[port.lastindex])) not in planned:
+            sources = [source[1] if source else names.EVERYBODY] if opens else []
+            left.append({"address": address, "port": int(port[port.lastindex]), "protocol": "tcp", "sources": sources})
+    return left
+
+
 def apply(
-    manager: str | None, rules: list[dict], check: bool, system: System | None = None
+    manager: str | None, rules: list[dict], check: bool, system: System | None = None, keep: bool = False
 ) -> tuple[list[str], list[str]]:
     """Opens the ports in the active manager, and removes what is ours from the others.
 
     :param manager: ``active_manager()``; without one, all is removed.
     :param check: Changes nothing.
+    :param keep: Something may still listen on other ports: leaves our rules for them, and those in the other managers.
     :returns: Our rules before and after, one line for each.
     """
     system = system or System()
     rules = merge_rules(rules)
     managers = _managers(manager, system)
+    if keep:
+        managers = {name: found for name, found in managers.items() if name == manager}
+        left = [rule for found in managers.values() for rule in _left_over(found.state([])[0], rules)]
+        rules = merge_rules([*rules, *left])
     states = _states(managers, manager, rules)
     for name in sorted(managers, key=lambda name: name != manager):
         own = rules if name == manager else []
