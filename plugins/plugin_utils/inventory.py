@@ -233,7 +233,8 @@ def hosts(
                 "unknown_variables": unknown({*own, *of_all}, spec),
                 "facts": _entry((answers or {}).get(name), "facts"),
             }
-    retired = groups.get(RETIRED, [])
+    retired_group = RETIRED if cluster == CLUSTER_GROUP else f"{RETIRED}_{cluster}"
+    retired = groups.get(retired_group, [])
     idle = [name for name in groups[cluster] if name not in members and name not in retired]
     if idle and members:
         Display().warning(
@@ -250,11 +251,11 @@ def hosts(
         raise AnsibleActionFail(
             f"Group {cluster} has no host that is also in llama_head or llama_workers: put the head and the workers there."
         )
-    _name_who_left(kept, {*members, *retired})
+    _name_who_left(kept, {*members, *retired}, retired_group)
     return cluster, entry.settle(cluster, members)
 
 
-def _name_who_left(kept: Any, known: Collection[str]) -> None:
+def _name_who_left(kept: Any, known: Collection[str], retired_group: str) -> None:
     """Warns of hosts that the last plan had, and that the inventory has in none of the cluster's groups.
 
     :param kept: host → facts, as the last run left them on the head; a host may say anything.
@@ -264,5 +265,5 @@ def _name_who_left(kept: Any, known: Collection[str]) -> None:
     if left:
         Display().warning(
             f"{', '.join(left)} had a part in this cluster's last plan and is in none of its groups now: what runs there goes on running. Put it into "
-            f"the group {RETIRED}, and site.yml removes it; the next plan does not know of it any more."
+            f"the group {retired_group}, and site.yml removes it; the next plan does not know of it any more."
         )

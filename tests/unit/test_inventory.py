@@ -216,3 +216,14 @@ def test_a_host_that_left_without_llama_retired_is_named(monkeypatch, retired, k
     assert len(said) == len(warned)
     assert all(text in sentence for text, sentence in zip(warned, said))
     assert all("llama_retired" in sentence for sentence in said)
+
+
+def test_a_cluster_with_a_name_has_a_group_of_retired_hosts_of_its_own(monkeypatch):
+    said = []
+    monkeypatch.setattr(inventory.Display, "warning", lambda _display, text: said.append(text))
+    groups = {"night": ["a"], "llama_head": ["a"], "llama_retired": ["gone"], "llama_retired_night": ["old"]}
+    given = {"groups": groups, "hostvars": {"a": {}}, "llama_cluster_group": "night"}
+    inventory.hosts(given, {"a": {"facts": {**FACTS, "kept": {"a": {}, "gone": {}, "old": {}}}}})
+    (sentence,) = said
+    assert sentence.startswith("gone had a part in this cluster's last plan")
+    assert "the group llama_retired_night, and" in sentence

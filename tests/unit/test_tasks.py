@@ -115,8 +115,10 @@ def test_retired_hosts_are_last_and_a_retired_head_stops_before_the_workers_chan
     "leased, released", [([], False), (["head"], True), (["old"], True)], ids=["nobody", "cluster", "retired"]
 )
 def test_a_run_that_took_the_lease_for_retired_hosts_alone_gives_it_back(leased, released):
-    (step,) = yaml.safe_load((ROOT / "playbooks" / "site.yml").read_text())[-1]["tasks"]
+    play = yaml.safe_load((ROOT / "playbooks" / "site.yml").read_text())[-1]
+    (step,) = play["tasks"]
     known = {
+        **{name: trust_as_template(text) for name, text in play["vars"].items()},
         "ansible_play_hosts_all": ["head"],
         "groups": {"llama_retired": ["old"]},
         "hostvars": {name: {"llama_leased": {}} if name in leased else {} for name in ("head", "old")},
@@ -124,22 +126,56 @@ def test_a_run_that_took_the_lease_for_retired_hosts_alone_gives_it_back(leased,
     assert Templar(DataLoader(), known).evaluate_conditional(trust_as_template(step["when"])) is released
 
 
+@pytest.mark.parametrize("given, retired", [({}, ["a"]), ({"llama_cluster_group": "night"}, ["b"])])
+def test_a_run_cleans_up_what_its_own_cluster_has_retired(given, retired):
+    groups = {"llama_retired": ["a"], "llama_retired_night": ["b"]}
+    templar = Templar(DataLoader(), {"groups": groups, **given})
+    plays = yaml.safe_load((ROOT / "playbooks" / "site.yml").read_text())
+    named = [play["hosts"] for play in plays if "retired" in play["name"]]
+    apply = next(play for play in plays if play["name"] == "Apply")
+    named += [task["vars"]["llama_retired_hosts"] for task in tasks([apply]) if "retired" in task.get("name", "")]
+    assert [templar.template(trust_as_template(text)) for text in named] == [retired] * 3
+    left = {"groups": {}, **given}
+    assert Templar(DataLoader(), left).template(trust_as_template(named[0])) == []
+
+
 @pytest.mark.programs
-def test_a_host_that_is_retired_and_used_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    "cluster, retired, refused",
+    [
+        ("llama_cluster", "llama_retired", True),
+        ("night", "llama_retired_night", True),
+        ("night", "llama_retired", False),
+        ("llama_cluster", "llama_retired_night", False),
+    ],
+)
+def test_a_host_that_is_retired_and_used_by_one_cluster_is_refused(tmp_path, cluster, retired, refused):
     used = {"hosts": {"box": {"ansible_connection": "local"}}}
-    groups = {"llama_cluster": used, "llama_head": used, "llama_retired": used}
-    (tmp_path / "hosts.yml").write_text(yaml.safe_dump(groups))
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({cluster: used, "llama_head": used, retired: used}))
+    (tmp_path / "run.yml").write_text(
+        f"- {{hosts: localhost, gather_facts: false, tasks: [{{import_tasks: {ROOT}/playbooks/tasks/inventory.yml}}]}}"
+    )
     run = subprocess.run(
-        [sys.executable, "-m", "ansible", "playbook", ROOT / "playbooks" / "stop.yml", "-i", tmp_path / "hosts.yml"],
+        [
+            sys.executable,
+            "-m",
+            "ansible",
+            "playbook",
+            "run.yml",
+            "-i",
+            "hosts.yml",
+            "-e",
+            f"llama_cluster_group={cluster}",
+        ],
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         env={**os.environ, "ANSIBLE_HOME": str(tmp_path), "ANSIBLE_FORCE_COLOR": "false"},
         check=False,
     )
-    assert run.returncode == 2
-    assert (
-        "box is in llama_retired, and in llama_head or llama_workers as well: remove it from" in run.stdout + run.stderr
-    )
+    assert run.returncode == (2 if refused else 0), run.stdout
+    said = f"box is in {retired}, and in llama_head or llama_workers as well: remove it from"
+    assert (said in run.stdout + run.stderr) == refused
 
 
 def steps(file):
