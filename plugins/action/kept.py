@@ -24,7 +24,7 @@ class ActionModule(ActionBase):
     def run(self, tmp=None, task_vars=None):
         super().run(tmp, task_vars)
         arguments = dict(self._task.args)
-        if arguments["state"] not in ON_THE_CONTROLLER:
+        if arguments.get("state") not in ON_THE_CONTROLLER:
             if "plan" in arguments:
                 arguments["record"] = _record(arguments.pop("plan"), task_vars["inventory_hostname"])
             return self._execute_module(module_args=arguments, task_vars=task_vars)

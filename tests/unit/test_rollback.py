@@ -638,6 +638,10 @@ def act(**arguments):
     return own.run(task_vars={"inventory_hostname": "head"})
 
 
+def test_a_task_without_a_state_gets_the_error_of_the_module():
+    assert act(prefix="/opt/llamacpp") == {"prefix": "/opt/llamacpp"}
+
+
 def test_a_host_gets_the_text_of_files_and_no_path_of_the_controller(pair):
     plan = completed(pair)
     given = act(state="applying", prefix="/opt/llamacpp", plan=plan)

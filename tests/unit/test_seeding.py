@@ -391,7 +391,7 @@ def test_what_is_no_tensor_of_a_cache_is_left_out(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can work as another account")
-def test_root_does_it_as_the_account():
+def test_root_does_it_as_the_account(monkeypatch):
     seen = commands.work_as("nobody", lambda: {"user": os.getuid(), "groups": os.getgroups()})
     assert seen["user"] != 0
     assert 0 not in seen["groups"]
@@ -400,6 +400,18 @@ def test_root_does_it_as_the_account():
     with pytest.raises(KeyError):
         commands.work_as("no-such-account", dict)
     assert commands.work_as(None, lambda: json.loads('{"a": 1}')) == {"a": 1}
+    with pytest.raises(RuntimeError, match=r"TypeError: .* is not JSON serializable"):
+        commands.work_as("nobody", lambda: {"text": b""})
+    monkeypatch.setattr(commands.json, "dumps", lambda _result: '{"result": {"cut')
+    with pytest.raises(RuntimeError, match="the process ended"):
+        commands.work_as("nobody", dict)
+
+
+def test_an_exception_has_one_type_whether_the_account_changes_or_not():
+    with pytest.raises(RuntimeError, match="ZeroDivisionError: "):
+        commands.work_as(None, lambda: {"value": 1 // 0})
+    with pytest.raises(FileNotFoundError):
+        commands.work_as(None, lambda: {"text": Path("/no/such").read_text()})
 
 
 @pytest.fixture

@@ -65,6 +65,20 @@ def test_what_others_say_is_shown_without_control_characters():
     assert sum("E:  ]0;x 2J no space" in text for text in rendered) == 5
 
 
+def test_a_list_of_packages_that_is_too_old_is_named_where_it_is_not_fetched():
+    """pacman supports no newer list without an update of all packages."""
+    (install,) = yaml.safe_load((ROOT / "roles/llama_host/tasks/packages.yml").read_text())
+    assert "pacman -Syu" in install["rescue"][0]["ansible.builtin.fail"]["msg"]
+
+
+def test_logs_of_supervisor_are_for_its_account_alone_and_files_of_services_as_before():
+    role = ROOT / "roles" / "llama_host"
+    assert "\numask=077\n" in (role / "templates/supervisord.conf.j2").read_text()
+    assert "\numask=022\n" in (role / "templates/supervisor.conf.j2").read_text()
+    start = yaml.safe_load((role / "tasks/supervisor.yml").read_text())[-1]
+    assert "umask 077" in start["ansible.builtin.command"]["argv"][2], "it opens its own log before it sets its umask"
+
+
 def test_a_run_says_at_its_end_what_it_went_on_without():
     plays = yaml.safe_load((ROOT / "playbooks" / "site.yml").read_text())
     last = next(play for play in plays if play["name"] == "Verify")

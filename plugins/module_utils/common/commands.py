@@ -15,9 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+
 SEARCH = os.pathsep.join(
     [
-        os.environ.get("PATH", ""),
+        *filter(os.path.isabs, os.environ.get("PATH", "").split(os.pathsep)),
         "/usr/local/bin",
         "/opt/homebrew/bin",
         "/usr/local/cuda/bin",
@@ -28,6 +30,7 @@ SEARCH = os.pathsep.join(
         "/bin",
     ]
 )
+"""Absolute folders alone: an empty entry is the current folder, and modules run as root."""
 COMMAND_SECONDS = 20
 ROOT = Path("/")
 Ask = Callable[[list], str]
@@ -107,11 +110,17 @@ def work_as(account: str | None, work: Callable[[], dict[str, Any]]) -> dict[str
     """What ``work`` returns, done by another process as an account where this one is root's: so that no path that the account changes leads
     root elsewhere.
 
-    :param work: returns what JSON can hold. An exception ends in a RuntimeError with its text.
+    :param work: returns what JSON can hold.
+    :raises RuntimeError: with the text of an exception of ``work``. Where the account does not change, OSError and Refusal come as they are.
     """
     changes = _as_account(account)
     if not changes:
-        return work()
+        try:
+            return work()
+        except (OSError, Refusal):
+            raise
+        except Exception as error:
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
@@ -120,17 +129,20 @@ def work_as(account: str | None, work: Callable[[], dict[str, Any]]) -> dict[str
             os.setgroups([])
             os.setgid(changes["group"])
             os.setuid(changes["user"])
-            result: dict[str, Any] = {"result": work()}
+            text = json.dumps({"result": work()})
         except BaseException as error:
-            result = {"error": f"{type(error).__name__}: {error}"}
+            text = json.dumps({"error": f"{type(error).__name__}: {error}"})
         with open(writer, "w", encoding="utf-8") as stream:
-            json.dump(result, stream)
+            stream.write(text)
         os._exit(0)
     os.close(writer)
     with open(reader, encoding="utf-8") as stream:
         text = stream.read()
     os.waitpid(child, 0)
-    answer = json.loads(text or "{}")
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        answer = {}  # of a process that was killed while it wrote
     if "result" not in answer:
         raise RuntimeError(answer.get("error", "the process ended"))
     return dict(answer["result"])

@@ -253,8 +253,8 @@ def thunderbolt(root: Path = ROOT) -> list[dict]:
     for device in sorted(root.glob("sys/bus/thunderbolt/devices/*")):
         if "DEVTYPE=thunderbolt_xdomain" not in text_of(device / "uevent").split():
             continue
-        lanes = re.findall(r"\d+", text_of(device / "rx_lanes") + text_of(device / "tx_lanes"))
-        speeds = re.findall(r"\d+(?:\.\d+)?", text_of(device / "rx_speed") + text_of(device / "tx_speed"))
+        lanes = re.findall(r"\d+", text_of(device / "rx_lanes") + "\n" + text_of(device / "tx_lanes"))
+        speeds = re.findall(r"\d+(?:\.\d+)?", text_of(device / "rx_speed") + "\n" + text_of(device / "tx_speed"))
         if lanes and speeds:
             connections.append(
                 {"device": device.name, "lanes": min(map(int, lanes)), "gbit_per_lane": min(map(float, speeds))}
