@@ -146,6 +146,13 @@ def test_a_release_is_built_with_tls_where_it_is_asked_for(pair, release, on, of
         assert "openssl" not in plain["hosts"][name]["tools"]
 
 
+@pytest.mark.parametrize("release", [of_build(6170), of_build(11669), {**FORK, "build": 4840}])
+def test_the_port_is_on_every_command_line(pair, release):
+    plan = secured(pair, llama_release=release, llama_accept_advisories=["rpc-remote-code-execution"]).plan()
+    heads = [plan["head"], *(fallback["head"] for fallback in plan["fallbacks"])]
+    assert all(" --port 8080 " in " ".join(head["argv"]) for head in heads)
+
+
 @pytest.mark.parametrize("source", ["package", "binary"])
 def test_programs_that_are_compiled_already_are_tried_again_with_tls(pair, source):
     for host in pair.hosts.values():

@@ -199,10 +199,8 @@ def test_ufw_a_port_that_moves_leaves_no_rule(tmp_path):
 
 def test_ufw_keeps_a_port_closed_while_its_sources_change(tmp_path):
     host = ufw_host(tmp_path, ADDED.splitlines()[:4])
-    firewall.apply("ufw", [rule(50152, "10.1.0.10", "10.1.0.11")], check=False, system=host)
-    firewall.apply("ufw", [rule(50152, "10.1.0.10")], check=False, system=host)
-    assert host.changes[0].startswith("ufw delete allow from 10.1.0.11")
-    assert host.changes[1].startswith("ufw prepend allow from 10.1.0.11")
+    for sources in (["10.1.0.10", "10.1.0.11"], ["10.1.0.10"]):
+        firewall.apply("ufw", [rule(50152, *sources)], check=False, system=host)
     assert not any(" deny " in line for line in host.changes)
 
 
@@ -590,31 +588,14 @@ def test_what_may_still_listen_keeps_its_rules_until_it_has_stopped(remembering,
     before, after = firewall.apply(manager, moved, check=False, system=host, keep=True)
     assert {line for line in before if "50060" in line or "8080" in line} <= set(after)
     assert all(port in kept() for port in ("50060", "50061", "8080"))
-    assert not [line for line in kept().splitlines() if "50152" in line and "10.1.0.11" in line]
-    again = firewall.apply(manager, moved, check=False, system=host, keep=True)
-    assert again == (after, after)
+    assert not [line for line in after if "50152" in line and "10.1.0.11" in line]
+    assert firewall.apply(manager, moved, check=False, system=host, keep=True) == (after, after)
     firewall.apply(manager, moved, check=False, system=host)
-    assert "50060" not in kept()
-    assert "8080" not in kept()
-    assert not firewall.differs(manager, moved, host)
-
-
-def test_recorded_rules_are_read_as_they_were_planned(tmp_path):
-    """One source or none for each line of a state."""
-    hosts = {
-        firewall.Ufw: ufw_host(tmp_path / "ufw", ADDED.splitlines()[:4]),
-        firewall.Firewalld: firewalld_host(tmp_path / "firewalld"),
-        firewall.Nftables: nft_host(tmp_path / "nft", RULESET),
-    }
-    hosts[firewall.Nftables].file(firewall.Nftables(hosts[firewall.Nftables]).file)
-    for kind, host in hosts.items():
-        read = firewall._left_over(kind(host).state([])[0], [])
-        assert firewall.merge_rules(read) == (BOTH[1:] if kind is firewall.Ufw else BOTH)
+    assert not any(port in kept() for port in ("50060", "8080"))
 
 
 def test_a_manager_that_is_not_the_active_one_keeps_its_rules_until_the_services_have_changed(tmp_path):
-    added = ADDED.splitlines()[:4]
-    host = ufw_host(tmp_path, added)
+    host = ufw_host(tmp_path, added := ADDED.splitlines()[:4])
     host.on = ()
     for keep, left in ((True, 2), (False, 0)):
         firewall.apply(None, [], check=False, system=host, keep=keep)

@@ -1,14 +1,7 @@
 """Workers that the head reaches through a tunnel."""
 
-from pathlib import Path
-
 import pytest
-import yaml
-from ansible.parsing.dataloader import DataLoader
-from ansible.template import Templar, trust_as_template
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report, verification
-
-BEFORE_VERIFY = Path(__file__).resolve().parents[2] / "playbooks/tasks/before_verify.yml"
 
 
 @pytest.fixture
@@ -40,20 +33,6 @@ def test_a_worker_behind_a_tunnel_listens_on_loopback_of_its_own_host(tunnelled)
 def test_a_host_behind_a_tunnel_has_no_link_to_measure(tunnelled):
     tunnelled.hosts["worker1"]["variables"]["llama_links"] = [{"address": "10.0.0.2/24", "interface": "eth1"}]
     assert tunnelled.plan()["links"] == []
-
-
-def test_a_link_is_measured_at_a_worker_without_a_tunnel(tunnelled):
-    variables = tunnelled.hosts["worker1"]["variables"]
-    variables["llama_links"] = [{"address": "10.0.0.2/24", "interface": "eth1"}]
-    variables["llama_worker_endpoints"] = [{"name": "a", "tunnel": "127.0.0.1:60052"}, {"name": "b", "port": 50053}]
-    plan = tunnelled.plan()
-    assert plan["links"] == ["worker1"]
-    (measuring,) = [task for task in yaml.safe_load(BEFORE_VERIFY.read_text()) if "links" in task["name"]]
-    known = {key: trust_as_template(text) for key, text in measuring["vars"].items()}
-    templar = Templar(DataLoader(), {**known, "llama_link_plan": plan["hosts"]["worker1"]})
-    asked = templar.template(trust_as_template("{{ [llama_link_address, llama_link_port] }}"))
-    assert asked == ["10.0.0.2", 50153]
-    assert [rule["port"] for rule in plan["hosts"]["worker1"]["firewall"]] == [50053, 50153]
 
 
 def test_the_staging_ports_have_a_tunnel_of_their_own(tunnelled):

@@ -194,22 +194,17 @@ class Ufw:
     def change(self, rules: list[dict]) -> None:
         """New rules come before old ones go, and only a rule that opens is moved: what is to be closed is closed all the time."""
         present, wanted = self._groups(self._ours()), self._wanted(rules)
-        differing = [
-            (present.get(key, []), wanted.get(key, []))
-            for key in {**wanted, **present}
-            if present.get(key) != wanted.get(key)
-        ]
-        for current, planned in differing:
-            for rule in reversed(planned):
-                if rule in current and rule.startswith("deny"):
-                    continue
-                if rule in current:
-                    self.system.run(["ufw", "delete", *shlex.split(rule)])
+        keys = [key for key in {**wanted, **present} if present.get(key) != wanted.get(key)]
+        current = [rule for key in keys for rule in present.get(key, [])]
+        planned = [rule for key in keys for rule in reversed(wanted.get(key, []))]
+        for rule in planned:
+            if rule in current and rule.startswith("allow"):
+                self.system.run(["ufw", "delete", *shlex.split(rule)])
+            if rule not in current or rule.startswith("allow"):
                 self.system.run(["ufw", "prepend", *shlex.split(rule), "comment", self.system.own.mark])
-        for current, planned in differing:
-            for rule in current:
-                if rule not in planned:
-                    self.system.run(["ufw", "delete", *shlex.split(rule)])
+        for rule in current:
+            if rule not in planned:
+                self.system.run(["ufw", "delete", *shlex.split(rule)])
 
 
 class Firewalld:
@@ -629,14 +624,14 @@ def _left_over(lines: list[str], rules: list[dict]) -> list[dict]:
     left = []
     for line in lines:
         words = re.sub(r' address=| port=|"', " ", line.rpartition(": ")[2])
-        port = re.search(r"port +(\d+)|(\d+)/tcp|tcp (\d+)$", words)
         to = re.search(r"(?:to|destination) +(\d[\d.]+)", words)
-        source = re.search(r"(?:from|source) +([\d./]+)", words)
-        opens = re.search(r"\b(?:allow|accept)\b", words)
-        address = to[1] if to else names.EVERY_ADDRESS
-        if port and (address, int(port[port.lastindex])) not in planned:
+        port = re.search(r"(?:port +|tcp )(\d+)|(\d+)/tcp", words)
+        place = (to[1] if to else names.EVERY_ADDRESS, int(port[1] or port[2]) if port else None)
+        if port and place not in planned:
+            source = re.search(r"(?:from|source) +([\d./]+)", words)
+            opens = re.search(r"\b(?:allow|accept)\b", words)
             sources = [source[1] if source else names.EVERYBODY] if opens else []
-            left.append({"address": address, "port": int(port[port.lastindex]), "protocol": "tcp", "sources": sources})
+            left.append({"address": place[0], "port": place[1], "protocol": "tcp", "sources": sources})
     return left
 
 

@@ -15,8 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
-
 SEARCH = os.pathsep.join(
     [
         *filter(os.path.isabs, os.environ.get("PATH", "").split(os.pathsep)),
@@ -111,13 +109,13 @@ def work_as(account: str | None, work: Callable[[], dict[str, Any]]) -> dict[str
     root elsewhere.
 
     :param work: returns what JSON can hold.
-    :raises RuntimeError: with the text of an exception of ``work``. Where the account does not change, OSError and Refusal come as they are.
+    :raises RuntimeError: with the text of an exception of ``work``. An OSError comes as it is where the account does not change.
     """
     changes = _as_account(account)
     if not changes:
         try:
             return work()
-        except (OSError, Refusal):
+        except OSError:
             raise
         except Exception as error:
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
