@@ -102,7 +102,7 @@ def write_parts(folder, count=2, numbers=None, tensors=None, said=None):
             ("split.no", U16, (numbers or range(count))[index]),
             ("split.tensors.count", I32, said or count),
         ]
-        name = (tensors or [f"blk.{index}.attn_q.weight" for index in range(count)])[index]
+        name = (tensors or [f"blk.{index % 2}.attn_q{index // 2 or ''}.weight" for index in range(count)])[index]
         paths.append(folder / f"big-{index + 1:05d}-of-{count:05d}.gguf")
         paths[-1].write_bytes(model(keys=keys, tensors=[(name, (64, 64), 0)]))
     return paths

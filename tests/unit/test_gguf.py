@@ -257,6 +257,29 @@ def test_a_summary_has_the_limits_of_a_header(change, said):
     assert said in gguf.problem({**summary, **change})
 
 
+EMPTY = (*files.LLAMA[:1], ("llama.block_count", files.U32, 1), *files.LLAMA[2:])
+
+
+@pytest.mark.parametrize(
+    "made, said",
+    [
+        ({"tensors": (*files.TENSORS, ("blk.2.scale", (1,), 0))}, "claims 2 layers, and tensor 'blk.2.scale'"),
+        ({"keys": EMPTY, "tensors": ()}, "has 0 as parameters"),
+        ({"keys": (*files.LLAMA, ("tokenizer.ggml.tokens", files.ARRAY, (files.STRING, [])))}, "0 as vocabulary"),
+        ({"keys": (*files.LLAMA, ("general.name", files.STRING, "http://a:b@c"))}, "has name, which has a password"),
+        ({"tensors": (*files.TENSORS, ("blk.1.scale", (), 0))}, None),
+    ],
+)
+def test_what_no_plan_takes_is_refused_where_it_is_read(made, said):
+    """The head that reports it would seem to have been changed."""
+    model = read(files.model(**made))
+    if not said:
+        assert gguf.problem(gguf.summarize(model)) is None
+        return
+    with pytest.raises(gguf.GGUFError, match=said):
+        gguf.summarize(model)
+
+
 def test_tensors_in_few_rows():
     rows = gguf.group(read(moe()).tensors)
     assert rows == [

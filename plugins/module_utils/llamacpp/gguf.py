@@ -19,7 +19,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import printable
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import caches, parts, tensor_types
@@ -571,8 +571,10 @@ def _sizes(tensors: Mapping[str, Tensor], layers: int, whole: bool) -> dict[str,
         raise GGUFError(f"is refused: it claims {layers} layers and holds {len(tensors)} tensors")
     layer_bytes, input_bytes, output_bytes = [0] * layers, 0, 0
     for name, tensor in tensors.items():
-        match = re.match(r"blk\.(\d{1,6})\.", name)
-        if match and int(match.group(1)) < layers:
+        match = re.match(r"blk\.([0-9]+)\.", name)
+        if match and int(match.group(1)) >= layers:
+            raise GGUFError(f"is refused: it claims {layers} layers, and tensor {short(name)} is of one beyond them")
+        if match:
             layer_bytes[int(match.group(1))] += tensor.bytes
         elif name.startswith("token_embd"):
             input_bytes += tensor.bytes
@@ -602,7 +604,7 @@ def summarize(model: Model, whole: bool = True) -> dict[str, Any]:
     _hold_type(model.types, "general.name", "string")
     _hold_type(model.types, "general.file_type", "uint32")
     counts = _counts(model, architecture)
-    return {
+    summary = {
         "architecture": printable(architecture),
         "name": printable(metadata.get("general.name", model.files[0]["name"])[:MAX_TITLE]),
         "parameters": sum(tensor.elements for tensor in tensors.values()),
@@ -615,6 +617,10 @@ def summarize(model: Model, whole: bool = True) -> dict[str, Any]:
         "files": model.files,
         "bytes": sum(file["bytes"] for file in model.files),
     }
+    wrong = problem(summary)
+    if wrong:
+        raise GGUFError(f"is refused: it {wrong}")
+    return summary
 
 
 COUNTS = ("layers", "width", "heads", "kv_heads", "key_dimension", "value_dimension", "context", "vocabulary")
@@ -647,7 +653,7 @@ def _row(row: dict[str, Any], layers: int) -> bool:
 
 
 def problem(summary: Mapping[str, Any]) -> str | None:
-    """What is wrong with a summary that was written down, or None."""
+    """What is wrong with a summary that was written down, or None. summarize returns none of which something is."""
     for key in ("architecture", "name", *COUNTS, "layer_bytes", *SIZES):
         if key not in summary:
             return f"lacks {key}"
@@ -678,4 +684,5 @@ def problem(summary: Mapping[str, Any]) -> str | None:
     for row in rows if isinstance(rows, list) else [rows]:
         if not isinstance(row, dict) or not _row(row, summary["layers"]):
             return f"has {short(row)} among its tensors"
-    return None
+    strange = untrusted.problem("", summary)
+    return f"has {strange.where.lstrip('.') or 'a value'}, which {strange.why}" if strange else None
