@@ -40,6 +40,15 @@ options:
     elements: str
     choices: [models, parts, caches, releases]
     required: true
+  cluster:
+    description: Name of the group with the cluster's hosts.
+    type: str
+    default: llama_cluster
+  scope:
+    description: Whether the installation belongs to the system or to the connecting user. A O(plan) that has it somewhere else than this host is refused.
+    type: str
+    choices: [auto, system, user]
+    default: auto
 """
 
 EXAMPLES = r"""
@@ -48,6 +57,7 @@ EXAMPLES = r"""
     plan: "{{ llama_planned.plan.hosts[inventory_hostname] }}"
     model: "{{ llama_planned.plan.model }}"
     kinds: [parts]
+    cluster: "{{ llama_cluster_group | default('llama_cluster') }}"
 """
 
 RETURN = r"""
@@ -67,8 +77,9 @@ lines:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import alone, state, unused
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, units, untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, names, units, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 
 
 def main():
@@ -77,15 +88,21 @@ def main():
             "plan": {"type": "dict", "required": True},
             "model": {"type": "dict", "required": True},
             "kinds": {"type": "list", "elements": "str", "choices": list(unused.KINDS), "required": True},
+            "cluster": {"type": "str", "default": names.DEFAULT_CLUSTER},
+            "scope": {"type": "str", "choices": ["auto", "system", "user"], "default": "auto"},
         },
         supports_check_mode=True,
         no_log=True,
     )
-    planned, model, kinds = (module.params[name] for name in ("plan", "model", "kinds"))
+    planned, model, kinds, cluster, scope = (
+        module.params[name] for name in ("plan", "model", "kinds", "cluster", "scope")
+    )
     if not kinds:
         module.fail_json(
             msg=f"llama_clean names nothing: use {', '.join(unused.KINDS)}, one or several. playbooks/status.yml lists what nothing uses."
         )
+    with failures.reported(module):
+        host.check_place(planned, host.place_of(scope, cluster))
     with (
         failures.reported(module, *state.ERRORS, Refusal),
         alone.alone(planned["prefix"], changes=not module.check_mode),

@@ -15,6 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import condition
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import model_files
 from ansible_collections.llamacpp.cluster.plugins.modules import clean
 from model_server import SHA, SIZE
@@ -72,7 +73,10 @@ def here(tmp_path, local, monkeypatch):
         {"name": "one", "port": 50052, "cache": True},
         {"name": "two", "port": 50053},
     ]
-    return Installation(tmp_path, local)
+    made = Installation(tmp_path, local)
+    place = {key: made.host[key] for key in ("scope", "service_manager", "prefix", "cache", "units")}
+    monkeypatch.setattr(host, "place_of", lambda _scope, _cluster: place)
+    return made
 
 
 def old_things(here):
@@ -488,6 +492,18 @@ def test_the_module(here, call):
     assert "it is not known what a kept plan uses" in call(**arguments, kinds=["caches"])["msg"]
 
 
+@pytest.mark.parametrize("key", ["scope", "service_manager", "prefix", "cache", "units"])
+def test_a_head_does_not_choose_where_files_are_removed(here, call, tmp_path, key):
+    """The plan is made of the facts that it keeps, and root removes."""
+    old_things(here)
+    before = here.left()
+    said = call(plan={**here.host, key: str(tmp_path / "evil")}, model=here.model, kinds=["caches"])["msg"]
+    assert f"{key} is '{tmp_path}"[:30] in said
+    assert "in the facts that the head keeps" in said
+    assert "run site.yml" in said
+    assert here.left() == before
+
+
 def test_a_removal_that_fails_names_the_path_and_the_next_run_goes_on(here, call, monkeypatch):
     old_things(here)
 
@@ -504,7 +520,6 @@ def test_a_removal_that_fails_names_the_path_and_the_next_run_goes_on(here, call
 
 def test_a_host_reports_it_with_its_condition(here, monkeypatch):
     old_things(here)
-    monkeypatch.setattr(condition, "_check_place", lambda *_arguments: None)
     monkeypatch.setattr(state, "drift", lambda _planned: {"services": {}})
     found = condition.read("llama_cluster", "user", here.host, None, here.model)["condition"]["unused"]
     assert {entry["kind"] for entry in found} == set(unused.KINDS)

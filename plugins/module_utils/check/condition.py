@@ -15,7 +15,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fall
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import services as managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import loading, records, verification
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, untrusted
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Each, Maybe, Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, sensors
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import runtime, tokens
@@ -153,19 +152,6 @@ def _recent(folder: Path, process: int | None, counted: Mapping[str, float] | No
     return tokens.of_last_hour(notes, now)
 
 
-def _check_place(planned: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """The plan is made of facts that lay on the head, and programs below the prefix are run as root: a head that was taken over chooses none.
-
-    :raises Refusal: the plan has the installation somewhere else than this host.
-    """
-    moved = next((key for key, value in here.items() if planned[key] != value), None)
-    if moved:
-        raise Refusal(
-            f"{moved} is {untrusted.show(planned[moved])} in the facts that the head keeps, and {here[moved]} on this host: run site.yml, which asks "
-            "anew; where that does not help, the head is not what it seems"
-        )
-
-
 def _unused(planned: dict[str, Any], model: dict[str, Any]) -> list[dict] | None:
     """Of the form unused.FORM; None where a folder cannot be read, or changes meanwhile."""
     with suppress(OSError):
@@ -185,10 +171,10 @@ def read(
     :param planned: the host's part of the plan; None where there is no plan.
     :param head: of the plan, on its host.
     :param model: of the plan; None where what nothing uses is not looked for.
-    :raises Refusal: see _check_place.
+    :raises Refusal: see host.check_place.
     """
     here = host.place_of(scope, cluster)
-    _check_place(planned or here, here)
+    host.check_place(planned or here, here)
     place = planned or here
     found = {"drift": state.drift({**planned, "knocks": []})} if planned else {}
     services = found["drift"]["services"] if planned else {}

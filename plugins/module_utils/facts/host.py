@@ -17,6 +17,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     commands,
@@ -28,6 +29,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     versions,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import (
     firewall,
     hardware,
@@ -296,6 +298,20 @@ def place_of(wanted_scope: str, cluster: str) -> dict:
     manager = service_manager(own_scope)
     environment = {"HOME": pwd.getpwuid(os.getuid()).pw_dir, **os.environ}
     return {"scope": own_scope, "service_manager": manager, **names.places(own_scope, manager, environment, cluster)}
+
+
+def check_place(planned: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """The plan is made of facts that lay on the head, and programs below the prefix are run, and files
+    removed, as root: a head that was taken over chooses none.
+
+    :raises Refusal: the plan has the installation somewhere else than this host.
+    """
+    moved = next((key for key, value in here.items() if planned.get(key) != value), None)
+    if moved:
+        raise Refusal(
+            f"{moved} is {untrusted.show(planned.get(moved))} in the facts that the head keeps, and {here[moved]} on this host: run site.yml, which asks "
+            "anew; where that does not help, the head is not what it seems"
+        )
 
 
 def facts(
