@@ -49,7 +49,10 @@ RUNTIME_FILES = [
 
 
 def complete(plan: dict) -> None:
-    """Adds to a plan what has to be written on each host: definitions of services, the runtime and the known-answer model."""
+    """Adds to a plan what has to be written on each host: definitions of services, the runtime and the known-answer model.
+
+    :raises Refusal: a service manager cannot express a word of a service.
+    """
     for name, host in plan["hosts"].items():
         record = neighbours.record(plan, name)
         host["files"] = [_file(f"{host['prefix']}/{names.CLUSTER_RECORD}", record.encode())]
@@ -60,7 +63,10 @@ def complete(plan: dict) -> None:
                 _file(f"{host['runtime']}/{path.name}", path.read_bytes(), source=path) for path in RUNTIME_FILES
             ]
         for service in host["services"]:
-            service["definition"] = definitions.definition(host, service)
+            try:
+                service["definition"] = definitions.definition(host, service)
+            except Refusal as refusal:
+                raise Refusal(f"{service['name']} on {name}: {refusal}") from None
     head, model = plan["head"], plan["model"]
     if head["fallback_after"] is not None:
         own = plan["hosts"][head["host"]]
@@ -142,22 +148,21 @@ class ActionModule(ActionBase):
         )
         if arguments["empty"]:
             return {"changed": False, "plan": _empty(arguments["facts"], inventory.cluster_of(task_vars))}
-        of_play = inventory.of_play(task_vars)
         digest = hashlib.sha256(b"".join(path.read_bytes() for path in RUNTIME_FILES)).hexdigest()[:12]
         staging = arguments["staging"]
         try:
-            name, hosts = inventory.hosts(task_vars, arguments["facts"], of_play)
+            name, hosts = inventory.hosts(task_vars, arguments["facts"], inventory.of_play(task_vars))
             catalogue = entry.catalogue(inventory.packages())
             cluster = entry.read(name, hosts)
             # What a benchmark cannot measure is refused now, not when it begins.
             benchmark.request_of(hosts[cluster.head]["variables"])
             cluster = self._look_up_releases(cluster, catalogue, task_vars)
             plan = cluster_plan.make(cluster, arguments["model"] or {}, catalogue, digest, staging)
+            if not plan["refused"]:
+                complete(plan)
+                keep_facts(plan, cluster)
         except Refusal as refusal:
             plan = cluster_plan.refused(inventory.cluster_of(task_vars), refusal)
-        if not plan["refused"]:
-            complete(plan)
-            keep_facts(plan, cluster)
         if not plan["refused"] and not staging:
             identify(plan)
         if staging or not arguments["show"]:

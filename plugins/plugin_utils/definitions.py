@@ -9,8 +9,8 @@ import functools
 import shlex
 from collections.abc import Iterable
 
-from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers, untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.inventory import ROLES
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
@@ -29,7 +29,7 @@ def _check(values: Iterable[str], comments: Iterable[str] = ()) -> None:
             wrong = "supervisor reads a part of it as a comment: remove the space before ; or #"
         else:
             continue
-        raise AnsibleActionFail(
+        raise Refusal(
             f"{untrusted.show(value)} is a path, an argument or an environment variable of a service, and {wrong}"
         )
 
@@ -48,7 +48,7 @@ def systemd_line(text: str) -> str:
     """The rest of a line that systemd takes as it is."""
     _check([text])
     if text.strip() != text or text.endswith("\\"):
-        raise AnsibleActionFail(
+        raise Refusal(
             f"{untrusted.show(text)} is a path or a description in a service, and systemd does not read a space or \\ at its end: rename it"
         )
     return text.replace("%", "%%")
@@ -106,6 +106,7 @@ def definition(host: dict, service: dict) -> str:
 
     :param host: ``plan["hosts"][name]``.
     :param service: one of its services.
+    :raises Refusal: the service manager cannot express a word of it.
     """
     template = service_managers.MANAGERS[host["service_manager"]].template
     return _templates().get_template(template).render(host=host, service=service)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetching
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, untrusted
@@ -142,7 +141,7 @@ def _beside(base: str, path: str) -> str:
 def _module(action: ActionBase, task_vars: dict, name: str, arguments: dict) -> dict:
     result = action._execute_module(module_name=name, module_args=arguments, task_vars=task_vars)
     if result.get("failed"):
-        raise AnsibleActionFail(copying.why(result), result=result)
+        raise Refusal(copying.why(result))
     return result
 
 

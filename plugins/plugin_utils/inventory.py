@@ -12,11 +12,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ansible.errors import AnsibleActionFail
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.module_utils.common.yaml import yaml_load
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry
 
 ROLES = Path(__file__).resolve().parents[2] / "roles"
@@ -110,13 +110,11 @@ def _variables(name: str, hostvars: Any, spec: dict[str, dict]) -> dict:
     entry.check(name, given)
     given = _plain(given)  # bounded by the check
     for variable, value in no_mappings(given, spec):
-        raise AnsibleActionFail(
+        raise Refusal(
             f"Variables of host {name} are not valid: {variable} is {value!r}, but must be a mapping. docs/variables.md describes them."
         )
     for variable in truths(given, spec):
-        raise AnsibleActionFail(
-            f"Variables of host {name} are not valid: {variable} is true or false, but must be a number."
-        )
+        raise Refusal(f"Variables of host {name} are not valid: {variable} is true or false, but must be a number.")
     checked = _validator().validate(given)
     if checked.error_messages:
         problems = "; ".join(
@@ -125,17 +123,14 @@ def _variables(name: str, hostvars: Any, spec: dict[str, dict]) -> dict:
             )
             for message in checked.error_messages
         )
-        raise AnsibleActionFail(
-            f"Variables of host {name} are not valid: {problems}. docs/variables.md describes them."
-        )
+        raise Refusal(f"Variables of host {name} are not valid: {problems}. docs/variables.md describes them.")
     return {variable: checked.validated_parameters.get(variable) for variable in spec}
 
 
 def variables_of(task_vars: dict) -> dict:
     """The variables of the host of this task, held against their specifications.
 
-    :raises AnsibleActionFail: types are wrong.
-    :raises Refusal: no plan can hold a value.
+    :raises Refusal: types are wrong, or no plan can hold a value.
     """
     name = task_vars["inventory_hostname"]
     return _variables(name, task_vars["hostvars"][name], specification())
@@ -166,13 +161,13 @@ def unknown(given: Iterable[str], spec: dict[str, dict]) -> dict[str, str]:
 def of_play(task_vars: dict) -> set[str]:
     """Names of variables that the play of this task sets, for all of its hosts.
 
-    :raises AnsibleActionFail: one of them is an operator's, which would have no effect: planning reads the variables of hosts.
+    :raises Refusal: one of them is an operator's, which would have no effect: planning reads the variables of hosts.
     """
     own = task_vars["hostvars"][task_vars["inventory_hostname"]]
     given = {name for name in task_vars if name.startswith(PREFIX) and name not in own}
     without_effect = sorted(given.intersection(specification()))
     if without_effect:
-        raise AnsibleActionFail(
+        raise Refusal(
             f"{', '.join(without_effect)} is set in vars of a play, where it has no effect: set it for a host or a group of the "
             "inventory, or pass it with -e."
         )
@@ -211,13 +206,12 @@ def hosts(
 
     :param answers: host → what host_info returned there. Of any other host the facts are those that the last run left on the head.
     :param of_all: names of variables that are set for all hosts at once, of of_play.
-    :raises AnsibleActionFail: groups or types are wrong.
-    :raises Refusal: no plan can hold a value.
+    :raises Refusal: groups or types are wrong, or no plan can hold a value.
     """
     groups, hostvars = task_vars["groups"], task_vars["hostvars"]
     cluster = cluster_of(task_vars)
     if cluster not in groups:
-        raise AnsibleActionFail(
+        raise Refusal(
             f"The inventory has no group {cluster!r}: put the cluster's hosts into it, or set llama_cluster_group to the right group."
         )
     spec = specification()
@@ -248,7 +242,7 @@ def hosts(
             # Somebody else's connection: that of the person who runs Ansible, from wherever that is today.
             host["facts"] = {**host["facts"], "reached_at": None}
     if not members:
-        raise AnsibleActionFail(
+        raise Refusal(
             f"Group {cluster} has no host that is also in llama_head or llama_workers: put the head and the workers there."
         )
     _name_who_left(kept, {*members, *retired}, retired_group)

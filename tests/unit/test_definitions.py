@@ -8,9 +8,9 @@ import shutil
 import subprocess
 
 import pytest
-from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import firewall
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import entry
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions
 
@@ -113,7 +113,7 @@ def test_systemd_itself_reads_every_character_of_a_path(tmp_path):
 
 @pytest.mark.parametrize("path", ["/etc/keys ", "/etc/keys\\", " /etc/keys"])
 def test_a_path_of_which_systemd_would_read_another_one(pair, path):
-    with pytest.raises(AnsibleActionFail, match="systemd does not read a space or"):
+    with pytest.raises(Refusal, match="systemd does not read a space or"):
         definitions.systemd_line(path)
 
 
@@ -141,7 +141,7 @@ def test_systemd_accepts_what_is_quoted(tmp_path):
     "quote", [lambda: definitions.systemd_command(["a\nb"]), lambda: definitions.supervisor_environment({"A": "a\rb"})]
 )
 def test_line_breaks_are_refused(quote):
-    with pytest.raises(AnsibleActionFail, match="line break"):
+    with pytest.raises(Refusal, match="line break"):
         quote()
 
 
@@ -345,7 +345,7 @@ def test_a_property_list_holds_the_words(local):
     ],
 )
 def test_what_supervisor_would_read_as_a_comment_is_refused(quote):
-    with pytest.raises(AnsibleActionFail, match="as a comment"):
+    with pytest.raises(Refusal, match="as a comment"):
         quote()
 
 

@@ -7,7 +7,6 @@ import tracemalloc
 from unittest import mock
 
 import pytest
-from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
@@ -118,7 +117,7 @@ def test_ansibles_messages_repeat_no_control_character():
 
 
 def test_a_cluster_group_is_shown_without_control_characters():
-    with pytest.raises(AnsibleActionFail, match=r"no group 'a\\x1bb'"):
+    with pytest.raises(Refusal, match=r"no group 'a\\x1bb'"):
         inventory.hosts({"groups": {}, "hostvars": {}, "llama_cluster_group": "a\x1bb"})
 
 

@@ -1,7 +1,9 @@
 """Whatever an inventory or a host says, planning ends in a plan or in a refusal: no other exception, and within two seconds of processor time."""
 
 import copy
+import json
 import os
+import re
 import time
 from contextlib import suppress
 from unittest import mock
@@ -14,7 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import b
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import advisories
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import html_page, inventory
 from conftest import FACTS, SCHEMA
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, currently_in_test_context, event, given, settings
 from hypothesis import strategies as st
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "200"))
@@ -201,9 +203,9 @@ def plan(monkeypatch):
     monkeypatch.setattr(action.sources, "resolve", lambda value, _find: action.releases.request_of(value))
     monkeypatch.setattr("ansible.utils.display.Display.display", lambda *_arguments, **_named: None)
 
-    def run(variables, answers, model=None):
+    def run(variables, answers, model=None, **arguments):
         hostvars = {name: {"ansible_host": ADDRESSES[name], **variables.get(name, {})} for name in ADDRESSES}
-        task = mock.Mock(args={"facts": answers, "model": model or {}, "page": False}, async_val=0)
+        task = mock.Mock(args={"facts": answers, "model": model or {}, "page": False, **arguments}, async_val=0)
         module = action.ActionModule(task, *(mock.Mock() for _number in range(5)))
         own = {"inventory_hostname": "head", "groups": GROUPS, "hostvars": hostvars}
         started = time.process_time()
@@ -212,12 +214,14 @@ def plan(monkeypatch):
         except AnsibleActionFail as refusal:
             result = {"failed": True, "msg": str(refusal)}
         assert time.process_time() - started < SECONDS
-        event("refused" if result.get("failed") else "planned")
+        if currently_in_test_context():
+            event("refused" if result.get("failed") else "planned")
         if result.get("failed"):
             assert untrusted.is_plain(result["msg"])
         else:
             SCHEMA.validate(result["plan"])
             assert html_page.page(result["plan"], [])
+        return result
 
     return run
 
@@ -266,6 +270,27 @@ def hostvars(head, one, two):
         "one": {**everywhere, **one},
         "two": {**everywhere, **two},
     }
+
+
+@pytest.mark.parametrize(
+    "variables, said",
+    [
+        (
+            {"llama_server_extra_args": ["--alias", "a ; b"]},
+            r"^llamacpp-server on head: 'a ; b' is .* supervisor reads",
+        ),
+        ({"llama_server_port": "eighty"}, "^Variables of host head are not valid: argument 'llama_server_port'"),
+    ],
+)
+def test_the_json_of_a_refused_plan_is_written(plan, tmp_path, variables, said):
+    facts = {name: {"facts": {**FACTS, "service_manager": "supervisor"}} for name in ADDRESSES}
+    variables = {**variables, "llama_accept_advisories": [advisory.id for advisory in advisories.ADVISORIES]}
+    result = plan(hostvars(variables, {}, {}), facts, path=str(tmp_path / "plan.json"))
+    told = json.loads((tmp_path / "plan.json").read_text())
+    SCHEMA.validate(told)
+    assert told["refused"]
+    assert re.search(said, told["reasons"][0])
+    assert told["reasons"][0] in result["msg"]
 
 
 @pytest.mark.fuzz

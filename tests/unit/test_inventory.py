@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ansible.errors import AnsibleActionFail
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from conftest import FACTS
 
@@ -62,7 +62,7 @@ def test_the_known_answer_model_has_a_default_size():
     ],
 )
 def test_values_of_the_wrong_kind_name_the_host_and_the_variable(variables, said):
-    with pytest.raises(AnsibleActionFail, match=said) as raised:
+    with pytest.raises(Refusal, match=said) as raised:
         inventory.hosts(task_vars(GROUPS, **variables))
     assert "host a" in str(raised.value)
 
@@ -110,7 +110,7 @@ def test_an_unknown_variable_of_one_host_or_of_the_play():
 
 def test_a_variable_that_only_a_play_sets_is_refused_as_it_has_no_effect():
     variables = {**task_vars(GROUPS), "llama_server_port": 9000, "inventory_hostname": "a"}
-    with pytest.raises(AnsibleActionFail, match="llama_server_port is set in vars of a play"):
+    with pytest.raises(Refusal, match="llama_server_port is set in vars of a play"):
         inventory.of_play(variables)
     variables["hostvars"]["a"]["llama_server_port"] = 9000
     assert inventory.of_play(variables) == set()
@@ -159,12 +159,12 @@ def test_no_variable_of_a_run_is_unknown():
 
 
 def test_a_cluster_group_that_is_not_there():
-    with pytest.raises(AnsibleActionFail, match="llama_cluster_group"):
+    with pytest.raises(Refusal, match="llama_cluster_group"):
         inventory.hosts(task_vars({"llama_head": ["a"]}))
 
 
 def test_a_cluster_without_head_and_workers():
-    with pytest.raises(AnsibleActionFail, match="llama_workers"):
+    with pytest.raises(Refusal, match="llama_workers"):
         inventory.hosts(task_vars({"llama_cluster": ["a"]}))
 
 
@@ -193,7 +193,7 @@ def test_every_variable_is_described_and_typed():
     ],
 )
 def test_true_and_false_are_not_numbers(variable, value, named):
-    with pytest.raises(AnsibleActionFail, match=f"{named} is true or false, but must be a number"):
+    with pytest.raises(Refusal, match=f"{named} is true or false, but must be a number"):
         inventory.hosts(task_vars(GROUPS, **{variable: value}))
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import gguf_files
 import pytest
-from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import models
@@ -167,7 +166,7 @@ def test_unknown_keys_are_refused_with_those_that_are_known():
         "inventory_hostname": "h",
         "hostvars": {"h": {"llama_model_huggingface": {"repo": "a/b", "quantization": "Q4"}}},
     }
-    with pytest.raises(AnsibleActionFail, match=r"llama_model_huggingface.quantization is not known, use one of"):
+    with pytest.raises(Refusal, match=r"llama_model_huggingface.quantization is not known, use one of"):
         inventory.variables_of(task_vars)
 
 
@@ -1105,12 +1104,10 @@ def test_what_planning_refuses_is_left_to_planning(call):
     assert run(call, {})[0] == {"changed": False}
 
 
-def test_a_module_that_fails_is_the_error(call):
-    with pytest.raises(AnsibleActionFail, match=r"llama_model_path is /m\.gguf, which does not exist"):
-        run(
-            lambda **arguments: {"failed": True, "msg": "llama_model_path is /m.gguf, which does not exist."},
-            {"llama_model_path": "/m.gguf"},
-        )
+def test_a_module_that_fails_says_why_in_the_plan():
+    failed = {"failed": True, "msg": "llama_model_path is /m.gguf, which does not exist."}
+    found, _action = run(lambda **_arguments: failed, {"llama_model_path": "/m.gguf"})
+    assert found["refused"] == failed["msg"].rstrip(".")
 
 
 def test_what_is_fetched_and_cannot_be_read_by_its_service_is_said(server, repo, tmp_path, call, monkeypatch):
