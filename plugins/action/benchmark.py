@@ -16,7 +16,7 @@ from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.action import plan as planning
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply.measuring import RUNNER, SILENCE_SECONDS
-from ansible_collections.llamacpp.cluster.plugins.module_utils.check import measured
+from ansible_collections.llamacpp.cluster.plugins.module_utils.check import measured, records
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import measuring
@@ -37,8 +37,12 @@ display = Display()
 POLL_SECONDS, SHOW_SECONDS = 5.0, 10.0
 MOST_MISSED = 10
 """Calls of the head that may fail one after the other; the guard on the head waits longer than one alone takes."""
-SPEEDS = {"first_s": [untrusted.Number(real=True)], "tokens_per_s": untrusted.Number(real=True)}
-"""What a question gives."""
+FORMS: dict[str, dict] = {
+    "found": {"benchmarks": [{"id": untrusted.Text(records.ID), "complete": bool}]},
+    "asked": {"speeds": {"first_s": [untrusted.Number(real=True)], "tokens_per_s": untrusted.Number(real=True)}},
+    "looked": {"runs": bool, "serves": bool},
+}
+"""State of the module → what it answers, beside a record and the lines of a log, which count by themselves."""
 
 
 class Load(NamedTuple):
@@ -202,12 +206,7 @@ class ActionModule(planning.ActionModule):
     def _continued(self, matrix: Matrix) -> dict:
         """The record of an earlier run that measures the same and was cut off, or of which cells are asked for again; else a new one."""
         found = self._head.call("found", prefix=self._head.own["prefix"])
-        same = [
-            kept
-            for kept in found["benchmarks"]
-            if not untrusted.mismatch("", kept, {"id": untrusted.Text(r"[0-9a-f-]{24}"), "complete": bool})
-            and kept["id"][-8:] == matrix.record["id"][-8:]
-        ]
+        same = [kept for kept in found["benchmarks"] if kept["id"][-8:] == matrix.record["id"][-8:]]
         again = matrix.request.again
         if not same or (same[0]["complete"] and not again):
             if again:
@@ -215,10 +214,11 @@ class ActionModule(planning.ActionModule):
                     "llama_benchmark_again is set, and no benchmark of this matrix was kept: run it without that"
                 )
             return matrix.record
-        kept = self._head.call("found", prefix=self._head.own["prefix"], id=same[0]["id"])["record"] or {}
+        kept = self._head.call("found", prefix=self._head.own["prefix"], id=same[0]["id"]).get("record")
+        cells = kept.get("cells") if isinstance(kept, dict) else None
         before = {
             cell["key"]: cell
-            for cell in kept.get("cells", [])
+            for cell in (cells if isinstance(cells, list) else ())
             if measured.can_be_kept(cell) and not any(re.search(expression, cell["key"]) for expression in again)
         }
         cells = [_merged(cell, before.get(cell["key"])) for cell in matrix.record["cells"]]
@@ -264,8 +264,6 @@ class ActionModule(planning.ActionModule):
             answer = self._head.call("asked", may_fail=True, plan=self._head.plan, question=question)
             if answer.get("failed"):
                 return [{**cell, "skipped": copying.why(answer)} for cell in cells]
-            if untrusted.mismatch("", answer.get("speeds"), SPEEDS):
-                raise AnsibleActionFail(f"{self._head.name} answers with something else than speeds")
             firsts += answer["speeds"]["first_s"]
             speeds.append(answer["speeds"]["tokens_per_s"])
         argv, now = self._head.plan["head"]["argv"], int(time.time())
@@ -341,7 +339,7 @@ class ActionModule(planning.ActionModule):
         began = shown = time.monotonic()
         while True:
             answer = self._head.look(log)
-            seen = measured.read(str(answer["lines"]))
+            seen = measured.read(str(answer.get("lines") or ""))
             cells = [measured.fill(cell, seen, argv, log) for cell in self._cells(load.keys)]
             self._put([cell for cell in cells if cell])
             if answer["serves"]:
@@ -399,11 +397,16 @@ class Head:
         return copying.run(self._action, self._task_vars, "llamacpp.cluster.model", arguments)
 
     def call(self, state: str, may_fail: bool = False, **arguments: Any) -> dict:
-        """:raises AnsibleActionFail: with what the module says, or why the head cannot be reached."""
+        """
+        :raises AnsibleActionFail: with what the module says, or why the head cannot be reached.
+        :raises Refusal: it says something else than FORMS.
+        """
         answer = self._answer({"state": state, **arguments})
         if answer.get("failed") and not may_fail:
             raise AnsibleActionFail(f"{state}: {copying.why(answer)}")
-        return answer
+        form = {} if answer.get("failed") else FORMS.get(state, {})
+        found = {name: answer.get(name) for name in form}
+        return {**answer, **untrusted.reported(self.name, "the benchmark", found, form)}
 
     def _answer(self, arguments: dict) -> Any:
         """What the module returns. A head that cannot be reached is asked again: nothing is wrong with asking twice for a state."""

@@ -16,6 +16,8 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils import built, out
 
 display = Display()
 
+TOOLS = {"tools": untrusted.Maybe([untrusted.Text()])}
+
 
 def _of_staging(plan, answers, arguments):
     """What stands in the way of the instances, or once they were started, whether they have proven the release."""
@@ -24,6 +26,15 @@ def _of_staging(plan, answers, arguments):
         return {"changed": False, "failed": True, "msg": why} if why else {"changed": False}
     obstacles = staging.obstacles(plan, answers)
     return {"changed": False, "obstacles": [untrusted.printable(text) for text in obstacles]}
+
+
+def _tools(facts):
+    """Host → tools that it has, of those whose facts are known."""
+    return {
+        name: untrusted.reported(name, "its tools", found["facts"], TOOLS)["tools"] or []
+        for name, found in facts.items()
+        if found.get("facts")
+    }
 
 
 class ActionModule(ActionBase):
@@ -46,7 +57,8 @@ class ActionModule(ActionBase):
         )
         plan, answers = arguments["plan"], arguments["answers"]
         try:
-            changes.check(plan, answers)
+            answers = changes.check(plan, answers)
+            tools = _tools(arguments["facts"])
         except Refusal as refusal:
             raise AnsibleActionFail(str(refusal)) from None
         if plan["refused"] or plan["staging"]:
@@ -57,9 +69,6 @@ class ActionModule(ActionBase):
                 f"{sentence}: site.yml installs it again. If nobody changed it on purpose, that host may be taken over."
             )
         decided = changes.decide(plan, compared.drifts)
-        tools = {
-            name: found["facts"].get("tools") or [] for name, found in arguments["facts"].items() if found.get("facts")
-        }
         if arguments["page"]:
             changed = report.changes_of(plan, decided, compared.drifts, compared.without)
             output.show_plan(plan, changed, arguments["html"], arguments["report"])

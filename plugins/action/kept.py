@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
@@ -78,6 +80,6 @@ def _decide(given: dict, check: bool) -> dict:
     return {"failed": True, "msg": rollback.sentence(failure)}
 
 
-def _of(answer: dict, keys: tuple[str, ...]) -> dict:
-    """What a host reports, without what Ansible adds to it."""
-    return {key: answer[key] for key in keys if key in answer}
+def _of(answer: Any, keys: tuple[str, ...]) -> dict:
+    """What a host reports, without what Ansible adds to it; it may be anything."""
+    return {key: answer[key] for key in keys if key in answer} if isinstance(answer, Mapping) else {}

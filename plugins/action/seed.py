@@ -155,8 +155,9 @@ def _strange(answer: dict) -> str | None:
         if not all(_is_name(name) for names in lists.values() for name in names):
             return f"{key} has something that is not the name of a tensor"
     problems = (untrusted.mismatch(f"tensors[{number}]", tensor, TENSOR) for number, tensor in enumerate(tensors))
-    problem = untrusted.mismatch("", answer, ANSWER) or next(filter(None, problems), None)
-    return f"{problem.where} {problem.why}" if problem else None
+    read = {key: answer.get(key) for key in (*ANSWER, "tensors", "missing", "given")}
+    problem = untrusted.problem("", read) or untrusted.mismatch("", read, ANSWER) or next(filter(None, problems), None)
+    return f"{problem.where.lstrip('.')} {problem.why}" if problem else None
 
 
 def _is_name(value: Any) -> bool:

@@ -41,10 +41,11 @@ def _readable(plan: Mapping[str, Any] | None, name: str, answer: Any) -> dict:
                 f"what it reports is not as this version of the collection reads it ({problem.where} {problem.why})"
             )
         if plan:
-            changes.check({"hosts": {name: plan["hosts"][name]}}, {name: answer})
+            answer = changes.check({"hosts": {name: plan["hosts"][name]}}, {name: answer})[name]
     except Refusal as refusal:
         return {"msg": str(refusal), "unreachable": False}
-    return {key: answer[key] for key in ("condition", "drift") if answer.get(key)}
+    seen = untrusted.complete(answer["condition"], condition.CONDITION)
+    return {"condition": seen, **({"drift": answer["drift"]} if answer.get("drift") else {})}
 
 
 class ActionModule(ActionBase):

@@ -46,7 +46,7 @@ class ActionModule(ActionBase):
         plan = arguments["plan"]
         if arguments.pop("gate", False):
             return self._gate(plan, task_vars)
-        _check(changes.check, plan, answers)
+        answers = _check(changes.check, plan, answers)
         drifts = {name: (answers.get(name) or {}).get("drift") or None for name in plan["hosts"]}
         answered = {name: drift for name, drift in drifts.items() if drift}
         unlike = changes.unlike(plan, answered, built.recorded(plan))
@@ -58,8 +58,9 @@ class ActionModule(ActionBase):
             knocks = dict(zip(exposed, knocking))
         if "evidence" not in answer:
             return answer
-        _check(changes.check, plan, {plan["head"]["host"]: {"drift": answer["evidence"].get("drift")}})
-        drifts[plan["head"]["host"]] = answer["evidence"].get("drift") or drifts[plan["head"]["host"]]
+        head = plan["head"]["host"]
+        again = _check(changes.check, plan, {head: {"drift": answer["evidence"].get("drift")}})[head]["drift"]
+        drifts[head] = again or drifts[head]
         found = {
             name: drift and {**drift, "unlike": list(unlike.get(name, {}).values())} for name, drift in drifts.items()
         }
@@ -115,7 +116,8 @@ class ActionModule(ActionBase):
         while True:
             answer = self._execute_module(module_args={**arguments, "wait": wait}, task_vars=task_vars)
             if not answer.get("failed"):
-                _check(verification.check_evidence, plan["head"]["host"], answer.get("evidence"))
+                evidence = _check(verification.check_evidence, plan["head"]["host"], answer.get("evidence"))
+                answer = {**answer, "evidence": evidence}
             if answer.get("failed") or answer["evidence"]["health"]["healthy"]:
                 return answer
             before = answer["evidence"]["ends"]["number"] if before is None else before
@@ -204,8 +206,8 @@ def _addresses(host: str) -> set[str]:
     return {str(entry[4][0]) for entry in found}
 
 
-def _check(check, *arguments) -> None:
+def _check(check, *arguments) -> dict:
     try:
-        check(*arguments)
+        return check(*arguments)
     except Refusal as refusal:
         raise AnsibleActionFail(str(refusal)) from None

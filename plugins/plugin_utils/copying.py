@@ -26,7 +26,7 @@ def run(action: ActionBase, task_vars: dict, name: str, arguments: dict) -> dict
 
 def why(result: dict) -> str:
     """Why one of these has failed: ansible-core 2.19 and newer hand over a chain of events in place of a message."""
-    texts = [result["msg"]] if result.get("msg") else []
+    texts = [str(result["msg"])] if result.get("msg") else []
     event = getattr(result.get("exception"), "event", None)
     while event:
         texts.append(event.msg)

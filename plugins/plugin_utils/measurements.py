@@ -207,8 +207,8 @@ def benchmark(data: dict[str, Any], source: str) -> Benchmark:
             f"{source} is no benchmark that this collection can read: {problem.where} {problem.why}. Use a benchmark.json that "
             "playbooks/benchmark.yml wrote, of a collection that is not newer than this one."
         )
-    about = {name: data.get(name) for name in WHOLE}
-    return Benchmark(about, tuple(map(_cell, cells)))
+    about = untrusted.complete({name: data.get(name) for name in WHOLE}, WHOLE)
+    return Benchmark(about, tuple(_cell(untrusted.complete(entry, CELL)) for entry in cells))
 
 
 def read_object(variable: str, path: str) -> dict[str, Any]:

@@ -1,11 +1,15 @@
 """Whatever a host, a server of models or a program that measures says, it is used by its form or refused in a sentence."""
 
+import copy
 import json
 import time
+from unittest import mock
 
 import benchmarks
 import gguf_files
 import pytest
+from ansible.errors import AnsibleActionFail
+from ansible_collections.llamacpp.cluster.plugins.action import compare, kept, seed, status, verify
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetched, fetching
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import measured, records
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
@@ -17,11 +21,17 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils import benchmark_
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.fetching import sentence
 from hypothesis import example, given
 from hypothesis import strategies as st
+from test_advisories import strix_halos
+from test_benchmark import Run, matrix
 from test_fuzz_planning import OFTEN, changed
 from test_fuzz_report import JUNK, news
 from test_model_sources import REPO, of_ollama, on_huggingface, request_of, run, server
+from test_rollback import completed, record_of, summary
+from test_seed_action import NAMES, TENSORS
+from test_seed_action import PLAN as SEEDED
+from test_status import answers_of
 
-__all__ = ["server"]
+__all__ = ["matrix", "server"]
 SHA = "0123456789abcdef" * 4
 COMMIT = "0123456789" * 4
 SECONDS = 2
@@ -219,3 +229,126 @@ def test_any_cell_of_an_earlier_record(new):
     assert benchmark_tables.as_csv(record)
     json.dumps(record, allow_nan=False)
     assert benchmarks.read(record)
+
+
+WHOLE = json.loads(json.dumps(completed(strix_halos(3, 200))))
+HEAD, HOSTS = WHOLE["head"]["host"], list(WHOLE["hosts"])
+LOOKED = json.loads(json.dumps(answers_of(WHOLE)))
+BACK = {
+    name: {"record": {**record_of(WHOLE, name), "time": 1, "state": "served"}, "missing": [], "drift": answer["drift"]}
+    for name, answer in LOOKED.items()
+}
+WAITED = {**WHOLE, "head": {**WHOLE["head"], "start_timeout": 0}}
+EVIDENCE = {
+    **{"health": {"healthy": True, "said": "ok"}, "ends": {"number": 0, "how": "", "log": []}, "rdma": 0},
+    **{
+        "launched": True,
+        "log": ["x"],
+        "log_complete": True,
+        "waits_for": None,
+        "buffers": {"CPU": {"model": [1.5, 1]}},
+    },
+    "handshakes": {"workers": {"a": {"state": "ok", "detail": "", "protocol": "7", "devices": [{"total_mib": 6}]}}},
+    "links": {"strix1": {"mbit_per_second": 900.5, "round_trip_ms": 0.2, "detail": ""}},
+    "load": {"seconds": 2.5, "read": 5, "sent": {"192.0.2.12:50052": 5}},
+    "fallback": {"name": "strix1:rocm0", "since": 1},
+    "certificate": {"names": ["a"], "until": "2030", "error": None},
+    "completion": {"text": "x", "tokens": 3, "tokens_per_second": 7.5},
+}
+MIB = dict.fromkeys(("total_mib", "free_mib", "shared_total_mib", "shared_free_mib", "celsius", "watts"), 5)
+LOOKED[HEAD]["condition"]["head"]["serving"]["load"] = EVIDENCE["load"]
+LOOKED[HEAD]["condition"].update(unused=[{"kind": "parts", "path": "/x", "bytes": 1, "age_s": 1, "why": "y"}])
+LOOKED[HEAD]["condition"]["sensors"]["devices"] = [{"name": "GPU", **MIB}]
+
+
+def judge(call):
+    """Nothing but a refusal ends it, and nothing that it shows moves a cursor."""
+    shown = []
+
+    def show(_self, text, **_how):
+        shown.append(text)
+
+    with mock.patch.multiple("ansible.utils.display.Display", display=show, warning=show):
+        try:
+            shown.append(call().get("msg", ""))
+        except (Refusal, AnsibleActionFail) as refused:
+            shown.append(str(refused))
+    assert all(untrusted.is_plain(line) for text in shown for line in text.split("\n"))
+
+
+def act(module, answer=None, **arguments):
+    """:param answer: of the action's module."""
+    action = module.ActionModule(mock.Mock(args=arguments, async_val=0, check_mode=False), *[mock.Mock()] * 5)
+    action._execute_module = lambda **_given: copy.deepcopy(answer)
+    host = arguments.get("plan", WHOLE)["head"]["host"]
+    judge(lambda: action.run(task_vars={"inventory_hostname": host, "hostvars": {name: {} for name in HOSTS}}))
+
+
+def looked(said):
+    act(status, plan=WHOLE, heads=[HEAD], answers={**LOOKED, HEAD: said}, facts={})
+    act(compare, plan=WHOLE, answers={**LOOKED, HEAD: said}, facts={HEAD: {"facts": said.get("condition")}})
+
+
+def verified(said):
+    act(verify, {"evidence": said.get("evidence")}, plan=WAITED, answers={**LOOKED, HEAD: said.get("answer")})
+    act(verify, {"evidence": said.get("evidence")}, plan=WAITED, gate=True)
+
+
+def gone_back(said):
+    target = {"id": WHOLE["id"], "release": "b1", "head": HEAD, "hosts": HOSTS, "left": []}
+    given = {"cluster": WHOLE["cluster"], "heads": [HEAD], "target": target, "places": WHOLE["hosts"]}
+    act(kept, state="chosen", answers=dict.fromkeys(HOSTS, said.get("plans")), **given)
+    act(kept, state="accepted", answers={**BACK, HEAD: said.get("part")}, **given)
+    act(kept, state="failed", id="1", target={}, reasons={HEAD: said.get("why")})
+
+
+def seeded(said):
+    given = {"plan": {**SEEDED, "head": {"host": "one"}}, "tensors": TENSORS, "staging": SEEDED}
+    for state in ("described", "filled", "sent"):
+        act(seed, said, state=state, answers={"one": {"missing": {"cpu": NAMES}}}, **given)
+
+
+SUMMARIES = [summary(number, number, head=True, cluster=WHOLE["cluster"], hosts=HOSTS) for number in (1, 2)]
+FILLED = {"changed": True, "tensors": TENSORS, "missing": {"cpu": NAMES}, "given": {"x": NAMES[:1]}, "why": ["x"]}
+REPORTS = {
+    looked: LOOKED[HEAD],
+    verified: {"answer": LOOKED[HEAD], "evidence": EVIDENCE},
+    gone_back: {"plans": {"plans": SUMMARIES, "unreadable": []}, "part": BACK[HEAD], "why": "x"},
+    seeded: {**FILLED, **dict.fromkeys(("linked_mib", "copied_mib", "left_mib"), 1)},
+}
+
+
+@pytest.mark.fuzz
+@pytest.mark.timeout(0)
+@OFTEN
+@given(st.one_of(*(st.tuples(st.just(taken), news(given), st.just(given)) for taken, given in REPORTS.items())))
+def test_any_report_of_a_host(monkeypatch, report):
+    monkeypatch.setattr(verify, "_addresses", lambda _host: set())
+    taken, new, given = report
+    said = changed(given, new)
+    taken(said if isinstance(said, dict) else {})
+
+
+MEASURING = {
+    "found": {"benchmarks": [{"id": "20261122-160000-0123abcd", "complete": False}], "record": EXAMPLE},
+    "asked": {"speeds": {"first_s": [0.5], "tokens_per_s": 20.5}},
+    "looked": {"runs": False, "serves": False, "lines": "1.0000 out x"},
+}
+
+
+@pytest.mark.fuzz
+@pytest.mark.timeout(0)
+@OFTEN
+@given(news(MEASURING))
+def test_any_answer_of_a_head_on_which_is_measured(matrix, new):
+    plan, whole = matrix
+    run, said = Run(whole), changed(MEASURING, new)
+    lies, honest = dict(said) if isinstance(said, dict) else {}, run._execute_module
+
+    def answer(module_args=None, **rest):
+        """Lies once for each state, and goes on with the truth."""
+        lie = lies.pop(module_args["state"], None)
+        return lie if isinstance(lie, dict) else honest(module_args=module_args, **rest)
+
+    run._execute_module = answer
+    judge(lambda: run._measured({"plan": plan}, {}))

@@ -124,7 +124,8 @@ def like(value):
         return st.sampled_from(["/", "/usr", "/opt/x y"] if value.startswith("/") else SAME.split())
     if isinstance(value, list):
         return st.lists(st.sampled_from(value or [""]), max_size=4)
-    return st.just(dict(list(value.items())[1:])) if value else st.none()
+    names = st.sampled_from([*value] if value else [""])
+    return names.map(lambda lost: {name: part for name, part in value.items() if name != lost} if value else None)
 
 
 def put(value, path, new):

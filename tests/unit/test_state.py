@@ -829,3 +829,8 @@ def test_a_manifest_that_is_not_a_file(planned, make):
 
 def test_what_is_installed_is_reported_with_its_hashes(planned):
     assert state.drift(planned)["installed"] == {"here": {"bin/worker": hashlib.sha256(b"program").hexdigest()}}
+
+
+def test_a_planned_group_that_is_gone_is_a_difference():
+    (found,) = state._accounts([{"name": "root", "groups": ["no-such-group"]}])
+    assert found.text == "account root is not in no-such-group"

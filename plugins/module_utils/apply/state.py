@@ -307,9 +307,16 @@ def _accounts(planned: list[dict]) -> Iterator[Difference]:
         except KeyError:
             yield Difference("account", name, f"account {name} is missing")
             continue
-        missing = [group for group in account["groups"] if name not in grp.getgrnam(group).gr_mem]
+        missing = [group for group in account["groups"] if name not in _members(group)]
         if missing:
             yield Difference("account", name, f"account {name} is not in {', '.join(missing)}")
+
+
+def _members(group: str) -> list[str]:
+    """Nobody where there is no such group (any more)."""
+    with suppress(KeyError):
+        return grp.getgrnam(group).gr_mem
+    return []
 
 
 def _folders(planned: list[dict]) -> Iterator[Difference]:

@@ -82,7 +82,8 @@ def _read(path: Path, shape: Mapping[str, Any]) -> dict | None:
     except (OSError, ValueError):
         return None
     found = {name: found.get(name) for name in shape}
-    return None if untrusted.problem("", found) or untrusted.mismatch("", found, shape) else found
+    wrong = untrusted.problem("", found) or untrusted.mismatch("", found, shape)
+    return None if wrong else untrusted.complete(found, shape)
 
 
 def _asked(head: dict[str, Any], running: dict[int, list[str]], account: str | None) -> dict:

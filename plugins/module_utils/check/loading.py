@@ -66,6 +66,7 @@ def load_in(folder: Path, launchers: Collection[int]) -> dict[str, Any] | None:
     shown = {name: said.get(name) for name in SAID}
     if untrusted.problem("", shown) or untrusted.mismatch("", shown, SAID):
         return None
+    shown = untrusted.complete(shown, SAID)
     if shown["state"] != "loading" or shown["process"] not in launchers or not shown["load"]:
         return None
     return {name: shown["load"][name] for name in ("seconds", "read", "sent")}

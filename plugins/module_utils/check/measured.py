@@ -19,8 +19,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted 
     Maybe,
     Number,
     Text,
+    complete,
     mismatch,
     printable,
+    problem,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 
@@ -297,7 +299,8 @@ KEPT = {
 
 def can_be_kept(cell: Any) -> bool:
     """Whether a cell of an earlier run's record, which anybody may have written, can be taken over."""
-    if mismatch("", cell, {"key": Text(longest=LONGEST), **KEPT}):
+    shape = {"key": Text(longest=LONGEST), **KEPT}
+    if problem("", cell) or mismatch("", cell, shape) or complete(cell, shape) != cell:
         return False
     return not cell["measured"] or are_speeds(cell["measured"])
 

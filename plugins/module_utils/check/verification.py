@@ -22,7 +22,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.check import load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import VERIFIED, is_loopback
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import (
     Each,
     Maybe,
@@ -433,7 +432,8 @@ EVIDENCE = {
     "handshakes": {
         "workers": Each(
             {"state": LINES[0], "detail": LINES[0], "protocol": Maybe(Text()), "devices": [{"total_mib": Number()}]}
-        )
+        ),
+        "error": Maybe(LINES[0]),
     },
     "links": Each(Maybe({"mbit_per_second": FIGURE, "round_trip_ms": FIGURE, "detail": LINES[0]})),
     "waits_for": Maybe(LINES),
@@ -449,24 +449,22 @@ HEALTHY = {
 """The form of what collect returns: always, and of a server that is healthy."""
 
 
-def check_evidence(head: str, evidence: Any) -> None:
-    """Refuses evidence that does not have the form that collect gives it: a head that was taken over reports anything.
+def check_evidence(head: str, evidence: Any) -> dict:
+    """The evidence of collect, complete.
 
     :param head: name of the host.
+    :raises Refusal: it has another form: a head that was taken over reports anything.
     """
-    found = untrusted.problem("it", evidence) or untrusted.mismatch("it", evidence, EVIDENCE)
-    if not found and evidence["health"]["healthy"]:
+    evidence = untrusted.reported(head, "the server", evidence, EVIDENCE)
+    if evidence["health"]["healthy"]:
         failed = isinstance(evidence.get("completion"), dict) and "error" in evidence["completion"]
-        found = untrusted.mismatch(
-            "it", evidence, {**HEALTHY, **({"completion": {"error": LINES[0]}} if failed else {})}
-        )
-        if not found and any(len(pair) != 2 for kinds in evidence["buffers"].values() for pair in kinds.values()):
-            found = untrusted.Problem("it.buffers", "has other lists than pairs")
-    if found:
-        raise Refusal(
-            f"What {head} reports of the server is not as this version of the collection reads it ({found.where[3:] or 'it'} {found.why}): run "
-            "it again; where that goes on, this host is not what it seems."
-        )
+        form = {**HEALTHY, **({"completion": {"error": LINES[0]}} if failed else {})}
+        evidence = untrusted.reported(head, "the server", evidence, form)
+        if any(len(pair) != 2 for kinds in evidence["buffers"].values() for pair in kinds.values()):
+            raise untrusted.another_form(
+                head, "the server", untrusted.Problem("it.buffers", "has other lists than pairs")
+            )
+    return evidence
 
 
 def _check(name: str, subject: str, passed: bool | None, evidence: str) -> dict:
@@ -555,7 +553,7 @@ def _tries(drifts: dict, knocks: dict[str, str | None], counts: Callable[[str, s
     """
     tries = {endpoint: [Try("the controller", source or "", source is not None)] for endpoint, source in knocks.items()}
     for name, drift in drifts.items():
-        for knock in (drift or {}).get("knocks", []):
+        for knock in (drift or {}).get("knocks") or []:
             if counts(name, knock["endpoint"]):
                 tries.setdefault(knock["endpoint"], []).append(Try(name, knock["source"], knock["open"]))
     return tries
@@ -749,7 +747,7 @@ def _certificate(plan: dict, evidence: dict) -> list[dict]:
     shown = evidence.get("certificate")
     if not shown:
         return []
-    subject = plan["head"]["tls_certificate_file"]
+    subject = plan["head"]["tls_certificate_file"] or plan["head"]["url"]
     if shown.get("error"):
         return [_check("certificate", subject, False, f"{shown['error']}: clients refuse it")]
     named = f"for {', '.join(shown['names'])}" if shown.get("names") else "for no name, so that most clients refuse it"

@@ -10,6 +10,8 @@ import unicodedata
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+
 CONTROL = ("Cc", "Cf", "Cs", "Zl", "Zp")
 """Unicode categories of characters that end a line, control a terminal, change the order of what is shown, or are half a character."""
 LONGEST, DEEPEST, MOST = 65536, 32, 200_000
@@ -229,6 +231,37 @@ def mismatch(where: str, value: Any, shape: Any) -> Problem | None:
     if missing:
         return Problem(f"{where}.{missing[0]}" if where else missing[0], "is missing")
     return next(filter(None, (mismatch(*part) for part in _parts(where, value, shape))), None)
+
+
+def complete(value: Any, shape: Any) -> Any:
+    """A value of this shape, with null for each name that is missing: all of them can be indexed."""
+    if isinstance(shape, Maybe):
+        return None if value is None else complete(value, shape.shape)
+    if isinstance(shape, dict):
+        return {**value, **{name: complete(value.get(name), inner) for name, inner in shape.items()}}
+    if isinstance(shape, Each):
+        return {name: complete(entry, shape.shape) for name, entry in value.items()}
+    return [complete(entry, shape[0]) for entry in value] if isinstance(shape, list) else value
+
+
+def reported(host: str, of: str, value: Any, shape: Any) -> Any:
+    """What a host reports, complete: every report is taken in here, and can be indexed and shown then.
+
+    :param of: what the report is about, like «the server».
+    :raises Refusal: it has another shape.
+    """
+    found = problem("it", value) or mismatch("it", value, shape)
+    if found:
+        raise another_form(host, of, found)
+    return complete(value, shape)
+
+
+def another_form(host: str, of: str, found: Problem) -> Refusal:
+    """Of what a host reports."""
+    return Refusal(
+        f"What {host} reports of {of} is not as this version of the collection reads it ({found.where[3:] or 'it'} {found.why}): run it again; where "
+        "that goes on, this host is not what it seems."
+    )
 
 
 def _parts(where: str, value: Any, shape: Any) -> Iterator[tuple[str, Any, Any]]:

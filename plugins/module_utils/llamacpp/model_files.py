@@ -88,6 +88,7 @@ def read_record(folder: str) -> Kept | None:
         return None
     if problem_of_record(record):
         return None
+    record = untrusted.complete(record, SHAPE)
     missing = tuple(file["name"] for file in record["resolved"] if not _is_whole(Path(folder), file))
     return Kept(record, missing)
 

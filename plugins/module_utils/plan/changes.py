@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import differences, kept, names, untrusted
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.untrusted import Each, Maybe, Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import releases
 
@@ -45,25 +44,26 @@ ANSWERING = ("running", "different")
 """States of a head whose llama-server runs, as planned or not."""
 
 
-def check(plan: Mapping[str, Any], answers: Mapping[str, Any]) -> None:
-    """Refuses what a host reports that was compared with its part of the plan, unless it has the form in which host_info reports it.
+def check(plan: Mapping[str, Any], answers: Mapping[str, Any]) -> dict[str, Any]:
+    """What hosts report that were compared with their parts of the plan, complete.
 
     :param answers: host → what host_info returned.
+    :raises Refusal: one has another form.
     """
+    checked = dict(answers)
     for name, host in plan.get("hosts", {}).items():
         answer = answers.get(name) or {}
         read = {key: answer[key] for key in ANSWER if answer.get(key)} if isinstance(answer, Mapping) else answer
-        problem = untrusted.problem("it", read) or untrusted.mismatch("it", read, ANSWER)
-        if not problem and read.get("drift"):
-            lacking = [
-                service["name"] for service in host["services"] if service["name"] not in read["drift"]["services"]
-            ]
-            problem = untrusted.Problem(f"it.drift.services.{lacking[0]}", "is missing") if lacking else None
-        if problem:
-            raise Refusal(
-                f"What {name} reports of itself is not as this version of the collection reads it ({problem.where[3:] or 'it'} {problem.why}): run "
-                "it again; where that goes on, this host is not what it seems."
-            )
+        whole = untrusted.reported(name, "itself", read, ANSWER)
+        checked[name] = {**answer, **whole}
+        found = (whole["drift"] or {"services": None})["services"]
+        lacking = [
+            service["name"] for service in host["services"] if found is not None and service["name"] not in found
+        ]
+        if lacking:
+            missing = untrusted.Problem(f"it.drift.services.{lacking[0]}", "is missing")
+            raise untrusted.another_form(name, "itself", missing)
+    return checked
 
 
 class Comparison(NamedTuple):

@@ -101,17 +101,6 @@ class Target(NamedTuple):
     """What llama_release has to be for it."""
 
 
-def check_summaries(answers: Mapping[str, Any]) -> None:
-    """:raises Refusal: what a host says that it keeps has another form."""
-    for name, answer in answers.items():
-        found = untrusted.problem("it", answer) or untrusted.mismatch("it", answer, SUMMARIES)
-        if found:
-            raise Refusal(
-                f"What {name} reports of the plans that it keeps is not as this version of the collection reads it ({found.where[3:] or 'it'} "
-                f"{found.why}): run it again; where that goes on, this host is not what it seems."
-            )
-
-
 def choose(
     cluster: str,
     heads: Collection[str],
@@ -132,7 +121,9 @@ def choose(
     :param away: hosts that did not answer at all: the others go back without them where the head of that plan serves without them.
     :raises Refusal: there is none, with what each host keeps.
     """
-    check_summaries(answers)
+    answers = {
+        name: untrusted.reported(name, "the plans that it keeps", answer, SUMMARIES) for name, answer in answers.items()
+    }
     plans = {name: answer["plans"] for name, answer in answers.items()}
     possible, obstacles = _possible(cluster, heads, plans, lost, away)
     if wanted:
@@ -286,8 +277,7 @@ def accept(target: Mapping[str, Any], cluster: str, answers: Mapping[str, Any]) 
             f"{', '.join(lost)} could not be reached or failed above, and has a part in plan {target['id']}: bring the host back and run the playbook "
             f"again. {UNTOUCHED}."
         )
-    for name in target["hosts"]:
-        _check_part(name, target, cluster, answers[name])
+    answers = {name: _checked_part(name, target, cluster, answers[name]) for name in target["hosts"]}
     gone = [
         f"{name} lacks {', '.join([*answers[name]['drift']['missing_builds'], *answers[name]['missing']])}"
         for name in target["hosts"]
@@ -313,10 +303,12 @@ def accept(target: Mapping[str, Any], cluster: str, answers: Mapping[str, Any]) 
     }
 
 
-def _check_part(name: str, target: Mapping[str, Any], cluster: str, answer: Mapping[str, Any]) -> None:
+def _checked_part(name: str, target: Mapping[str, Any], cluster: str, answer: Mapping[str, Any]) -> dict[str, Any]:
+    """An answer of accept, complete."""
     given, drift = answer.get("record"), answer.get("drift")
     found = (
         kept.problem(given)
+        or untrusted.problem("it", {"drift": drift, "missing": answer.get("missing")})
         or untrusted.mismatch("it.drift", drift, DRIFT)
         or untrusted.mismatch("it.missing", answer.get("missing"), [kept.LINE])
         or _unlike(name, target, cluster, given or {}, answer["place"])
@@ -330,6 +322,7 @@ def _check_part(name: str, target: Mapping[str, Any], cluster: str, answer: Mapp
             f"The part of {name} in plan {target['id']} cannot be used: {found.where[3:] or 'it'} {found.why}. Choose another plan with "
             f"llama_rollback_to, or set llama_release and run site.yml. {UNTOUCHED}."
         )
+    return {**answer, "record": untrusted.complete(given, kept.RECORD), "drift": untrusted.complete(drift, DRIFT)}
 
 
 def _unlike(
@@ -364,7 +357,7 @@ def _steps(answer: Mapping[str, Any], is_head: bool) -> dict[str, Any]:
 def _without_source(file: Mapping[str, Any]) -> dict[str, Any]:
     """A file of the host's word never names one of the controller. What has no content is not written, as the known-answer model."""
     known = ("path", "bytes", "sha256", "record", *(("mode", "content") if "content" in file else ()))
-    return {key: file[key] for key in known if key in file}
+    return {key: file[key] for key in known if file.get(key) is not None}
 
 
 def runs_other(plan: Mapping[str, Any], drifts: Mapping[str, Mapping[str, Any] | None]) -> str | None:
