@@ -157,6 +157,13 @@ def test_llama_server_is_asked_for_its_health_and_for_counters_where_it_has_them
     assert read(place, head_of(port, argv=["--metrics"]))["head"]["health"]["said"] == verification.LOADING
 
 
+def test_a_server_that_sleeps_is_not_asked_for_counters(place, server, monkeypatch):
+    monkeypatch.setattr(condition.state, "processes", lambda *_place: {os.getpid(): ["x"]})
+    leave(place, serving={**TOLD, "process": os.getpid(), "state": "asleep"})
+    assert read(place, head_of(server.server_address[1], argv=["--metrics"]))["head"]["health"]["healthy"]
+    assert [path for path, _key in server.RequestHandlerClass.asked] == ["/health"]
+
+
 def test_the_last_hour_follows_from_notes_and_from_what_is_counted_now(place, server, monkeypatch):
     port = server.server_address[1]
     notes = [{"time": NOW - 4000, "start": 1, **dict.fromkeys(tokens.COUNTERS, 1.0)}]

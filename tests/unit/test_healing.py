@@ -37,15 +37,45 @@ worker.run = functools.partial(worker.run, look=0.1)
 raise SystemExit(runtime.main())
 """
 SERVER = """
-import http.server, os, socket, sys, time
-port, how, endpoints = int(sys.argv[1]), sys.argv[2], [word for word in sys.argv[3:] if word[0].isdigit()]
+import http.server, os, socket, sys, threading, time
+port, how, endpoints = int(sys.argv[1]), sys.argv[2], [word for word in sys.argv[3:] if word[0].isdigit() and ":" in word]
 if how == "loads for ever":
     time.sleep(600)
 until = time.monotonic() + 5
 while how == "loads and computes" and time.monotonic() < until:
     pass
-held = [socket.create_connection((e.split(":")[0], int(e.split(":")[1]))) for e in endpoints]
-print("model buffer size", how, *endpoints, flush=True)
+def load():
+    held[:] = [socket.create_connection((e.split(":")[0], int(e.split(":")[1]))) for e in endpoints]
+    print("model buffer size", how, *endpoints, flush=True)
+
+held, queue, asleep, asked = [], threading.Lock(), False, time.monotonic()
+idle = [float(after) for word, after in zip(sys.argv, sys.argv[1:]) if word == "--sleep-idle-seconds"]
+load()
+
+def fall_asleep():
+    global asleep
+    while True:
+        time.sleep(0.1)
+        with queue:
+            if not asleep and time.monotonic() - asked > idle[0]:
+                asleep = True
+                for connection in held:
+                    connection.close()
+
+def wake():
+    global asleep, asked
+    with queue:
+        if asleep:
+            time.sleep(1)
+            try:
+                load()
+            except OSError:
+                os.abort()
+            time.sleep(2.5)
+        asleep, asked = False, time.monotonic()
+
+if idle:
+    threading.Thread(target=fall_asleep, daemon=True).start()
 for part in range(8 if how == "loads slowly" else 0):
     held[0].sendall(b"compute")
     held[0].recv(100)
@@ -58,7 +88,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.path == "/metrics" and self.headers["Authorization"] == (sys.argv[-1] == "keys" and "Bearer secret" or None):
             for name in ("prompt_tokens", "prompt_seconds", "tokens_predicted", "tokens_predicted_seconds"):
                 self.wfile.write(f"llamacpp:{name}_total {Handler.answered}\\n".encode())
+        if self.path == "/props" and self.headers["Authorization"] == (sys.argv[-1] == "keys" and "Bearer secret" or None):
+            with queue:
+                self.wfile.write(b'{"is_sleeping":true}' if asleep else b'{"is_sleeping":false}')
     def do_POST(self):
+        wake()
         asked = self.rfile.read(int(self.headers["Content-Length"]))
         print("asked", asked, self.headers["Authorization"], flush=True)
         if how == "hangs":
@@ -344,6 +378,52 @@ def test_a_client_that_asks_for_nothing_ends_no_server(cluster):
         lines_until(process, "n_predict")
         time.sleep(2 * SILENCE)
         assert process.poll() is None
+
+
+SLEEPS = ["--sleep-idle-seconds", "1"]
+
+
+@pytest.mark.parametrize("key, workers", [(False, 1), (True, 2), (False, 0)])
+def test_a_server_that_sleeps_is_left_alone_and_wakes(cluster, monkeypatch, key, workers):
+    """Waking takes longer than an answer of the launcher's questions may."""
+    monkeypatch.chdir(cluster.folder)
+    (cluster.folder / "keys").write_text("secret\n")
+    held = [a_worker() for _worker in range(workers)]
+    more = [*SLEEPS, "--metrics", *(["--api-key-file", "keys"] if key else [])]
+    process = cluster.head("serves", [endpoint for _server, endpoint in held], more=more)
+    for _time in range(2):
+        until(lambda: cluster.is_now("asleep"))
+        time.sleep(1.5)
+        assert cluster.is_now("asleep"), "a question of the launcher's woke it"
+        assert cluster.ask() == b"the answer"
+        until(lambda: cluster.is_now("serving"))
+    until(lambda: cluster.is_now("asleep"))
+    assert (process.poll(), cluster.record()["restarts"], cluster.record()["last"]) == (None, 0, [])
+    for server, _endpoint in held:
+        server.listener.close()
+
+
+def test_a_lost_worker_is_noticed_where_the_server_may_sleep(cluster):
+    server, endpoint = a_worker()
+    process = cluster.head("serves", [endpoint], more=["--sleep-idle-seconds", "99"])
+    until(lambda: cluster.is_now("serving"))
+    for connection in server.connections:
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+    healed(process, f"lost worker {endpoint}: llama-server is started again")
+    server.listener.close()
+
+
+def test_a_server_that_wakes_without_its_worker_is_started_again(cluster):
+    server, endpoint = a_worker()
+    process = cluster.head("serves", [endpoint], more=SLEEPS)
+    until(lambda: cluster.is_now("asleep"))
+    server.listener.shutdown(socket.SHUT_RDWR)
+    server.listener.close()
+    time.sleep(1)
+    assert cluster.is_now("asleep"), "nothing is lost as long as it sleeps"
+    cluster.client().close()
+    healed(process, "llama-server ended by signal 6: it is started again")
 
 
 def test_a_worker_that_owes_an_answer_is_named(cluster):

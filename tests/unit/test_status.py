@@ -217,6 +217,13 @@ def test_a_cluster_on_a_fallback(plan, answers, tmp_path):
     assert "serves on a fallback without worker1:cpu" in shown
 
 
+def test_a_cluster_that_sleeps_is_healthy(plan, answers, tmp_path):
+    of_head(answers, serving={**TOLD, "state": "asleep"})
+    told, error, shown = written(plan, answers, tmp_path)
+    assert (told["cluster"]["state"], error, told["problems"]) == ("asleep", "", [])
+    assert "asleep (a request wakes it) for 3 h 12 min" in shown
+
+
 def test_what_an_earlier_launcher_left_does_not_count(plan, answers, tmp_path):
     of_head(answers, serving={**TOLD, "state": "fallback", "without": ["worker1:cpu"]}, current=False)
     assert written(plan, answers, tmp_path)[0]["cluster"]["state"] == "serving"

@@ -772,6 +772,20 @@ def test_evidence_of_the_head(server, tmp_path, monkeypatch):
     assert "secret" not in json.dumps(found)
 
 
+def test_evidence_of_a_server_that_sleeps_is_of_its_first_load(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(verification.state, "processes", lambda prefix, account: {os.getpid(): ["--", "x"]})
+    plan = asked(server, tmp_path, start_timeout=900)
+    load = "load_tensors: CPU model buffer size = 2 MiB\nRDMA activated: 1\n"
+    sleep = "I srv handle_sleep: server is entering sleeping state\n"
+    (tmp_path / "state" / runtime.START_LOG).write_text(f"{load}{sleep}{load}{sleep}{load[:40]}")
+    said = {"state": "asleep", "without": [], "since": 1, "process": os.getpid()}
+    (tmp_path / "state" / names.SERVING).write_text(json.dumps(said))
+    found = verification.collect(plan, 1)
+    assert (found["health"]["healthy"], "slept" in found["health"]["said"]) == (True, True)
+    assert (found["buffers"], found["rdma"]) == ({"CPU": {"model": (2.0, 1)}}, 1)
+    assert found["completion"]["text"] == "hello"
+
+
 def test_evidence_of_a_server_that_loads_or_is_not_there(server, tmp_path):
     server.health = 503
     found = verification.collect(asked(server, tmp_path), 0.2)

@@ -15,7 +15,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 
 FILE_BYTES = 256 * 1024
-STATES = ("waiting", "loading", "serving", "fallback")
+ASLEEP = "asleep"
+STATES = ("waiting", "loading", "serving", ASLEEP, "fallback")
 FORM = {
     "state": STATES,
     "without": [untrusted.Text()],
@@ -41,7 +42,7 @@ def _parent(process: int) -> int | None:
     return None
 
 
-def _said(folder: Path, launchers: Collection[int]) -> Mapping[str, Any] | None:
+def said_in(folder: Path, launchers: Collection[int]) -> Mapping[str, Any] | None:
     """What one of these launchers wrote of what it serves; None where it wrote nothing that can be used."""
     with suppress(OSError, ValueError):
         said = reading.read_object(folder / names.SERVING, FILE_BYTES)
@@ -59,7 +60,7 @@ def served(service: Mapping[str, Any], running: Mapping[int, list[str]], folder:
     """
     planned = {entry["name"]: entry["process"] for entry in service.get("fallbacks", ())}
     launchers = [pid for pid, argv in running.items() if argv == service["argv"]]
-    said = _said(folder, launchers) if planned else None
+    said = said_in(folder, launchers) if planned else None
     if not said or said["state"] not in ("loading", "fallback"):
         return None
     for name in said["without"]:

@@ -86,15 +86,15 @@ def _read(path: Path, shape: Mapping[str, Any]) -> dict | None:
     return None if wrong else untrusted.complete(found, shape)
 
 
-def _asked(head: dict[str, Any], running: dict[int, list[str]], account: str | None) -> dict:
-    """``health`` of llama-server, and its ``metrics`` where it has them."""
+def _asked(head: dict[str, Any], running: dict[int, list[str]], account: str | None, asleep: bool) -> dict:
+    """``health`` of llama-server, and its ``metrics`` where it has them, and does not sleep: older builds wake to answer."""
     try:
         certificate = verification.certificate_of(head)
         health = verification.wait_for_health(head["own_url"], 0, certificate, ASK_SECONDS)
     except ValueError as error:
         return {"health": {"healthy": False, "said": untrusted.printable(error)}, "metrics": None}
     counted: dict[str, float] = {}
-    if health["healthy"] and tokens.METRICS_OPTION in head["argv"]:
+    if health["healthy"] and not asleep and tokens.METRICS_OPTION in head["argv"]:
         with suppress(OSError):  # a key that cannot be read
             counted = _counted(head, running, account, certificate)
     return {"health": health, "metrics": counted or None}
@@ -127,7 +127,8 @@ def _head(place: Mapping[str, Any], head: dict[str, Any] | None) -> dict | None:
     if head:
         running = state.processes(place["prefix"], place["account"])
         current = bool(told and told["process"] in running)
-        asked = _asked(head, running, place["account"])
+        asleep = bool(told and current and told["state"] == fallback.ASLEEP)
+        asked = _asked(head, running, place["account"], asleep)
     return {
         **asked,
         "recent": _recent(folder, told["process"] if told and current else None, asked["metrics"]),

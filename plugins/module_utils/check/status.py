@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fallback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import loading, report, verification
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, units
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import tokens
@@ -23,8 +24,13 @@ LAST_RESTARTS = 3
 """That the table shows; the JSON has all that the launcher keeps."""
 SHOWN_DIFFERENCES = 6
 """Of each host in the table; the JSON has all."""
-SERVING = ("serving", "fallback")
-STATES = {"silent": "does not answer as a server", "starting": "is started again", "fallback": "serves on a fallback"}
+SERVING = ("serving", fallback.ASLEEP, "fallback")
+STATES = {
+    "silent": "does not answer as a server",
+    "starting": "is started again",
+    "fallback": "serves on a fallback",
+    fallback.ASLEEP: "asleep (a request wakes it)",
+}
 """States of a cluster that the table says in other words."""
 
 
@@ -179,7 +185,7 @@ def _serving(planned: str | None, defined: str | None, head: dict) -> tuple[str,
     told, health = head.get("serving") if head.get("current") else None, head.get("health")
     ended = (head.get("ends") or {}).get("how") or ""
     if health and health["healthy"]:
-        return ("fallback" if told and told["state"] == "fallback" else "serving"), ""
+        return (told["state"] if told and told["state"] in SERVING else "serving"), ""
     if defined is None and planned not in UP:
         return "not installed", ""
     if defined in ("stopped", "failed") and planned not in UP:
@@ -331,7 +337,7 @@ def _problems(cluster: Cluster, hosts: list[Host], unplanned: str) -> list[str]:
         problems.append(f"it serves without {', '.join(cluster.without) or 'a worker'}")
     elif cluster.state == "unknown":
         problems.append("its head did not answer, so it is not known whether it serves")
-    elif cluster.state != "serving":
+    elif cluster.state not in SERVING:
         problems.append(f"it is {cluster.state}{f', {cluster.detail}' * bool(cluster.detail)}")
     if unplanned:
         problems.append(f"the inventory has no plan: {unplanned}")

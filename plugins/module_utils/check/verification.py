@@ -356,6 +356,9 @@ def collect(plan: dict, seconds: float) -> dict:
     evidence["ends"] = ends(folder / runtime.ENDS)
     launchers = [pid for pid, argv in running.items() if argv == [*head["launcher"], "--", *head["argv"]]]
     evidence["launched"] = bool(launchers)
+    asleep = (fallback.said_in(folder, launchers) or {}).get("state") == fallback.ASLEEP
+    if asleep and evidence["health"]["healthy"]:
+        evidence["health"]["said"] = "ok; it slept, and the question of this check woke it"
     evidence.update(_fallback_of(own, running))
     plan = as_served(plan, evidence)
     try:
@@ -373,30 +376,32 @@ def collect(plan: dict, seconds: float) -> dict:
         return evidence
     if not plan["staging"]:
         evidence["drift"] = state.drift(own)
-    evidence["buffers"] = buffers(log)
-    evidence["rdma"] = connections_by_rdma(log)
+    first_load = log.partition(server.FALLS_ASLEEP)[0]
+    evidence["buffers"] = buffers(first_load)
+    evidence["rdma"] = connections_by_rdma(first_load)
     evidence["handshakes"]["workers"].update(_answers_of_unused(plan))
-    question = (
-        {"prompt": "", "temperature": 0}
-        if _is_known(plan)
-        else {"prompt": PROMPT, "temperature": 0, "max_tokens": TOKENS}
-    )
     if certificate:
         evidence["certificate"] = examine_certificate(head["own_url"], head["tls_certificate_file"])
+    patience = SECONDS_FOR_ANSWER + (head["start_timeout"] if asleep else 0)
+    evidence["completion"] = _ask(plan, running, certificate, patience)
+    return evidence
+
+
+def _ask(plan: dict, running: Collection[int], certificate: bytes | None, patience: float) -> dict:
+    """What the server answers to the question of this check, as of completion, within so many seconds."""
+    head, known = plan["head"], {"prompt": "", "temperature": 0}
+    question = known if _is_known(plan) else {"prompt": PROMPT, "temperature": 0, "max_tokens": TOKENS}
     key = first_key(head["api_key_file"])
-    address, port = _address(head["own_url"]).rsplit(":", 1)
+    place = _address(head["own_url"])
+    address, port = place.rsplit(":", 1)
 
     def objection() -> str | None:
         """The connection stands, so whoever listens now is who gets the key, or nobody does."""
-        stranger = state.stranger_at(address, int(port), running, own["account"]) if key else None
+        account = plan["hosts"][head["host"]]["account"]
+        stranger = state.stranger_at(address, int(port), running, account) if key else None
         return stranger and f"the API key was not sent: {stranger}"
 
-    evidence["completion"] = completion(
-        reading.ask(
-            _address(head["own_url"]), "/v1/completions", SECONDS_FOR_ANSWER, question, key, objection, certificate
-        )
-    )
-    return evidence
+    return completion(reading.ask(place, "/v1/completions", patience, question, key, objection, certificate))
 
 
 def completion(reply: reading.Reply) -> dict:

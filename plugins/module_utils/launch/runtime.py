@@ -307,7 +307,8 @@ class Start:
                 if head.load:
                     self.record.loading(head.load._asdict())
                 continue
-            self.record.set(serving.FALLBACK if chosen.fallback else serving.SERVING, chosen.without)
+            serves = serving.ASLEEP if head.asleep else serving.SERVING
+            self.record.set(serving.FALLBACK if chosen.fallback else serves, chosen.without)
             self.record.served(time.monotonic())
             if tokens.METRICS_OPTION in chosen.argv:
                 self.tokens.look(head.metrics, time.monotonic())

@@ -46,7 +46,11 @@ time a worker computes, and no byte moves."""
 API_KEYS = "--api-key-file"
 KEY_TEXT = ("utf-8", "surrogateescape")
 """For llama-server a key is bytes."""
-METRICS_BYTES = 64 * 1024
+METRICS_BYTES, PROPS_BYTES = 64 * 1024, 4 * 1024 * 1024
+SLEEP = "--sleep-idle-seconds"
+ASLEEP, FALLS_ASLEEP = b'"is_sleeping":true', "server is entering sleeping state"
+"""In an answer of /props, and in the log (tools/server of 0.3.36)."""
+LONGEST_LOAD_SECONDS = 86400.0
 
 
 def connections(tcp_table: str, inodes: Collection[str], endpoints: list[str]) -> set[str]:
@@ -78,11 +82,13 @@ def metrics(url: str, argv: list[str]) -> str:
         return ""
 
 
-def _reply(url: str, path: str, headers: list[str], most: int, end: bytes | None = None) -> bytes:
-    """The beginning of an answer, at most so many bytes and up to ``end``; what has come of it within two seconds."""
+def _reply(
+    url: str, path: str, headers: list[str], most: int, end: bytes | None = None, seconds: float = HEALTH_SECONDS
+) -> bytes:
+    """The beginning of an answer, at most so many bytes and up to ``end``; what has come of it within so many seconds."""
     scheme, place = url.split("://", 1)
     address, port = place.rsplit(":", 1)
-    deadline = time.monotonic() + HEALTH_SECONDS
+    deadline = time.monotonic() + seconds
     lines = [f"GET {path} HTTP/1.1", "Host: llamacpp", *headers, "Connection: close", "", ""]
     said = b""
     try:
@@ -142,6 +148,19 @@ def ask_for_a_token(url: str, argv: list[str]) -> socket.socket:
     return connection
 
 
+class Props(threading.Thread):
+    """Asks for /props. llama-server answers when it has freed its model, or loaded it again, and each question takes one of its threads till then."""
+
+    def __init__(self, url: str, argv: list[str]) -> None:
+        super().__init__(daemon=True)
+        self.url, self.argv, self.said = url, argv, b""
+
+    def run(self) -> None:
+        with suppress(OSError):  # a key that cannot be read
+            headers = _authorization(self.argv)
+            self.said = _reply(self.url, "/props", headers, PROPS_BYTES, seconds=LONGEST_LOAD_SECONDS)
+
+
 class Fault(NamedTuple):
     """Why llama-server is ended."""
 
@@ -172,6 +191,10 @@ class Head:
         self.ready = False
         self.health: tuple[bool, float] = (False, 0.0)
         """The last answer, and when it was asked for."""
+        self.asleep = False
+        """Whether it has freed its model, and left its workers, as with --sleep-idle-seconds: until it has loaded the model again."""
+        self.props: Props | None = None
+        """A question that is not answered yet."""
         self.missing = 0
         self.kept_alive: set[str] = set()
         self.lasting = progress.Lasting()
@@ -232,6 +255,7 @@ class Head:
         stopped = self.lasting.seconds("stopped", look.activity.state == "T", now)
         if stopped >= progress.STOPPED_SECONDS:
             return Fault(f"llama-server has been stopped by a signal for {stopped:.0f} s")
+        self._follow_sleep(look, now)
         return self._lost_workers(look, now) or self._stands_still(look, now)
 
     def busy(self) -> bool:
@@ -250,7 +274,10 @@ class Head:
         return any(link.state == progress.LISTEN and progress.port_of(link.local) == port for link in look.links)
 
     def metrics(self) -> str:
-        """Text of /metrics; empty where a key is wanted, and it is not known that llama-server itself would get it."""
+        """Text of /metrics; empty where a key is wanted, and it is not known that llama-server itself would get it, and while it sleeps: older builds
+        wake to answer."""
+        if self.asleep or self.props:
+            return ""
         look = self.look()
         return metrics(self.url, self.argv) if (self._listens(look) if look else API_KEYS not in self.argv) else ""
 
@@ -258,6 +285,23 @@ class Head:
         if not self.ready or now - self.health[1] >= HEALTH_EVERY:
             self.health = (healthy(self.url), now)
             self.ready = self.ready or self.health[0]
+
+    def _follow_sleep(self, look: progress.Look, now: float) -> None:
+        """Asks whether it sleeps, where its connections say that this has changed: in 0.3.36 that neither wakes it nor keeps it awake."""
+        if SLEEP not in self.argv or not self.ready:
+            return
+        if self.props is None:
+            present = connected(look.links, self.endpoints)
+            changed = present or self._has_client(look) if self.asleep else present != set(self.endpoints)
+            due = not self.endpoints and self.lasting.seconds("unasked", True, now) >= HEALTH_EVERY
+            if not (changed or due) or not self._listens(look):
+                return
+            self.lasting.seconds("unasked", False, now)
+            self.props = Props(self.url, self.argv)
+            self.props.start()
+            self.props.join(HEALTH_SECONDS)
+        if not self.props.is_alive():
+            self.asleep, self.props = ASLEEP in self.props.said, None
 
     def _lost_workers(self, look: progress.Look, now: float) -> Fault | None:
         """Workers whose connection is gone, seen twice in a row after the server had become ready, or whose host does not acknowledge."""
@@ -269,7 +313,8 @@ class Head:
         if unreached:
             return Fault(f"lost worker {', '.join(unreached)}, whose host acknowledges nothing", unreached)
         present = connected(look.links, self.endpoints)
-        lost = [endpoint for endpoint in self.endpoints if endpoint not in present] if self.ready else []
+        holds = self.ready and not self.asleep and not self.props
+        lost = [endpoint for endpoint in self.endpoints if endpoint not in present] if holds else []
         self.missing = self.missing + 1 if lost else 0
         return Fault(f"lost worker {', '.join(lost)}", lost) if self.missing >= LOST_AFTER_POLLS else None
 
@@ -285,11 +330,12 @@ class Head:
             journal.say_once(
                 "the kernel lends no sockets here: a program that hangs without being stopped is not found"
             )
-        quiet = min(still, self.lasting.seconds("wanted", seen and (client or not self.ready), now))
+        loads = not self.ready or self.props is not None
+        quiet = min(still, self.lasting.seconds("wanted", seen and (loads or (client and not self.asleep)), now))
         if quiet < self.silence / 2:
             self._forget_question()
             return None
-        if not self.ready:
+        if loads:
             return (
                 Fault(f"nothing has moved for {quiet:.0f} s of loading", silent=True) if quiet >= self.silence else None
             )

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 FILE = "serving.json"
-WAITING, LOADING, SERVING, FALLBACK = "waiting", "loading", "serving", "fallback"
+WAITING, LOADING, SERVING, ASLEEP, FALLBACK = STATES = "waiting", "loading", "serving", "asleep", "fallback"
 LAST = 20
 TEXT = 500
 """Characters of one line that are kept."""
