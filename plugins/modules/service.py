@@ -133,8 +133,13 @@ def main():
         manager = services.manager_of(module.params["host"])
         touched = [*(service.name for service in wanted.run), *wanted.start, *wanted.stop, *wanted.remove]
         with alone.alone(module.params["host"]["prefix"], changes=not module.check_mode):
+            read = {
+                service["name"]: services.versions(service.get("reads", ())) for service in module.params["services"]
+            }
             changes = measuring.disarm(module.params["host"], touched, module.check_mode)
             changes += services.apply(manager, wanted, module.check_mode)
+            if not module.check_mode:
+                services.record_reads(module.params["host"]["prefix"], read, changes)
     module.exit_json(
         changed=bool(changes),
         diff=differences(manager, changes),

@@ -7,12 +7,10 @@ import signal
 import socket
 import ssl
 import subprocess
-import time
 import urllib.error
 import urllib.request
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import known_answer
 from conftest import SERVER_PORT, Cluster, until
 
@@ -99,7 +97,6 @@ def test_the_launcher_sees_by_https_that_the_server_is_ready(cluster):
 
 def test_a_certificate_that_is_replaced_restarts_the_server_and_nothing_else(cluster):
     workers = {pid for pid, argv in cluster.processes().items() if "rpc-server" in argv[0]}
-    time.sleep(state.READ_SECONDS)  # the head was started by the test before
     certify(cluster.folder, "second")
     failed = cluster.run("playbooks/verify.yml")
     assert failed.status == "failed"

@@ -338,8 +338,18 @@ def test_supervisor_whose_service_ended_meanwhile(tmp_path, monkeypatch):
 
 
 def test_the_module_shows_definitions_and_states(machine, call):
-    planned = {"name": WORKER, "definition": "text\n", "temporary": False, "kind": "worker", "argv": []}
+    read = machine.folder / "read"
+    read.write_text("1")
+    planned = {
+        "name": WORKER,
+        "definition": "text\n",
+        "temporary": False,
+        "kind": "worker",
+        "argv": [],
+        "reads": [str(read)],
+    }
     for check in (True, False):
+        assert services.reads_at_start(machine.host["prefix"]) == {}
         result = call(check=check, host=machine.host, services=[planned])
         assert result["changed"]
         assert result["changes"] == [{"service": WORKER, "before": STOPPED, "after": RUNNING}]
@@ -347,8 +357,12 @@ def test_the_module_shows_definitions_and_states(machine, call):
         assert (definition["before"], definition["after"]) == ("", "text\n")
         assert definition["after_header"] == str(machine.manager.path(WORKER))
         assert (states["before"], states["after"]) == (f"{WORKER}: stopped\n", f"{WORKER}: running\n")
+    recorded = {WORKER: {str(read): services.versions([read])[str(read)]}}
+    assert services.reads_at_start(machine.host["prefix"]) == recorded
+    read.write_text("another")
     again = call(host=machine.host, services=[planned])
     assert (again["changed"], again["diff"]) == (False, [])
+    assert services.reads_at_start(machine.host["prefix"]) == recorded, "it has not read it again"
     stopped = call(host=machine.host, stop=[WORKER])
     assert [part["after"] for part in stopped["diff"]] == [f"{WORKER}: stopped\n"]
 

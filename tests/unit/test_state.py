@@ -532,55 +532,54 @@ def test_a_definition_of_other_bytes_is_another(planned):
     assert state.drift(planned)["redefined"] == ["llamacpp-worker-x"]
 
 
-def test_a_file_that_was_replaced_since_the_service_read_it(planned, installation, monkeypatch):
+@pytest.mark.parametrize(
+    "how", ["written", "moved here", "copied with its time", "a link to another", "removed", "not recorded"]
+)
+def test_a_file_that_was_replaced_since_the_service_read_it(planned, installation, how):
+    """However old the other file is."""
     prefix, program, start = installation
     port = free_port()
     start(port)
-    model = prefix / "model"
-    model.write_text("one")
+    key, other = prefix / "key", prefix / "other"
+    for path in (other, key):
+        path.write_text("one")
+        os.utime(path, (9, 9))
     planned.update(prefix=str(prefix), folders=[], files=[], builds=[])
-    planned["services"] = [{**service(program, port), "definition": DEFINED, "reads": [str(model), "/not/there"]}]
+    read = {**service(program, port), "definition": DEFINED, "reads": [str(key), "/not/there"]}
+    planned["services"] = [read]
+    assert state.drift(planned)["redefined"] == ["llamacpp-worker-x"], "nobody knows what it read"
+    change = state.managers.Change("llamacpp-worker-x", "stopped", "running", "", "")
+    state.managers.record_reads(str(prefix), {"llamacpp-worker-x": state.managers.versions(read["reads"])}, [change])
     assert state.drift(planned)["redefined"] == []
-    long_ago(monkeypatch)
-    definition = state.managers.manager_of(planned).path("llamacpp-worker-x")
-    os.utime(definition, (0, 0))
+    if how == "written":
+        key.write_text("two")
+        os.utime(key, (9, 9))
+    elif how == "not recorded":
+        (prefix / names.READ).write_text("[]")
+    else:
+        key.unlink()
+    if how == "moved here":
+        other.rename(key)
+    elif how == "copied with its time":
+        shutil.copy2(other, key)
+    elif how == "a link to another":
+        key.symlink_to(other)
     assert state.drift(planned)["redefined"] == ["llamacpp-worker-x"]
-    os.utime(model, (0, 0))
-    assert state.drift(planned)["redefined"] == []
 
 
 def test_a_file_whose_time_is_ahead_of_the_clock_restarts_its_service_once(planned, installation, monkeypatch):
     prefix, program, start = installation
     port = free_port()
     start(port)
-    model = prefix / "model"
-    model.write_text("one")
     definition = state.managers.manager_of(planned).path("llamacpp-worker-x")
-    for path in (model, definition):
-        os.utime(path, (time.time() + 86400, time.time() + 86400))
+    os.utime(definition, (time.time() + 86400, time.time() + 86400))
     planned.update(prefix=str(prefix), folders=[], files=[], builds=[])
-    planned["services"] = [{**service(program, port), "definition": DEFINED, "reads": [str(model)]}]
+    planned["services"] = [{**service(program, port), "definition": DEFINED}]
     started_at = state.started_at
     long_ago(monkeypatch)
     assert state.drift(planned)["redefined"] == ["llamacpp-worker-x"]
     monkeypatch.setattr(state, "started_at", started_at)
     assert state.drift(planned)["redefined"] == []
-
-
-@pytest.mark.programs
-def test_a_file_that_is_replaced_a_second_after_the_start_is_read_again(planned, installation):
-    """verify says of another certificate that site.yml restarts the server."""
-    prefix, program, start = installation
-    port = free_port()
-    certificate = prefix / "certificate"
-    certificate.write_text("one")
-    start(port)
-    planned.update(prefix=str(prefix), folders=[], files=[], builds=[])
-    planned["services"] = [{**service(program, port), "definition": DEFINED, "reads": [str(certificate)]}]
-    assert state.drift(planned)["redefined"] == []
-    time.sleep(1)
-    certificate.write_text("two")
-    assert state.drift(planned)["redefined"] == ["llamacpp-worker-x"]
 
 
 def test_a_clock_that_was_set_back_restarts_nothing(planned, installation, monkeypatch):

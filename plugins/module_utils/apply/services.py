@@ -9,6 +9,7 @@ Whatever is asked for, the head stops before workers, and workers start before t
 from __future__ import annotations
 
 import glob
+import json
 import os
 import pwd
 import re
@@ -18,7 +19,13 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, files, names, service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
+    commands,
+    files,
+    names,
+    reading,
+    service_managers,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file, text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import running
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import parts
@@ -26,6 +33,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import p
 COMMAND_SECONDS = 120
 """Definitions give a service 30 seconds to end before it is killed."""
 LOG_LINES = 10
+READ_BYTES = 1024 * 1024
 RUNNING, FAILED, STOPPED = "running", "failed", "stopped"
 """States of a service. What failed does not run, and the manager has to stop it before it starts again."""
 
@@ -444,6 +452,42 @@ def read_ahead(services: Iterable[Mapping[str, Any]]) -> None:
             first = parts.FIRST.fullmatch(path.name)
             paths += sorted(path.parent.glob(f"{glob.escape(first[1])}-*-of-{first[2]}.gguf")) if first else [path]
     files.read_ahead(paths, files.free_bytes())
+
+
+def versions(paths: Iterable[str]) -> dict[str, list[int] | None]:
+    """Path → inode, bytes, and when its content and its inode were changed, in nanoseconds: another file has others, whatever time it was given.
+    None where there is none."""
+    found: dict[str, list[int] | None] = {}
+    for path in map(str, paths):
+        try:
+            status = os.stat(path)
+        except OSError:
+            found[path] = None
+        else:
+            found[path] = [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+    return found
+
+
+def reads_at_start(prefix: str) -> dict[str, Any]:
+    """Service → versions of the files that it read when a run started it last."""
+    try:
+        return reading.read_object(Path(prefix, names.READ), READ_BYTES)
+    except (OSError, ValueError):
+        return {}
+
+
+def record_reads(prefix: str, read: Mapping[str, Mapping[str, Any]], changes: Iterable[Change]) -> None:
+    """Notes what services read that were started.
+
+    :param read: service → versions of its files, from before: one that changed meanwhile restarts it once more.
+    :raises OSError: names the file.
+    """
+    started = {
+        change.service for change in changes if change.after != change.before and change.after.startswith(RUNNING)
+    }
+    new = {name: files for name, files in read.items() if files and name in started}
+    if new:
+        replace_file(Path(prefix, names.READ), json.dumps({**reads_at_start(prefix), **new}) + "\n", 0o644)
 
 
 def apply(manager: Manager, wanted: Wanted, check: bool) -> list[Change]:

@@ -41,8 +41,6 @@ ERRORS = (CommandError, firewall.FirewallError, links.LinkError, managers.Servic
 """What drift raises with a sentence, for failures.reported."""
 CLOCK_SECONDS = 3
 """Start of a process and time of a file that a run writes are compared with so much tolerance."""
-READ_SECONDS = 0.5
-"""The same of a file that the operator replaces while the process runs: the later it starts to read, the less of a change is missed."""
 HASHED_BYTES = 256 * 1024 * 1024
 """Files that are larger are compared by size alone."""
 
@@ -366,12 +364,12 @@ def _digest(file: dict) -> str | None:
 
 
 def _redefined(planned: dict, services: dict) -> list[str]:
-    """Names of services whose definition is missing or different, or newer than the process that runs by it, or that read a file
-    when they started which has changed since.
+    """Names of services whose definition is missing or different, or newer than the process that runs by it, or that run, and for which no run
+    noted that they read the files which are there now.
 
     :param services: name → state and pid, of service_state.
     """
-    names = []
+    names, read = [], managers.reads_at_start(planned["prefix"])
     manager = managers.manager_of(planned)
     unread = manager.unread([service["name"] for service in planned["services"]])
     for service in planned["services"]:
@@ -380,10 +378,11 @@ def _redefined(planned: dict, services: dict) -> list[str]:
             same = path.read_text(errors="replace") == service["definition"]
         except OSError:
             same = False
-        started = started_at(services[service["name"]]["pid"])
-        changed = [(path, CLOCK_SECONDS), *((read, READ_SECONDS) for read in service["reads"])]
-        newer = started is not None and any(started + most < _modified(file) for file, most in changed)
-        if not same or newer or service["name"] in unread:
+        pid = services[service["name"]]["pid"]
+        started = started_at(pid)
+        newer = started is not None and started + CLOCK_SECONDS < _modified(path)
+        other = pid and service["reads"] and read.get(service["name"]) != managers.versions(service["reads"])
+        if not same or newer or other or service["name"] in unread:
             names.append(service["name"])
     return names
 

@@ -53,6 +53,8 @@ SERVING = "serving.json"
 """File in the folder of the head's launcher that says what it serves on."""
 VERIFIED = "verified.json"
 """File below the prefix of the head with the result of the last verification."""
+READ = "read.json"
+"""File below the prefix of each host that says which versions of files its services read when a run started them."""
 FIREWALLS = ("firewalld", "ufw", "nftables")
 """Managers of a host's firewall that are driven."""
 LINK_KINDS = ("ethernet", "thunderbolt", "usb4", "infiniband", "wireless")
@@ -80,6 +82,7 @@ INSTALLED = (
     "lingering",
     KEPT_FACTS,
     VERIFIED,
+    READ,
     LEASE,
     LEASE_LOCK,
     CHANGES_LOCK,
