@@ -1510,6 +1510,11 @@ def staged(pair):
         llama_server_host="192.0.2.10",
         llama_server_api_key_file="/etc/keys",
         llama_server_extra_args=["--metrics"],
+        llama_server_environment={
+            "LLAMA_ARG_SPEC_DRAFT_MODEL": "/srv/d.gguf",
+            "MTMD_BACKEND_DEVICE": "CPU",
+            "HSA_X": "1",
+        },
         llama_placement="fewest",
     )
     return pair
@@ -1524,6 +1529,10 @@ def test_staging_is_a_second_cluster_on_the_other_ports(staged):
     assert staging["head"]["url"] == "http://127.0.0.1:8180"
     assert "--metrics" not in staging["head"]["argv"]
     assert "--api-key-file" not in staging["head"]["argv"]
+    assert {"LLAMA_ARG_SPEC_DRAFT_MODEL", "MTMD_BACKEND_DEVICE", "HSA_X"} <= set(serving["head"]["environment"])
+    assert {"LLAMA_ARG_SPEC_DRAFT_MODEL", "MTMD_BACKEND_DEVICE", "HSA_X"} & set(staging["head"]["environment"]) == {
+        "HSA_X"
+    }
     assert staging["model"]["known_answer"] == staging_model._asdict()
     for name in serving["hosts"]:
         assert serving["hosts"][name]["builds"] == staging["hosts"][name]["builds"]

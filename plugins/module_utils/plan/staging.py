@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.values import Cluster, KnownAnswer, ModelRequest
 
 MODEL = KnownAnswer(2 * capabilities.MAX_BACKENDS, 128, "f32")
@@ -36,6 +36,7 @@ def cluster_of(cluster: Cluster) -> Cluster:
             gpu_layers=None,
             tensor_split=(),
             override_tensor=(),
+            environment={name: value for name, value in server.environment.items() if not options.is_argument(name)},
             fallback=False,
         ),
     )
