@@ -11,7 +11,11 @@ from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import serving
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+
+WAIT_SECONDS = 600 + serving.LONGEST_STEADY_SECONDS
+"""For the whole plan after a reboot: so long a worker may have to answer before the head returns to it, and then the model is loaded."""
 
 
 def chosen(named: Sequence[str] | None, every: Sequence[str], of_play: Sequence[str]) -> list[str]:
@@ -52,4 +56,4 @@ class ActionModule(ActionBase):
             hosts = chosen(named, inventory.members(task_vars), task_vars["ansible_play_hosts_all"])
         except Refusal as refusal:
             raise AnsibleActionFail(str(refusal)) from None
-        return {"changed": False, "hosts": hosts}
+        return {"changed": False, "hosts": hosts, "wait_s": WAIT_SECONDS}

@@ -534,7 +534,11 @@ def test_a_worker_that_stays_away_is_done_without_until_it_is_back(cluster):
         time.sleep(3)
         assert process.poll() is None, "it did not wait for the client"
     healed(process, f"worker {pair.second} is back: llama-server is started with all workers")
-    assert (cluster.record()["state"], cluster.record()["returns"], cluster.record()["failures"]) == ("waiting", 1, 0)
+    assert (cluster.record()["state"], cluster.record()["returns"], cluster.record()["failures"]) == (
+        "waiting",
+        {"strix1:hip": 1},
+        0,
+    )
     process = pair.head()
     lines_until(process, f"model buffer size answers {pair.first} {pair.second}")
     until(lambda: cluster.is_now("serving"))
@@ -671,10 +675,18 @@ def test_how_long_it_waits_before_the_next_start(failures, ended, expected):
 
 def test_serving_forgets_ends(tmp_path):
     record = serving.Record(tmp_path, lambda path, content: True, lambda text: None)
-    record.kept = serving.Kept(failures=3, returns=1)
+    record.kept = serving.Kept(failures=3, returns={"a": 1, "b": 3})
     for seconds in (0, 29, 31, 45, 62):
         record.served(float(seconds))
-    assert (record.kept.failures, record.kept.returns) == (1, 0)
+    assert (record.kept.failures, record.kept.returns) == (1, {"b": 1})
+
+
+def test_the_sixth_worker_that_reboots_is_waited_for_like_the_first_one(tmp_path):
+    record = serving.Record(tmp_path, lambda path, content: True, lambda text: None)
+    for expected, name in [(30, "a"), (30, "b"), (60, "a"), (30, "c"), *[(30, str(number)) for number in range(5)]]:
+        record.set(serving.FALLBACK, (name,))
+        assert record.steady == expected
+        record.returned()
 
 
 @pytest.mark.parametrize(
@@ -682,7 +694,8 @@ def test_serving_forgets_ends(tmp_path):
     [
         *("", "[]", '{"restarts": "x"}', '{"last": [1]}', '{"last": 3}', "[" * 99999, '{"time": 1e999}'),
         *(f'{{"failures": 1, "{key}": {sign}1{"0" * 400}}}' for key in ("ended", "failures") for sign in ("", "-")),
-        f'{{"returns": -1{"0" * 400}}}',
+        f'{{"returns": {{"a": -1{"0" * 400}}}}}',
+        '{"returns": 1}',
         f'{{"on_fallback": 1{"0" * 400}}}',
     ],
 )

@@ -46,8 +46,8 @@ class Kept(NamedTuple):
     failures: int = 0
     """Ends of llama-server that nobody asked for, and that are not forgotten yet."""
     ended: int = 0
-    returns: int = 0
-    """How often it returned from a fallback, and that is not forgotten yet."""
+    returns: Mapping[str, int] = {}
+    """Worker or host → how often the head returned to it from a fallback, as far as that is not forgotten yet."""
     silences: tuple[int, ...] = ()
     """When llama-server was ended since nothing moved, within the last day."""
     last: tuple[dict[str, Any], ...] = ()
@@ -81,11 +81,12 @@ def read_kept(path: Path) -> Kept:
         told = read_json(path, FILE_BYTES)
         if not isinstance(told, dict):
             return Kept()
-        counted = ("on_fallback", "restarts", "failures", "ended", "returns")
+        counted = ("on_fallback", "restarts", "failures", "ended")
         numbers = {name: _count(told.get(name, 0)) for name in counted}
         last = [{"time": _count(line["time"]), "text": str(line["text"])[:TEXT]} for line in told.get("last", [])]
+        returns = {str(name): _count(number) for name, number in dict(told.get("returns", {})).items()}
         silences = tuple(_count(when) for when in told.get("silences", []))
-        return Kept(**numbers, silences=silences[-LAST:], last=tuple(last[-LAST:]))
+        return Kept(**numbers, returns=returns, silences=silences[-LAST:], last=tuple(last[-LAST:]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return Kept()
 
@@ -146,8 +147,9 @@ class Record:
         self.served_since = now if self.served_since is None else self.served_since
         if now - self.served_since >= SETTLED_SECONDS:
             self.served_since = now
-            returns = self.kept.returns if self.state == FALLBACK else self.kept.returns - 1
-            self.kept = self.kept._replace(failures=max(0, self.kept.failures - 1), returns=max(0, returns))
+            forgotten = self.state != FALLBACK
+            returns = {name: number - forgotten for name, number in self.kept.returns.items() if number > forgotten}
+            self.kept = self.kept._replace(failures=max(0, self.kept.failures - 1), returns=returns)
 
     def note(self, text: str) -> None:
         """Says one line, and keeps it."""
@@ -167,7 +169,8 @@ class Record:
         self._write(time.monotonic())
 
     def returned(self) -> None:
-        self.kept = self.kept._replace(returns=self.kept.returns + 1, restarts=self.kept.restarts + 1, on_fallback=0)
+        returns = {**self.kept.returns, **{name: self.kept.returns.get(name, 0) + 1 for name in self.without}}
+        self.kept = self.kept._replace(returns=returns, restarts=self.kept.restarts + 1, on_fallback=0)
 
     @property
     def served_on_fallback(self) -> bool:
@@ -176,8 +179,9 @@ class Record:
 
     @property
     def steady(self) -> float:
-        """Seconds for which a worker that is back has to answer before it is used."""
-        return min(LONGEST_STEADY_SECONDS, STEADY_SECONDS * 2 ** min(self.kept.returns, 10))
+        """Seconds for which the worker that is away has to answer before it is used: one that comes and goes longer each time, whatever others did."""
+        returns = max((self.kept.returns.get(name, 0) for name in self.without), default=0)
+        return min(LONGEST_STEADY_SECONDS, STEADY_SECONDS * 2 ** min(returns, 10))
 
     def _write(self, now: float) -> None:
         if self.state == FALLBACK:
