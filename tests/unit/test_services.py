@@ -340,14 +340,7 @@ def test_supervisor_whose_service_ended_meanwhile(tmp_path, monkeypatch):
 def test_the_module_shows_definitions_and_states(machine, call):
     read = machine.folder / "read"
     read.write_text("1")
-    planned = {
-        "name": WORKER,
-        "definition": "text\n",
-        "temporary": False,
-        "kind": "worker",
-        "argv": [],
-        "reads": [str(read)],
-    }
+    planned = {"name": WORKER, "definition": "text\n", "temporary": False, "kind": "worker", "reads": [str(read)]}
     for check in (True, False):
         assert services.reads_at_start(machine.host["prefix"]) == {}
         result = call(check=check, host=machine.host, services=[planned])

@@ -533,9 +533,16 @@ def test_a_definition_of_other_bytes_is_another(planned):
 
 
 @pytest.mark.parametrize(
-    "how", ["written", "moved here", "copied with its time", "a link to another", "removed", "not recorded"]
+    "replace",
+    [
+        lambda key, other: other.rename(key),
+        lambda key, other: shutil.copy2(other, key),
+        lambda key, other: (key.unlink(), key.symlink_to(other)),
+        lambda key, other: key.unlink(),
+        lambda key, other: (key.parent / names.READ).write_text("[]"),
+    ],
 )
-def test_a_file_that_was_replaced_since_the_service_read_it(planned, installation, how):
+def test_a_file_that_was_replaced_since_the_service_read_it(planned, installation, replace):
     """However old the other file is."""
     prefix, program, start = installation
     port = free_port()
@@ -545,26 +552,12 @@ def test_a_file_that_was_replaced_since_the_service_read_it(planned, installatio
         path.write_text("one")
         os.utime(path, (9, 9))
     planned.update(prefix=str(prefix), folders=[], files=[], builds=[])
-    read = {**service(program, port), "definition": DEFINED, "reads": [str(key), "/not/there"]}
-    planned["services"] = [read]
-    assert state.drift(planned)["redefined"] == ["llamacpp-worker-x"], "nobody knows what it read"
-    change = state.managers.Change("llamacpp-worker-x", "stopped", "running", "", "")
-    state.managers.record_reads(str(prefix), {"llamacpp-worker-x": state.managers.versions(read["reads"])}, [change])
+    planned["services"] = [{**service(program, port), "definition": DEFINED, "reads": [str(key), "/not/there"]}]
+    name, change = "llamacpp-worker-x", state.managers.Change("llamacpp-worker-x", "stopped", "running", "", "")
+    state.managers.record_reads(str(prefix), {name: state.managers.versions([key, "/not/there"])}, [change])
     assert state.drift(planned)["redefined"] == []
-    if how == "written":
-        key.write_text("two")
-        os.utime(key, (9, 9))
-    elif how == "not recorded":
-        (prefix / names.READ).write_text("[]")
-    else:
-        key.unlink()
-    if how == "moved here":
-        other.rename(key)
-    elif how == "copied with its time":
-        shutil.copy2(other, key)
-    elif how == "a link to another":
-        key.symlink_to(other)
-    assert state.drift(planned)["redefined"] == ["llamacpp-worker-x"]
+    replace(key, other)
+    assert state.drift(planned)["redefined"] == [name]
 
 
 def test_a_file_whose_time_is_ahead_of_the_clock_restarts_its_service_once(planned, installation, monkeypatch):

@@ -783,7 +783,6 @@ def test_evidence_of_a_server_that_sleeps_is_of_its_first_load(server, tmp_path,
     found = verification.collect(plan, 1)
     assert (found["health"]["healthy"], "slept" in found["health"]["said"]) == (True, True)
     assert (found["buffers"], found["rdma"]) == ({"CPU": {"model": (2.0, 1)}}, 1)
-    assert found["completion"]["text"] == "hello"
 
 
 def test_evidence_of_a_server_that_loads_or_is_not_there(server, tmp_path):

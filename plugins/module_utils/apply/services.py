@@ -16,17 +16,13 @@ import re
 import stat
 import time
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
-    commands,
-    files,
-    names,
-    reading,
-    service_managers,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, files, names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file, text_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading import read_object
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import running
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import parts
 
@@ -457,13 +453,10 @@ def read_ahead(services: Iterable[Mapping[str, Any]]) -> None:
 def versions(paths: Iterable[str]) -> dict[str, list[int] | None]:
     """Path → inode, bytes, and when its content and its inode were changed, in nanoseconds: another file has others, whatever time it was given.
     None where there is none."""
-    found: dict[str, list[int] | None] = {}
-    for path in map(str, paths):
-        try:
+    found: dict[str, list[int] | None] = dict.fromkeys(map(str, paths))
+    for path in found:
+        with suppress(OSError):
             status = os.stat(path)
-        except OSError:
-            found[path] = None
-        else:
             found[path] = [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
     return found
 
@@ -471,7 +464,7 @@ def versions(paths: Iterable[str]) -> dict[str, list[int] | None]:
 def reads_at_start(prefix: str) -> dict[str, Any]:
     """Service → versions of the files that it read when a run started it last."""
     try:
-        return reading.read_object(Path(prefix, names.READ), READ_BYTES)
+        return read_object(Path(prefix, names.READ), READ_BYTES)
     except (OSError, ValueError):
         return {}
 
@@ -483,9 +476,9 @@ def record_reads(prefix: str, read: Mapping[str, Mapping[str, Any]], changes: It
     :raises OSError: names the file.
     """
     started = {
-        change.service for change in changes if change.after != change.before and change.after.startswith(RUNNING)
+        change.service for change in changes if change.after.startswith(RUNNING) and change.after != change.before
     }
-    new = {name: files for name, files in read.items() if files and name in started}
+    new = {name: read[name] for name in started if read.get(name)}
     if new:
         replace_file(Path(prefix, names.READ), json.dumps({**reads_at_start(prefix), **new}) + "\n", 0o644)
 

@@ -274,8 +274,7 @@ class Head:
         return any(link.state == progress.LISTEN and progress.port_of(link.local) == port for link in look.links)
 
     def metrics(self) -> str:
-        """Text of /metrics; empty where a key is wanted, and it is not known that llama-server itself would get it, and while it sleeps: older builds
-        wake to answer."""
+        """Text of /metrics; empty while it sleeps, and where a key is wanted, and it is not known that llama-server itself would get it."""
         if self.asleep or self.props:
             return ""
         look = self.look()

@@ -741,11 +741,6 @@ def of_variable(name: str) -> Option | None:
     return _ENVIRONMENT.get(name)
 
 
-def is_argument(name: str) -> bool:
-    """Whether a variable stands for an argument of llama-server; others are read by backends and libraries."""
-    return name.startswith("LLAMA_ARG_") or of_variable(name) is not None
-
-
 def stray(arguments: Iterable[str]) -> str | None:
     """The first argument of llama-server that is neither an option nor the value of one, or None: it would not start."""
     values = 0

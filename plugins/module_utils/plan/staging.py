@@ -36,10 +36,14 @@ def cluster_of(cluster: Cluster) -> Cluster:
             gpu_layers=None,
             tensor_split=(),
             override_tensor=(),
-            environment={name: value for name, value in server.environment.items() if not options.is_argument(name)},
+            environment={name: value for name, value in server.environment.items() if not _is_argument(name)},
             fallback=False,
         ),
     )
+
+
+def _is_argument(name: str) -> bool:
+    return name.startswith("LLAMA_ARG_") or options.of_variable(name) is not None
 
 
 def obstacles(plan: dict[str, Any], answers: dict[str, dict[str, Any]]) -> list[str]:
