@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 from ansible.errors import AnsibleActionFail, AnsibleError
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetched, state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetched, services, state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetching as on_host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
@@ -154,7 +154,7 @@ READERS = {
     "header": lambda path, call: call(path=path),
     "seed": lambda path, call: call(state="described", path=path),
     "fetched": lambda path, call: state._model({"files": [planned(FROM, Path(path))], "records": []}),
-    "running": lambda path, call: state._modified(path),
+    "running": lambda path, call: services.versions([path]),
     "copy": lambda path, call: finding._all(None, {}, request_of(llama_model_copy=path), AT),
     "sent": lambda path, call: fetching._Sender._send(None, fetched.File("", None, f"file:{path}", 9, None, "", None)),
 }

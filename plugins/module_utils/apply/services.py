@@ -8,6 +8,7 @@ Whatever is asked for, the head stops before workers, and workers start before t
 
 from __future__ import annotations
 
+import functools
 import glob
 import json
 import os
@@ -22,7 +23,7 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, files, names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file, text_of
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading import read_object
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading import from_disk, read_object
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import running
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import parts
 
@@ -452,11 +453,14 @@ def read_ahead(services: Iterable[Mapping[str, Any]]) -> None:
 
 def versions(paths: Iterable[str]) -> dict[str, list[int] | None]:
     """Path → inode, bytes, and when its content and its inode were changed, in nanoseconds: another file has others, whatever time it was given.
-    None where there is none."""
+    None where there is none.
+
+    :raises Refusal: its disk does not answer.
+    """
     found: dict[str, list[int] | None] = dict.fromkeys(map(str, paths))
     for path in found:
         with suppress(OSError):
-            status = os.stat(path)
+            status = from_disk(path, functools.partial(os.stat, path))
             found[path] = [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
     return found
 

@@ -391,7 +391,7 @@ def _modified(path: str | Path) -> float:
     """When a file was changed, in seconds since 1970; 0 where it is missing. Its own time may be of another host's clock, or set by hand: it
     never counts as later than the kernel's. One that is still ahead of the clock, which was set back since, says nothing and is 0."""
     try:
-        status = reading.from_disk(path, lambda: os.stat(path))
+        status = os.stat(path)
     except OSError:
         return 0.0
     modified = min(status.st_mtime, status.st_ctime)
