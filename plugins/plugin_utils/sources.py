@@ -17,7 +17,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import tarfile
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -443,7 +442,7 @@ def _unpacked_bytes(archive: Path) -> int:
                 size += len(part)
             return size
     try:
-        tarfile.open(archive, "r:").close()
+        prebuilt.open_archive(archive).close()
     except prebuilt.DAMAGED:
         raise AnsibleError(
             "llama_release has an archive that cannot be read: give a whole tar archive, packed with gzip, bzip2, xz or not at all"

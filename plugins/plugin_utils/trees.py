@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-import tarfile
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import prebuilt
 
 HEADER, CLONE = "ggml/include/ggml-rpc.h", ".git/modules/vendor/llama.cpp/"
 MEMBER_BYTES = 1 << 20
@@ -36,7 +37,7 @@ class Source(NamedTuple):
 def read(archive: Path) -> Source:
     """:raises OSError, prebuilt.DAMAGED: it is not a whole archive."""
     parts: dict[str, str] = {}
-    with tarfile.open(archive) as members:
+    with prebuilt.open_archive(archive) as members:
         for member in members:
             kind = next((end for end in (HEADER, CLONE + "HEAD", CLONE + "logs/HEAD") if _ends(member.name, end)), None)
             if kind and member.isfile() and member.size <= MEMBER_BYTES:

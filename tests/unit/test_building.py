@@ -475,7 +475,7 @@ def test_a_manifest_that_another_host_wrote_may_hold_anything(tmp_path, installe
 def test_members_of_a_packed_release_that_do_not_belong_there_are_left_out(tmp_path, installed):
     one = installed
     archive = tmp_path / "hostile.tar.gz"
-    with tarfile.open(archive, "w:gz") as packed:
+    with tarfile.open(archive, "w:gz", format=tarfile.USTAR_FORMAT) as packed:
         packed.add(tmp_path / "source.tar.gz", "../../outside")
         for name in ("manifest.json", "bin/ggml-rpc-server", "bin/llama-server"):
             packed.add(one.release / name, name)

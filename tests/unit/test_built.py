@@ -323,7 +323,7 @@ def test_a_cache_that_cannot_be_written(install, small_disk, monkeypatch):
 
 def test_controllers_that_keep_a_build_of_two_clusters_at_once(tmp_path):
     (tmp_path / "llama-server").write_bytes(os.urandom(1 << 20))
-    with tarfile.open(tmp_path / "packed.tar.gz", "w:gz") as packed:
+    with tarfile.open(tmp_path / "packed.tar.gz", "w:gz", format=tarfile.USTAR_FORMAT) as packed:
         packed.add(tmp_path / "llama-server", "bin/llama-server")
     files = {"bin/llama-server": stored.sha256(tmp_path / "llama-server")}
     code = f"""
@@ -375,6 +375,22 @@ def test_a_packed_release_that_is_torn_or_too_large_is_not_whole(tmp_path, monke
     assert stored.packed_files(tmp_path / "twice", names) == {}
     monkeypatch.setattr(stored.prebuilt, "LIMIT_BYTES", 1 << 10)
     assert stored.packed_files(archive, names) == {}
+
+
+@pytest.mark.parametrize(
+    "form, packing, files",
+    [
+        (tarfile.USTAR_FORMAT, "gz", ["file"]),
+        (tarfile.PAX_FORMAT, "gz", []),
+        (tarfile.USTAR_FORMAT, "xz", []),  # It takes as much memory as it says.
+    ],
+)
+def test_what_a_host_packs_has_one_form(tmp_path, form, packing, files):
+    (tmp_path / "file").write_text("x")
+    os.utime(tmp_path / "file", (1.5, 1.5))
+    with tarfile.open(tmp_path / "packed", f"w:{packing}", format=form) as packed:
+        packed.add(tmp_path / "file", "file")
+    assert list(stored.packed_files(tmp_path / "packed", ["file"])) == files
 
 
 @pytest.mark.parametrize("odd", archives.ODD)

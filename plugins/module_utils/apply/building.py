@@ -128,7 +128,7 @@ def pack(prefix: str, cache: str, build: dict) -> str:
         with (
             open(target + stored.PARTIAL, "wb") as file,
             gzip.GzipFile("", "wb", 1, file, mtime=0) as packed,
-            tarfile.open(fileobj=packed, mode="w") as archive,
+            tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive,
         ):
             for name in [stored.MANIFEST, *(f"bin/{target}" for target in build["targets"])]:
                 archive.add(release / name, name)
@@ -201,7 +201,7 @@ class Installer:
         partial = self._begin()
         wanted = {stored.MANIFEST, *(f"bin/{target}" for target in self.build["targets"])}
         try:
-            with tarfile.open(archive) as packed:
+            with prebuilt.open_archive(Path(archive), of_host=True) as packed:
                 for member in packed:
                     if member.name in wanted and member.isfile() and member.size <= prebuilt.LIMIT_BYTES:
                         with (partial / member.name).open("wb") as stream:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Archives of compiled programs, as upstream's releases are: which of their files a release needs.
+"""Archives that others made, opened within limits; of compiled programs, as upstream's releases are, the files that a release needs.
 
 The archive decides nothing: only programs by their planned names and libraries beside them are taken, by their plain names into one
 folder, and links only between these, without circles. A hard link is a further name of a
@@ -16,12 +16,18 @@ import shutil
 import tarfile
 import zlib
 from pathlib import Path, PurePosixPath
-from typing import IO, cast
+from typing import IO, Any, cast
 
 SERVER = "llama-server"
 WORKERS = ("ggml-rpc-server", "rpc-server")
 LIBRARY = r"lib[\w.+-]+\.(so(\.\d+)*|dylib)"
 LIMIT_BYTES = 8 << 30
+HEADER_BYTES = 16 << 20
+COSTS = {
+    **dict.fromkeys((tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK), 16),
+    tarfile.XGLTYPE: 1 << 14,
+}
+"""How much memory each byte of a header takes that extends another one; of a global header, which each member copies, 50 bytes are usual."""
 DAMAGED = (
     *(tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, ValueError),
     *(RecursionError, MemoryError, OverflowError),
@@ -33,13 +39,41 @@ class ArchiveError(Exception):
     """The archive cannot be used; the message says why and what to do."""
 
 
+def open_archive(archive: Path, of_host: bool = False) -> tarfile.TarFile:
+    """Opens a tar archive. tarfile reads a header of any length into memory, which is limited here.
+
+    :param of_host: whether it is a host's, which ``building.pack`` wrote: files alone, packed with gzip.
+    :raises OSError, DAMAGED: it cannot be read, now or later; tarfile.TarError for what is not allowed.
+    """
+    left = HEADER_BYTES
+
+    class Member(tarfile.TarInfo):
+        @classmethod
+        def frombuf(cls, *arguments: Any, **named: Any) -> tarfile.TarInfo:
+            nonlocal left
+            member = super().frombuf(*arguments, **named)
+            left -= tarfile.BLOCKSIZE + COSTS.get(member.type, 0) * member.size
+            if left < 0:
+                raise tarfile.TarError("its headers are too long")
+            if member.type == tarfile.GNUTYPE_SPARSE or (of_host and member.type != tarfile.REGTYPE):
+                cls._proc_gnusparse_10()
+            return member
+
+        @staticmethod
+        def _proc_gnusparse_10(*_arguments: Any) -> None:
+            """Takes the place of tarfile's own, which reads where the holes of a file are without an end."""
+            raise tarfile.TarError("it holds something else than files")
+
+    return tarfile.open(archive, "r:gz" if of_host else "r:*", tarinfo=Member)
+
+
 def extract(archive: Path, programs: list[str], target: Path) -> None:
     """Writes programs and the libraries beside them into a folder of the caller's own.
 
     :raises ArchiveError: it is not an archive of llama.cpp with RPC, or one of the programs is missing.
     """
     try:
-        with tarfile.open(archive, "r:*") as packed:
+        with open_archive(archive) as packed:
             members = _wanted(packed, programs)
             for name, member in members.items():
                 if not member.issym():

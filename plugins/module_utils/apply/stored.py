@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import tarfile
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -90,7 +89,7 @@ def packed_files(archive: Path, expected: Collection[str]) -> dict[str, str]:
     :param expected: names of its files.
     """
     try:
-        with tarfile.open(archive) as packed:
+        with prebuilt.open_archive(archive, of_host=True) as packed:
             found: dict[str, str] = {}
             size, left = 0, {MANIFEST, *expected}
             for member in packed:
