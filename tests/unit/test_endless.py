@@ -13,6 +13,7 @@ from ansible.errors import AnsibleError
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import fetched, fetching
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import remote
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import hub as on_controller
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import sources
 from test_model_sources import REPO, looked_up, on_huggingface, request_of
 
@@ -54,6 +55,16 @@ def endless_list(hub, handler):
     hub.head(handler, 200, "Content-Type: application/json")
     hub.say(handler, b'{"sha": "%s", "siblings": [' % (b"a" * 40))
     hub.repeat(handler, b'{"rfilename": "model.gguf", "size": 1},' * 1000)
+
+
+def nested_lists(hub, handler):
+    hub.head(handler, 200, "Content-Type: application/json")
+    hub.say(handler, b'{"sha": "%s", "siblings": [], "x": %s}' % (b"a" * 40, b"[" * 900 + b"]" * 900))
+
+
+def tiny_pieces(hub, handler):
+    hub.head(handler, 200, "Content-Type: application/json", "Transfer-Encoding: chunked")
+    hub.say(handler, b"1\r\n{\r\n" + b"1\r\n \r\n" * 900 + b"1\r\n}\r\n0\r\n\r\n")
 
 
 def endless_spaces_in_chunks(hub, handler):
@@ -170,7 +181,7 @@ def test_what_is_said_of_it(attacked):
     hub = attacked(endless_list)
     message = refusal(on_hub, hub.url)
     assert (
-        f"has the repo {REPO}, which {hub.url} does not describe as a repository (its answer has more than 8 MiB)"
+        f"has the repo {REPO}, which {hub.url} does not describe as a repository (its answer has more than 8 MiB or 100000 parts)"
         in message
     )
     assert f"whose manifest {hub.url}/v2/library/m/manifests/1 is longer than 1024 KiB" in refusal(in_registry, hub.url)
@@ -185,6 +196,12 @@ def test_what_is_said_of_it(attacked):
         message = refusal(look, hub.url)
         assert said in message
         assert "is not a URL" not in message
+
+
+@pytest.mark.parametrize("attack", [nested_lists, tiny_pieces])
+def test_an_answer_of_too_many_parts_is_refused(attacked, attack, monkeypatch):
+    monkeypatch.setattr(on_controller, "MOST_PARTS", 800)
+    assert "(its answer has more than 8 MiB or 800 parts)" in refusal(on_hub, attacked(attack).url)
 
 
 def test_a_download_whose_answer_does_not_begin_is_given_up(attacked, tmp_path, monkeypatch):

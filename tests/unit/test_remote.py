@@ -142,6 +142,37 @@ def test_redirects_are_followed_and_a_token_stays_with_its_server(server):
         other.stop()
 
 
+def test_what_netrc_has_goes_to_the_server_that_was_asked(server, tmp_path, monkeypatch):
+    other = Server()
+    try:
+        (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret\n")
+        monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+        other.files["/m.gguf"] = files.model()
+        server.faults["/a"] = redirect("/b")
+        server.faults["/b"] = redirect(other.url + "/m.gguf")
+        remote.read(server.url + "/a")
+        assert [headers.get("Authorization") for _path, headers in server.asked] == ["Basic bWU6c2VjcmV0"] * 2
+        assert [headers.get("Authorization") for _path, headers in other.asked] == [None]
+    finally:
+        other.stop()
+
+
+@pytest.mark.parametrize(
+    "content, mode", [(b"machine", 0o600), (b"nonsense \xff", 0o600), (b"machine x login y password z", 0o644)]
+)
+def test_a_netrc_that_cannot_be_read_is_a_sentence(server, tmp_path, monkeypatch, content, mode):
+    (tmp_path / ".netrc").write_bytes(content)
+    (tmp_path / ".netrc").chmod(mode)
+    monkeypatch.delenv("NETRC", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(
+        remote.RemoteError, match=r"\.netrc, which cannot be read \(.*\): correct or remove it"
+    ) as refused:
+        remote.read(server.url + "/m.gguf")
+    assert "\n" not in str(refused.value)
+    assert not server.asked
+
+
 def test_a_redirect_to_a_name_with_spaces_and_letters_beyond_ascii_is_followed(server):
     content = files.model()
     server.files["/gro%C3%9Fe%20Datei.gguf"] = content

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import functools
 import http.client
+import netrc
+import os
 import re
 import socket
 import ssl
@@ -21,7 +23,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
-from ansible.module_utils.urls import Request, make_context
+from ansible.module_utils.urls import Request, basic_auth_header, make_context
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, untrusted
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf
 
@@ -137,15 +139,35 @@ def answer(url: str, headers: Mapping[str, str], token: str | None = None, silen
         with _as_sentence():
             if urlsplit(at).scheme not in ("http", "https"):
                 raise RemoteError("is not the URL of a web server: use one that begins with http:// or https://")
-            permission = {"Authorization": f"Bearer {token}"} if token and _origin(at) == _origin(url) else {}
+            permission = _permission(at, token) if at == url or _origin(at) == _origin(url) else {}
             try:
-                return _ask(at, {**headers, **permission}, not token, silence or SECONDS_OF_SILENCE)
+                return _ask(at, {**headers, **permission}, silence or SECONDS_OF_SILENCE)
             except urllib.error.HTTPError as error:
                 with error:
                     if error.code not in (301, 302, 303, 307, 308):
                         raise _refused(error.code) from error
                     at = _redirect_target(at, error.headers.get("Location"))
     raise RemoteError(f"is redirected more than {MAX_REDIRECTS} times: use the URL of the file itself")
+
+
+def _permission(url: str, token: str | None) -> dict[str, str]:
+    """The header that asks with a token, else with what netrc has for the host.
+
+    :raises RemoteError: netrc cannot be read.
+    """
+    if token:
+        return {"Authorization": f"Bearer {token}"}
+    path = os.environ.get("NETRC") or None
+    try:
+        known = netrc.netrc(path).authenticators(urlsplit(url).hostname or "")
+    except OSError:
+        return {}
+    except (netrc.NetrcParseError, ValueError) as error:
+        why = error.msg if isinstance(error, netrc.NetrcParseError) else "it is not text"
+        file = path or os.path.expanduser("~/.netrc")
+        raise RemoteError(f"is asked for with {file}, which cannot be read ({why}): correct or remove it") from None
+    login, _account, password = known or ("", "", "")
+    return {"Authorization": basic_auth_header(login, password)} if login and password else {}
 
 
 def content(url: str, headers: Mapping[str, str], limit: int) -> bytes:
@@ -167,12 +189,12 @@ def _refused(status: int) -> RemoteError:
     return RemoteError(why, status=status, passes=status in PASSING or status >= 500)
 
 
-def _ask(url: str, headers: Mapping[str, str], use_netrc: bool, silence: float) -> Any:
+def _ask(url: str, headers: Mapping[str, str], silence: float) -> Any:
     """The answer to one request.
 
     :raises RemoteError: its headers do not end in time.
     """
-    client = functools.partial(_client().open, "GET", url, timeout=silence, use_netrc=use_netrc)
+    client = functools.partial(_client().open, "GET", url, timeout=silence, use_netrc=False)
     try:
         return reading.within(SECONDS_OF_HEADERS, lambda: client(headers=headers))
     except reading.TooSlowError:
