@@ -78,11 +78,13 @@ options:
     type: list
     elements: dict
     default: []
-  token:
-    description: Is sent as a bearer token to the server of the first file, not to others, and not to where it redirects.
-    type: str
   token_file:
-    description: File on the controller that holds O(token). It is read by the action plugin.
+    description:
+      - File on the controller with a token, which is sent as a bearer token to the server of the first file, not to others, and not to where it
+        redirects.
+    type: path
+  token_pipe:
+    description: Named pipe that the host makes and reads the token from; the action plugin gives it, so that no file and no argument has the token.
     type: path
   fetched_by:
     description: Whether the host fetches, or the controller, which sends the files on to the host in pieces over Ansible's connection.
@@ -184,6 +186,10 @@ bytes:
   description: How much is missing of all files.
   returned: when O(state=compared) or O(state=fetched)
   type: int
+python:
+  description: Python of the host, with which the action plugin hands over the token.
+  returned: when O(state=compared)
+  type: str
 digests:
   description: Path → sha256 of each file.
   returned: when O(state=fetched), not in check mode
@@ -195,6 +201,7 @@ held:
 """
 
 import os
+import sys
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
@@ -247,8 +254,9 @@ def run(params, check):
     result = missing(files, params["records"], folder)
     if check or params["state"] == "compared" or not result["changed"]:
         fetching.check_room(fetched.compare(files), folder)
-        return result
-    return {**result, "digests": fetching.fetch(files, folder, params["records"], params["token"])}
+        return {**result, "python": sys.executable}
+    token = fetching.take_token(params["token_pipe"]) if params["token_pipe"] else None
+    return {**result, "digests": fetching.fetch(files, folder, params["records"], token)}
 
 
 def find(module):
@@ -280,8 +288,8 @@ def main():
             "files": {"type": "list", "elements": "dict", "default": []},
             "folder": {"type": "path"},
             "records": {"type": "list", "elements": "dict", "default": []},
-            "token": {"type": "str", "no_log": True},
             "token_file": {"type": "path"},
+            "token_pipe": {"type": "path"},
             "fetched_by": {"type": "str", "choices": ["head", "controller"], "default": "head"},
             "piece": {"type": "dict"},
             "digest": {"type": "bool", "default": False},

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import secrets
 import shlex
 import tempfile
 import time
@@ -40,7 +41,21 @@ PAUSES = (0.5, 1, 1, 2, 5)
 COMPARED = {
     "fetch": [{"path": untrusted.Text(longest=4096), "bytes": untrusted.Number(), "have": untrusted.Number()}],
     "bytes": untrusted.Number(),
+    "python": untrusted.Text(longest=4096),
 }
+HAND_OVER = """
+import os, stat, sys, time
+for _ in range(100):
+    try:
+        pipe = os.open(sys.argv[1], os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        break
+    except OSError:
+        time.sleep(0.1)
+status = os.fstat(pipe)
+if stat.S_ISFIFO(status.st_mode) and status.st_uid == os.geteuid():
+    os.write(pipe, sys.stdin.buffer.read())
+"""
+"""Writes its input into the pipe that a download makes: never into a file, nor into what another account made."""
 HELD = {"bytes": untrusted.Number(), "sha256": untrusted.Maybe(untrusted.Text(r"[0-9a-f]{64}"))}
 
 
@@ -67,8 +82,15 @@ def run(action: ActionBase, task_vars: dict) -> dict:
     files = [{**file, "sha256": digests.get(file["path"]) or file["sha256"]} for file in arguments["files"]]
     folder = arguments["folder"]
     shown = Line(host)
+    pipe = f"/tmp/llamacpp-{secrets.token_hex(16)}" if token and not all(file.sent for file in planned) else None
+    handed = False
 
     def show(_seconds: float) -> str:
+        nonlocal handed
+        if pipe and token and not handed:
+            command = shlex.join([compared["python"], "-c", HAND_OVER, pipe])
+            action._low_level_execute_command(command, sudoable=True, in_data=f"{token}\n".encode())
+            handed = True
         said = action._low_level_execute_command(
             f"head -c 4000 {shlex.quote(f'{folder}/{fetched.LOCK}')}", sudoable=True
         )
@@ -83,7 +105,7 @@ def run(action: ActionBase, task_vars: dict) -> dict:
     result = background.run(
         action,
         task_vars,
-        {**arguments, "files": files, **({"token": token} if token and not all(file.sent for file in planned) else {})},
+        {**arguments, "files": files, "token_pipe": pipe},
         background.Work("download", LIMIT_SECONDS, SILENCE_SECONDS, pauses, show, lost),
     )
     return result if result.get("failed") else {**result, **compared}

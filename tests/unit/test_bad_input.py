@@ -11,6 +11,7 @@ import json
 import re
 import threading
 from pathlib import Path
+from unittest import mock
 from urllib.parse import urlsplit
 
 import gguf_files
@@ -74,7 +75,8 @@ class Host:
         """The module's result."""
         files = [file._asdict() for file in resolved.files]
         given = {"files": files, "folder": str(self.models), "records": [dict(one) for one in resolved.records]}
-        return self._call(state="fetched", token=token, **given)
+        with mock.patch.object(fetching, "take_token", lambda pipe: pipe):
+            return self._call(state="fetched", token_pipe=token, **given)
 
     def refused(self, resolved, token=None):
         """Why it cannot be fetched: one sentence, the rest of what is said is the remedy."""

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import types
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,33 @@ def test_why_a_server_refuses_reaches_the_operator_and_the_token_does_not(server
 
 
 @pytest.mark.programs
+def test_while_a_model_is_fetched_its_token_is_in_no_file_argument_or_environment(server, models, playbook, tmp_path):
+    seen = {}
+
+    def look(handler):
+        places = [path for path in (tmp_path / "ansible").rglob("*") if path.is_file()]
+        for path in [*places, *Path("/proc").glob("[0-9]*/cmdline"), *Path("/proc").glob("[0-9]*/environ")]:
+            with suppress(OSError):
+                seen[path] = b"hf_secret" in path.read_bytes()
+        server.send(handler, DATA)
+
+    server.faults["/m.gguf"] = look
+    (tmp_path / "token").write_text("hf_secret\n")
+    (tmp_path / "token").chmod(0o600)
+    assert "changed=1" in playbook.run([planned(server, models)], token_file=str(tmp_path / "token"))
+    assert server.asked[0][1]["Authorization"] == "Bearer hf_secret"
+    assert any("AnsiballZ_model" in path.name for path in seen), "the module lies there while it runs"
+    assert not [path for path, has in seen.items() if has]
+
+
+def test_a_token_that_does_not_come_is_waited_for_with_an_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(on_host, "TOKEN_SECONDS", 0.01)
+    with pytest.raises(Refusal, match="did not come: run the playbook again"):
+        on_host.take_token(str(tmp_path / "pipe"))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.programs
 def test_a_download_goes_on_when_the_controller_is_killed_and_the_next_run_waits_for_it(server, models, playbook):
     waits = threading.Event()
 
@@ -190,7 +218,7 @@ class Action:
     def __init__(self, place, **arguments):
         self._task = types.SimpleNamespace(args={"state": "fetched", **arguments}, async_val=0, check_mode=False)
         self._connection = types.SimpleNamespace(_shell=types.SimpleNamespace(tmpdir=None, join_path=os.path.join))
-        self.place, self.calls, self.broken, self.tokens = place, [], None, []
+        self.place, self.calls, self.broken, self.pipes = place, [], None, []
 
     def _make_tmp_path(self):
         self._connection._shell.tmpdir = str(self.place / "tmp")
@@ -208,18 +236,28 @@ class Action:
 
     def _execute_module(self, module_args, task_vars, module_name=None, wrap_async=False):
         if module_name:
-            return {"finished": True, **self.result}
-        given = {"records": [], "fetched_by": "head", "token": None, "digest": False, **module_args}
+            self.job.join(0.5)
+            return {"finished": not self.job.is_alive(), **self.result}
+        given = {"records": [], "fetched_by": "head", "token_pipe": None, "digest": False, **module_args}
         self.calls.append(given["state"])
-        self.tokens.append(given["token"])
-        try:
-            result = json.loads(json.dumps(module.run(given, self._task.check_mode)))
-        except ValueError as error:
-            result = {"failed": True, "msg": str(error)}
+        self.pipes.append(given["token_pipe"])
+        result = {}
+
+        def work():
+            try:
+                result.update(json.loads(json.dumps(module.run(given, self._task.check_mode))))
+            except ValueError as error:
+                result.update(failed=True, msg=str(error))
+
+        self.result, self.job = result, threading.Thread(target=work)
+        self.job.start()
         if wrap_async:
-            self.result = result
             return {"ansible_job_id": "j1.2"}
+        self.job.join()
         return result
+
+    def _low_level_execute_command(self, command, sudoable, in_data=None):
+        return {"stdout": subprocess.run(["sh", "-c", command], input=in_data, capture_output=True).stdout.decode()}
 
     def get_shell_option(self, _name, default):
         return default
@@ -328,7 +366,7 @@ def test_the_controller_fetches_for_a_head_without_a_way_out(copied, server, tmp
     assert Path(file["path"]).read_bytes() == DATA
 
 
-@pytest.mark.parametrize("fetched_by, given", [("head", "hf_secret"), ("controller", None)])
+@pytest.mark.parametrize("fetched_by, given", [("head", True), ("controller", False)])
 def test_a_head_that_fetches_nothing_gets_no_token(copied, server, tmp_path, models, fetched_by, given):
     (tmp_path / "token").write_text("hf_secret")
     (tmp_path / "token").chmod(0o600)
@@ -337,7 +375,8 @@ def test_a_head_that_fetches_nothing_gets_no_token(copied, server, tmp_path, mod
     action = Action(tmp_path, files=[file], records=records, token_file=str(tmp_path / "token"), **more)
     assert action.run()["changed"]
     assert server.asked[0][1]["Authorization"] == "Bearer hf_secret"
-    assert action.tokens[-1] == given
+    assert bool(action.pipes[-1]) == given
+    assert not Path(action.pipes[-1] or "/none").exists()
 
 
 def test_a_token_file_that_cannot_be_used_is_named(copied, tmp_path, models):

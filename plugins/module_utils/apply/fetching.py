@@ -13,6 +13,7 @@ import errno
 import hashlib
 import json
 import os
+import select
 import stat
 import threading
 import time
@@ -47,6 +48,7 @@ RATE_SECONDS = 15.0
 """Over which the rate is taken."""
 SHORTER = 416
 """Status of HTTP where a file ends before what is asked for."""
+TOKEN_SECONDS = 60
 WAIT_SECONDS = 1800
 """How long another process may have the lock and get nowhere."""
 
@@ -210,6 +212,30 @@ class _Part:
             os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644))
         os.replace(self.path, self.file.path)
         sync(self.path.parent)
+
+
+def take_token(pipe: str) -> str:
+    """The token that the controller writes into a named pipe, which is made here: so it lies in no file.
+
+    :raises Refusal: it does not come.
+    """
+    os.mkfifo(pipe, 0o600)
+    stream = os.open(
+        pipe, os.O_RDWR | os.O_CLOEXEC
+    )  # with both ends neither opening nor reading depends on who else has it
+    try:
+        token = b""
+        while not token.endswith(b"\n"):
+            if not select.select([stream], [], [], TOKEN_SECONDS)[0]:
+                raise Refusal(
+                    "The token of llama_model_token_file did not come: run the playbook again, or set llama_model_fetched_by: controller where "
+                    "Ansible's connection to this host has no input for commands"
+                )
+            token += os.read(stream, PIECE)
+        return token.decode().strip()
+    finally:
+        os.close(stream)
+        os.unlink(pipe)
 
 
 class RefusedError(Refusal):
