@@ -79,9 +79,7 @@ options:
     elements: dict
     default: []
   token_file:
-    description:
-      - File on the controller with a token, which is sent as a bearer token to the server of the first file, not to others, and not to where it
-        redirects.
+    description: File on the controller with a token, which is sent to the server of the first file, not to others, and not to where it redirects.
     type: path
   token_pipe:
     description: Named pipe that the host makes and reads the token from; the action plugin gives it, so that no file and no argument has the token.

@@ -377,14 +377,10 @@ def test_a_packed_release_that_is_torn_or_too_large_is_not_whole(tmp_path, monke
     assert stored.packed_files(archive, names) == {}
 
 
-@pytest.mark.parametrize(
-    "form, packing, files",
-    [
-        (tarfile.USTAR_FORMAT, "gz", ["file"]),
-        (tarfile.PAX_FORMAT, "gz", []),
-        (tarfile.USTAR_FORMAT, "xz", []),  # It takes as much memory as it says.
-    ],
-)
+USTAR, PAX = tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT
+
+
+@pytest.mark.parametrize("form, packing, files", [(USTAR, "gz", ["file"]), (PAX, "gz", []), (USTAR, "xz", [])])
 def test_what_a_host_packs_has_one_form(tmp_path, form, packing, files):
     (tmp_path / "file").write_text("x")
     os.utime(tmp_path / "file", (1.5, 1.5))

@@ -62,11 +62,6 @@ def nested_lists(hub, handler):
     hub.say(handler, b'{"sha": "%s", "siblings": [], "x": %s}' % (b"a" * 40, b"[" * 900 + b"]" * 900))
 
 
-def tiny_pieces(hub, handler):
-    hub.head(handler, 200, "Content-Type: application/json", "Transfer-Encoding: chunked")
-    hub.say(handler, b"1\r\n{\r\n" + b"1\r\n \r\n" * 900 + b"1\r\n}\r\n0\r\n\r\n")
-
-
 def endless_spaces_in_chunks(hub, handler):
     hub.head(handler, 200, "Content-Type: application/json", "Transfer-Encoding: chunked")
     hub.repeat(handler, b"10000\r\n" + b" " * 65536 + b"\r\n")
@@ -198,10 +193,9 @@ def test_what_is_said_of_it(attacked):
         assert "is not a URL" not in message
 
 
-@pytest.mark.parametrize("attack", [nested_lists, tiny_pieces])
-def test_an_answer_of_too_many_parts_is_refused(attacked, attack, monkeypatch):
+def test_an_answer_of_too_many_parts_is_refused(attacked, monkeypatch):
     monkeypatch.setattr(on_controller, "MOST_PARTS", 800)
-    assert "(its answer has more than 8 MiB or 800 parts)" in refusal(on_hub, attacked(attack).url)
+    assert "(its answer has more than 8 MiB or 800 parts)" in refusal(on_hub, attacked(nested_lists).url)
 
 
 def test_a_download_whose_answer_does_not_begin_is_given_up(attacked, tmp_path, monkeypatch):

@@ -128,30 +128,18 @@ def test_a_split_model_that_lacks_a_part(server, tmp_path):
         remote.read(server.url + "/big-00001-of-00002.gguf")
 
 
-def test_redirects_are_followed_and_a_token_stays_with_its_server(server):
+@pytest.mark.parametrize("token, sent", [("secret", "Bearer secret"), (None, "Basic bWU6c2VjcmV0")])
+def test_redirects_are_followed_and_what_permits_stays_with_its_server(server, tmp_path, monkeypatch, token, sent):
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     other = Server()
     try:
         other.files["/m.gguf"] = files.model()
         server.faults["/a"] = lambda handler: send(handler, 302, b"", {"Location": "/b"})
         server.faults["/b"] = lambda handler: send(handler, 307, b"", {"Location": other.url + "/m.gguf?signature=1"})
-        found = remote.read(server.url + "/a", "secret")
+        found = remote.read(server.url + "/a", token)
         assert found.files[0]["name"] == "a"
-        assert [headers.get("Authorization") for _path, headers in server.asked] == ["Bearer secret"] * 2
-        assert [headers.get("Authorization") for _path, headers in other.asked] == [None]
-    finally:
-        other.stop()
-
-
-def test_what_netrc_has_goes_to_the_server_that_was_asked(server, tmp_path, monkeypatch):
-    other = Server()
-    try:
-        (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret\n")
-        monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-        other.files["/m.gguf"] = files.model()
-        server.faults["/a"] = redirect("/b")
-        server.faults["/b"] = redirect(other.url + "/m.gguf")
-        remote.read(server.url + "/a")
-        assert [headers.get("Authorization") for _path, headers in server.asked] == ["Basic bWU6c2VjcmV0"] * 2
+        assert [headers.get("Authorization") for _path, headers in server.asked] == [sent] * 2
         assert [headers.get("Authorization") for _path, headers in other.asked] == [None]
     finally:
         other.stop()

@@ -228,8 +228,7 @@ def take_token(pipe: str) -> str:
         while not token.endswith(b"\n"):
             if not select.select([stream], [], [], TOKEN_SECONDS)[0]:
                 raise Refusal(
-                    "The token of llama_model_token_file did not come: run the playbook again, or set llama_model_fetched_by: controller where "
-                    "Ansible's connection to this host has no input for commands"
+                    "The token of llama_model_token_file did not come: run the playbook again, or set llama_model_fetched_by: controller"
                 )
             token += os.read(stream, PIECE)
         return token.decode().strip()

@@ -22,6 +22,7 @@ SERVER = "llama-server"
 WORKERS = ("ggml-rpc-server", "rpc-server")
 LIBRARY = r"lib[\w.+-]+\.(so(\.\d+)*|dylib)"
 LIMIT_BYTES = 8 << 30
+NOT_FILES = "it holds something else than whole files"
 HEADER_BYTES = 16 << 20
 COSTS = {
     **dict.fromkeys((tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK), 16),
@@ -48,21 +49,25 @@ def open_archive(archive: Path, of_host: bool = False) -> tarfile.TarFile:
     left = HEADER_BYTES
 
     class Member(tarfile.TarInfo):
-        @classmethod
-        def frombuf(cls, *arguments: Any, **named: Any) -> tarfile.TarInfo:
-            nonlocal left
-            member = super().frombuf(*arguments, **named)
-            left -= tarfile.BLOCKSIZE + COSTS.get(member.type, 0) * member.size
-            if left < 0:
-                raise tarfile.TarError("its headers are too long")
-            if member.type == tarfile.GNUTYPE_SPARSE or (of_host and member.type != tarfile.REGTYPE):
-                cls._proc_gnusparse_10()
-            return member
+        """Its type is set twice, by ``__init__`` and then as its header has it, before anything that belongs to the header is read."""
 
-        @staticmethod
-        def _proc_gnusparse_10(*_arguments: Any) -> None:
-            """Takes the place of tarfile's own, which reads where the holes of a file are without an end."""
-            raise tarfile.TarError("it holds something else than files")
+        @property
+        def type(self) -> bytes:
+            return self._type
+
+        @type.setter
+        def type(self, kind: bytes) -> None:
+            nonlocal left
+            self._type = kind
+            left -= tarfile.BLOCKSIZE // 2 + COSTS.get(kind, 0) * self.size
+            if left < 0 or self.size < 0:
+                raise tarfile.TarError("its headers are too long, or have a size below zero")
+            if kind == tarfile.GNUTYPE_SPARSE or (of_host and kind != tarfile.REGTYPE):
+                raise tarfile.TarError(NOT_FILES)
+
+        def _proc_gnusparse_10(self, *_arguments: Any) -> None:
+            """Takes the place of tarfile's own, which reads without an end where the holes of a file are."""
+            raise tarfile.TarError(NOT_FILES)
 
     return tarfile.open(archive, "r:gz" if of_host else "r:*", tarinfo=Member)
 

@@ -157,7 +157,7 @@ def _permission(url: str, token: str | None) -> dict[str, str]:
     """
     if token:
         return {"Authorization": f"Bearer {token}"}
-    path = os.environ.get("NETRC") or None
+    path = os.environ.get("NETRC") or None  # None lets netrc look at the mode of the file
     try:
         known = netrc.netrc(path).authenticators(urlsplit(url).hostname or "")
     except OSError:
