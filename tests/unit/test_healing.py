@@ -303,7 +303,7 @@ def test_a_host_that_acknowledges_nothing_is_a_lost_worker():
     links = progress.links_of(table)
     head = llama_server.Head.__new__(llama_server.Head)
     head.endpoints, head.ready, head.missing = [link.remote for link in links], True, 0
-    head.lasting = progress.Lasting()
+    head.lasting, head.asleep, head.props = progress.Lasting(), False, None
     look = progress.Look(progress.Activity("S", 0, 0, 0), links, {})
     better = look._replace(links=[link._replace(retransmissions=0) for link in links])
     assert [head._lost_workers(better if now == 30 else look, now) for now in (0, 19, 30, 31, 50)] == [None] * 5
