@@ -83,12 +83,12 @@ def metrics(url: str, argv: list[str]) -> str:
 
 
 def _reply(
-    url: str, path: str, headers: list[str], most: int, end: bytes | None = None, seconds: float = HEALTH_SECONDS
+    url: str, path: str, headers: list[str], most: int, end: bytes | None = None, seconds: float | None = None
 ) -> bytes:
-    """The beginning of an answer, at most so many bytes and up to ``end``; what has come of it within so many seconds."""
+    """The beginning of an answer, at most so many bytes and up to ``end``; what has come of it within so many seconds, or two."""
     scheme, place = url.split("://", 1)
     address, port = place.rsplit(":", 1)
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + (seconds or HEALTH_SECONDS)
     lines = [f"GET {path} HTTP/1.1", "Host: llamacpp", *headers, "Connection: close", "", ""]
     said = b""
     try:
