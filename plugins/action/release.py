@@ -40,7 +40,7 @@ class ActionModule(ActionBase):
         if release and release["source"] in releases.COMPILED:
             return self._compiled(arguments, task_vars)
         result = self._execute_module(module_args=arguments, task_vars=task_vars)
-        if result.get("failed") or self._task.check_mode or "manifest" in result or arguments.get("state") == "pruned":
+        if result.get("failed") or self._task.check_mode or "manifest" in result or "host" in arguments:
             return result
         arguments["brought"] = self._bring(release, arguments["cache"], task_vars)
         return self._execute_module(module_args=arguments, task_vars=task_vars)

@@ -12,7 +12,8 @@ version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Probes system, processor, memory, accelerators, toolchain and service manager in one call.
-  - Given the host's part of the plan, it reports how the host differs from it.
+  - Given the host's part of the plan, it reports how the host differs from it. It fails where others have what is
+    planned under our names.
 attributes:
   check_mode:
     support: full
@@ -69,7 +70,7 @@ free_mib:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import alone, links, plans, state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import alone, links, ownership, plans, state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host, memory
@@ -81,6 +82,7 @@ def read(params):
         found = host.facts(params["scope"], params["packages"], params["measure"], params["cluster"])
         return {"facts": {**found, "plans": plans.summaries(found["prefix"])}}
     free = {"free_mib": memory.free_mib()} if params["free"] else {}
+    ownership.check(params["plan"])
     with alone.alone(params["plan"]["prefix"], changes=False):
         return {"drift": state.drift(params["plan"]), **free}
 

@@ -37,7 +37,9 @@ options:
     type: str
     default: llama_cluster
   create:
-    description: Whether to create O(prefix) where it is missing. Without it there is no lease then, and nothing that needs one.
+    description:
+      - Whether to create O(prefix) where it is missing, and to mark it as this collection's. Without it there is no lease in a folder without that mark,
+        and nothing that needs one.
     type: bool
     default: false
   state:
@@ -90,7 +92,7 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import lease
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, files, names
 
 
 def main():
@@ -114,8 +116,8 @@ def main():
     prefix = Path(wanted["prefix"])
     with failures.reported(module):
         if wanted["create"]:
-            prefix.mkdir(mode=0o755, parents=True, exist_ok=True)
-        if not prefix.is_dir():
+            (prefix / names.FOLDER_MARK).mkdir(mode=0o755, parents=True, exist_ok=True)
+        if not files.is_marked(prefix):
             module.exit_json(changed=False, taken_from="")
         try:
             if wanted["state"] == "held":

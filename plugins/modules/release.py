@@ -33,11 +33,13 @@ options:
       - V(packed) packs the installed release for other hosts. It returns C(path).
       - V(pruned) removes releases that O(host) keeps no longer, with the logs and leftovers of their builds. One that is planned, that a
         service's definition names or that a process runs is never removed. Builds that never ended go too, unless they are planned, installed or run.
+      - V(removed) removes the whole installation of O(host), but models that were fetched or are the operator's. A folder of somebody else's, without
+        C(.llamacpp.cluster) in it, stays, and so does what others have put beside ours. C(left) names it.
     type: str
-    choices: [fetched, packed, present, pruned]
+    choices: [fetched, packed, present, pruned, removed]
     default: present
   release:
-    description: The release as the plan holds it. Needed unless O(state=pruned).
+    description: The release as the plan holds it. Needed unless O(state=pruned) or O(state=removed).
     type: dict
   build:
     description: This host's build as the plan holds it.
@@ -49,7 +51,7 @@ options:
     description: Folder for sources and builds, kept from run to run.
     type: path
   host:
-    description: This host's part of the plan. Needed for O(state=pruned).
+    description: This host's part of the plan. Needed for O(state=pruned) and O(state=removed).
     type: dict
   brought:
     description: What the action plugin has fetched and copied to the host. That is C(archive), its C(sha256), C(commit) and C(patches).
@@ -78,7 +80,8 @@ options:
   account:
     description:
       - Account that builds. Without it the connecting user builds.
-      - With O(state=pruned), what that account still runs is ended first. Teardown needs that before it removes the account.
+      - With O(state=removed), what that account still runs is ended first, and what it has in the cache becomes root's. Teardown needs that before it
+        removes the account.
     type: str
   services:
     description:
@@ -121,17 +124,23 @@ path:
   type: str
   sample: /home/user/.cache/llamacpp/sources/832db0699007f1be.tar.gz
 removed:
-  description: Ids of the releases that were removed.
-  returned: when O(state=pruned)
+  description: Ids of the releases that were removed, or paths with O(state=removed).
+  returned: when O(state=pruned) or O(state=removed)
   type: list
   elements: str
   sample: ["pypi-0.3.20-cpu-1f2e3d4c"]
 abandoned:
   description: Ids of builds that never ended and whose leftovers were removed.
-  returned: when O(state=pruned)
+  returned: when O(state=pruned) or O(state=removed)
   type: list
   elements: str
   sample: ["b8600-hip-5a6b7c8d"]
+left:
+  description: What stays under our names, a sentence each.
+  returned: when O(state=removed)
+  type: list
+  elements: str
+  sample: ["/opt/llamacpp on head stays: it is not an installation of this collection."]
 """
 
 import os
@@ -140,8 +149,8 @@ import tarfile
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, state, stored
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import building, firewall, ownership, state, stored
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import failures, files
 
 
 def install(params):
@@ -183,11 +192,6 @@ def report(module, manifest, **result):
 def prune(module):
     """Removes what is not needed any more. The time of a release's folder is set to now, so that what served until now is kept before what was built later."""
     host = module.params["host"]
-    if module.params["account"] and not module.check_mode:
-        try:
-            building.end_builds(module.params["account"], host["cache"])
-        except building.BuildError as error:
-            module.fail_json(msg=str(error))
     unneeded = state.unneeded_releases(host, applied=module.check_mode)
     installed = {path.name for path in Path(host["prefix"], "releases").glob("*")}
     abandoned = stored.unfinished_builds(host["cache"], installed | {build["id"] for build in host["builds"]})
@@ -207,10 +211,30 @@ def prune(module):
     module.exit_json(changed=bool(gone), removed=unneeded, abandoned=abandoned, diff=diff)
 
 
+def remove(module):
+    """Removes the installation, its mark last: until then a run that is killed is completed by the next one."""
+    host, account, check = module.params["host"], module.params["account"], module.check_mode
+    cache = host["cache"]
+    if account and not check:
+        building.end_builds(account, cache)
+    given = ownership.give_back(account, cache, check) if account else []
+    abandoned = stored.unfinished_builds(cache, set()) if files.is_marked(Path(host["prefix"])) else []
+    if not check:
+        abandoned = [identity for identity in abandoned if stored.clear_build(cache, identity)]
+    removed, left = ownership.remove(host, module.params["host_name"], check)
+    before = [*removed, *(f"builds/{identity}" for identity in abandoned), *(f"{path}: {account}" for path in given)]
+    diff = {"before": "".join(f"{line}\n" for line in before), "after": "".join(f"{path}: root\n" for path in given)}
+    module.exit_json(changed=bool(before), removed=removed, left=left, abandoned=abandoned, diff=diff)
+
+
+BY_HOST = {"pruned": prune, "removed": remove}
+"""State → what brings a host there, given its part of the plan."""
+
+
 def main():
     module = AnsibleModule(
         argument_spec={
-            "state": {"type": "str", "choices": ["fetched", "packed", "present", "pruned"], "default": "present"},
+            "state": {"type": "str", "choices": ["fetched", "packed", "present", *BY_HOST], "default": "present"},
             "release": {"type": "dict"},
             "build": {"type": "dict"},
             "prefix": {"type": "path"},
@@ -229,7 +253,7 @@ def main():
         required_if=[
             *(("state", kind, ("release", "build", "prefix", "cache")) for kind in ("present", "packed")),
             ("state", "fetched", ("release",)),
-            ("state", "pruned", ("host",)),
+            *(("state", kind, ("host",)) for kind in BY_HOST),
         ],
         supports_check_mode=True,
         no_log=True,
@@ -239,9 +263,9 @@ def main():
     os.umask(0o022)
     if params["state"] == "fetched":
         module.fail_json(msg="state: fetched runs on the controller, in the action plugin llamacpp.cluster.release.")
-    if params["state"] == "pruned":
-        with failures.reported(module):
-            prune(module)
+    if params["state"] in BY_HOST:
+        with failures.reported(module, building.BuildError, firewall.FirewallError):
+            BY_HOST[params["state"]](module)
     release = Path(params["prefix"]) / "releases" / build["id"]
     manifest = stored.installed(release, build["targets"], params["recorded"], params["unwanted"])
     diff = {"before": "", "after": build["id"] + "\n"}

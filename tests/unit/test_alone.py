@@ -8,6 +8,7 @@ import time
 import pytest
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import alone, fetching, lease, stored
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.modules import firewall, link, tuning
 
@@ -20,6 +21,11 @@ with alone(sys.argv[1], changes=sys.argv[2] == "True"):
     print("held", flush=True)
     time.sleep(float(sys.argv[3]))
 """
+
+
+@pytest.fixture(autouse=True)
+def mark(tmp_path):
+    (tmp_path / names.FOLDER_MARK).mkdir()
 
 
 @pytest.fixture
@@ -75,7 +81,7 @@ def test_comparing_writes_nothing_and_needs_no_installation(tmp_path):
     for prefix in (tmp_path, tmp_path / "missing"):
         with alone.alone(str(prefix), changes=False):
             pass
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == [names.FOLDER_MARK]
     with alone.alone(str(tmp_path), changes=True):
         assert os.stat(tmp_path / "changes.lock").st_mode & 0o777 == 0o600
     with alone.alone(str(tmp_path / "missing"), changes=True):

@@ -24,6 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import (
     fetched,
     fetching,
     firewall,
+    ownership,
     plans,
     seeding,
     services,
@@ -357,7 +358,7 @@ MODULES = {
     host_info: ((host_info.host, "facts"), {}),
     host_status: ((host_status.condition, "read"), {}),
     kept_module: ((kept_module.plans, "read_all"), {"state": "listed", "prefix": "/p"}),
-    lease: ((lease.lease, "release"), {"prefix": "/", "state": "released", "run": {"run": "x"}}),
+    lease: ((lease.files, "is_marked"), {"prefix": "/", "state": "released", "run": {"run": "x"}}),
     link: ((link.links, "apply"), {"links": []}),
     link_speed: ((link_speed.links, "measure"), {"address": "192.0.2.1"}),
     model: ((model.fetched, "compare"), {"state": "fetched", "folder": "/p"}),
@@ -631,6 +632,22 @@ def test_a_removal_of_releases_after_a_fault(tmp_path, monkeypatch, capsys, kind
     broken = faults.Faults(monkeypatch, kind, *(tmp_path / str(number) for number in range(1, 99)))
     failed_runs(broken, make, run, state, state(whole))
     assert all(re.search(r"\. [A-Z].*(run the playbook again|\(become\))", sentence) for sentence in said)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("kind", ["read-only", "killed"])
+def test_a_teardown_after_a_fault(tmp_path, monkeypatch, kind):
+    def make(number):
+        for name in (ownership.names.FOLDER_MARK, "releases/new", "models/known-answer-1.gguf", "models/.fetching"):
+            (tmp_path / str(number) / name).mkdir(parents=True)
+        return tmp_path / str(number)
+
+    def run(prefix):
+        planned = {"prefix": str(prefix), "units": "/no", "service_manager": "supervisor", "names": {"cluster": "test"}}
+        return bool(ownership.remove(planned, "head", False)[0])
+
+    broken = faults.Faults(monkeypatch, kind, *(tmp_path / str(number) for number in range(1, 99)))
+    assert failed_runs(broken, make, run, lambda prefix: list(prefix.rglob("*")), []) > 6
 
 
 OLD = "b8600-cpu-0123abcd"

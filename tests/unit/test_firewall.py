@@ -355,7 +355,7 @@ def nft_host(tmp_path, ruleset, *active):
 
 def test_nftables_accepts_in_every_chain_that_may_close(tmp_path):
     host = nft_host(tmp_path, OTHERS)
-    _ours, chains = firewall.Nftables(host)._read()
+    _ours, chains, _others = firewall.Nftables(host)._read()
     assert chains == FOREIGN, "not in a chain that only counts"
     firewall.Nftables(host).change([rule(50060)])
     assert host.changes == [
@@ -412,13 +412,37 @@ def test_nftables_a_port_that_moves_leaves_no_rule(tmp_path):
 def test_nftables_removal_leaves_no_file(tmp_path):
     host = nft_host(tmp_path, RULESET, "firewall-llamacpp.service")
     manager = firewall.Nftables(host)
-    host.file(manager.file, "x").file(manager.unit, "x")
+    host.file(manager.file, manager._table(BOTH)).file(manager.unit, manager._unit(BOTH, FOREIGN))
     firewall.Nftables(host).change([])
     assert host.given.endswith("\ntable inet llamacpp\ndelete table inet llamacpp\n")
     assert "insert" not in host.given
     assert not host.path(manager.file).exists()
     assert not host.path(manager.unit).exists()
     assert host.changes[1:] == ["systemctl disable --now firewall-llamacpp.service", "systemctl daemon-reload"]
+
+
+MINE = {
+    "family": "inet",
+    "table": "llamacpp",
+    "chain": "input",
+    "handle": 5,
+    "comment": "llamacpp.cluster/x",
+    "expr": [],
+}
+OTHER = {"family": "inet", "table": "llamacpp", "name": "other"}
+THEIRS = '{"nftables": [{"table": {"family": "inet", "name": "llamacpp"}}%s]}'
+
+
+@pytest.mark.parametrize("inside", [{}, {"set": OTHER}, {"chain": OTHER}, {"rule": {**MINE, "comment": "x"}}])
+def test_nftables_a_table_of_others_is_refused_and_stays(tmp_path, inside):
+    more = f", {json.dumps({'rule': MINE})}, {json.dumps(inside)}" if inside else ""
+    host = nft_host(tmp_path, THEIRS % more).file("/etc/systemd/system/firewall-llamacpp.service", "[Unit]\n")
+    host.answers["nft"] = lambda line: THEIRS % more
+    for check in (True, False):
+        with pytest.raises(FirewallError, match=r"-llamacpp\.service and the table inet llamacpp of nftables, which"):
+            firewall.apply("nftables", [rule()], check, host)
+    assert firewall.apply(None, [], check=False, system=host) == ([], [])
+    assert (host.changes, host.text("/etc/systemd/system/firewall-llamacpp.service")) == ([], "[Unit]\n")
 
 
 def test_nftables_leaves_tables_alone_that_belong_to_a_program(tmp_path):

@@ -18,6 +18,7 @@ import yaml
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.llamacpp.cluster.plugins.action import lease as lease_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import lease
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.modules import lease as module
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import controller
 from test_tasks import tasks
@@ -168,7 +169,9 @@ def test_the_module_creates_the_installation_where_it_is_asked_to(tmp_path, caps
     assert refused["failed"]
     assert refused["holder"]["user"] == "anna"
     assert call(capsys, prefix=str(prefix), run=run(), state="released")["held"]
-    assert sorted(path.name for path in prefix.iterdir()) == ["lease.lock"]
+    assert sorted(path.name for path in prefix.iterdir()) == [names.FOLDER_MARK, "lease.lock"]
+    assert not call(capsys, prefix=str(prefix.parent), run=run()).get("held")
+    assert list(prefix.parent.iterdir()) == [prefix], "in somebody else's folder there is no lease"
 
 
 def test_check_mode_takes_no_lease(tmp_path, capsys):

@@ -139,7 +139,7 @@ def test_installations_of_other_clusters_are_known(tmp_path):
     for name in ("llamacpp", "llamacpp-night", "llamacpp-day", "llamacpp-empty", "llamacppy"):
         (tmp_path / name).mkdir()
     for name in ("llamacpp", "llamacpp-night", "llamacpp-day", "llamacppy"):
-        (tmp_path / name / "releases").mkdir()
+        (tmp_path / name / names.FOLDER_MARK).mkdir()
     record = {"ports": [{"service": "s", "address": "192.0.2.1", "port": 50052}], "memory_mib": {"CPU": 7}}
     (tmp_path / "llamacpp-night" / "cluster.json").write_text(json.dumps({"schema": 1, **record}))
     (tmp_path / "llamacpp-day" / "cluster.json").write_text('{"ports": 1}')
@@ -164,6 +164,7 @@ def test_a_teardown_leaves_the_building_account_to_another_cluster():
             "llamacpp-build": "/opt/llamacpp",
             "llamacpp-night": "/opt/llamacpp-night",
         },
+        "made_accounts": ["llamacpp", "llamacpp-build", "llamacpp-night"],
         "neighbours": [{"cluster": "night", "ports": [], "memory_mib": {}}],
     }
     part = empty.plan({"here": {"facts": facts}})["hosts"]["here"]

@@ -206,10 +206,10 @@ def left_running(programs, tmp_path, monkeypatch):
 def test_a_teardown_ends_what_a_killed_run_left(call, programs, left_running, tmp_path):
     threading.Thread(target=left_running.wait).start()
     planned = {**host(programs), "builds": []}
-    assert call(state="pruned", host=planned)["changed"] is False
-    assert call(check=True, state="pruned", host=planned, account="builder")["changed"] is False
+    (tmp_path / "prefix" / names.FOLDER_MARK).mkdir(parents=True)
+    assert call(check=True, state="removed", host=planned, account="builder")["abandoned"] == []
     assert left_running.returncode is None
-    assert call(state="pruned", host=planned, account="builder")["abandoned"] == [LEFT]
+    assert call(state="removed", host=planned, account="builder")["abandoned"] == [LEFT]
     assert left_running.returncode == -signal.SIGKILL
     assert list((tmp_path / "cache" / "builds").iterdir()) == []
 
@@ -217,7 +217,7 @@ def test_a_teardown_ends_what_a_killed_run_left(call, programs, left_running, tm
 def test_a_process_that_does_not_end_is_named(call, programs, left_running, monkeypatch):
     monkeypatch.setattr(building, "END_SECONDS", 0.3)
     monkeypatch.setattr(building.os, "kill", lambda *_arguments: None)
-    failed = call(state="pruned", host=host(programs), account="builder")
+    failed = call(state="removed", host=host(programs), account="builder")
     monkeypatch.undo()
     assert failed["msg"].startswith(f"process {left_running.pid} of the account builder does not end: end it")
 

@@ -101,6 +101,7 @@ def test_no_fact_of_a_host_is_about_its_load():
         "installed",
         "kept",
         "lingering",
+        "made_accounts",
         "measured",
         "names",
         "supervisor",

@@ -1,19 +1,25 @@
 """The empty plan, what a teardown does with it, and that it removes all that a plan installs."""
 
-import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from unittest import mock
 
+import faults
 import pytest
+import test_firewall
 import yaml
 from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_action
-from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import alone, ownership, state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host as facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import empty, entry
+from ansible_collections.llamacpp.cluster.plugins.modules import release
 
 ROOT = Path(__file__).resolve().parents[2]
 FACTS = {
@@ -23,6 +29,7 @@ FACTS = {
     "host_settings": True,
     "defined": ["llamacpp-server", "llamacpp-worker-cpu"],
     "accounts": {"llamacpp": "/opt/llamacpp", "llamacpp-build": "/opt/llamacpp", "llamacppy": "/home/llamacppy"},
+    "made_accounts": ["llamacpp", "llamacpp-build", "llamacppy"],
     "firewall": "nftables",
     "supervisor": {"running": False},
 }
@@ -37,7 +44,6 @@ def test_the_empty_plan_has_nothing_and_names_what_goes():
     assert planned["stale"] == FACTS["defined"]
     assert planned["accounts"] == ["llamacpp", "llamacpp-build"]
     assert planned["build_account"] == names.BUILD_ACCOUNT
-    assert planned["folders"] == [f"/opt/llamacpp/{name}" for name in names.INSTALLED]
     assert (planned["scope"], planned["supervisor"]) == ("system", {"running": False})
 
 
@@ -140,20 +146,19 @@ def test_the_head_that_cannot_be_reached_is_named(tmp_path):
     assert done.stdout.index("torn down]") < done.stdout.index("head could not be reached or failed above")
 
 
-def remove(path, prefix):
-    """What the steps of a teardown print that remove the installation with its models."""
-    removal = yaml.safe_load((ROOT / "roles/llama_host/tasks/remove.yml").read_text())
-    of_models = [task for task in removal if "models" in str(task)]
-    (path / "run.yml").write_text(yaml.safe_dump([{"hosts": "all", "gather_facts": False, "tasks": of_models}]))
-    hosts = {"here": {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}}
-    (path / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
-    planned = {"prefix": str(prefix), "folders": [f"{prefix}/{name}" for name in names.INSTALLED]}
-    program, given = Path(sys.executable).with_name("ansible-playbook"), json.dumps({"llama_host_plan": planned})
-    done = subprocess.run(
-        [program, "-i", "hosts.yml", "run.yml", "-e", given], cwd=path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout
-    return " ".join(done.stdout.split())
+MODULE = release
+
+
+@pytest.fixture
+def remove(call, tmp_path):
+    """Runs the step of a teardown that removes the installation; returns what the module reports."""
+    planned = {**dict.fromkeys(("cache", "units"), f"{tmp_path}/no"), "names": names.DEFAULT.as_dict()}
+
+    def run(prefix, check=False, **more):
+        host = {**planned, "service_manager": "supervisor", "prefix": str(prefix), **more}
+        return call(check, state="removed", host=host, host_name="here")
+
+    return run
 
 
 GENERATED = ["known-answer-8x64-f32.gguf", "known-answer-8x64-f32.gguf.1.sha256"]
@@ -170,31 +175,116 @@ def installed(prefix, models, *files):
         (prefix / "models").symlink_to(models)
 
 
-@pytest.mark.programs
-def test_models_of_others_stay_and_nothing_else(tmp_path):
+def test_models_of_others_stay_and_nothing_else(tmp_path, remove):
     """Below the installation: the known-answer models were generated."""
     prefix = tmp_path / "llamacpp"
     installed(prefix, prefix / "models", "glm.gguf")
-    said = remove(tmp_path, prefix)
+    told = remove(prefix, check=True)
+    assert remove(prefix) == told
+    (said,) = told["left"]
+    assert said == f"{prefix}/models on here stays with its models. Remove it by hand where nothing else uses it."
     assert [str(path.relative_to(prefix)) for path in prefix.rglob("*")] == ["models", "models/glm.gguf"]
-    assert f"{prefix}/models on here stays with its models. Remove it by hand where nothing else uses it." in said
 
 
-@pytest.mark.programs
-def test_nothing_stays_where_no_model_is_somebody_elses(tmp_path):
+def test_nothing_stays_where_no_model_is_somebody_elses(tmp_path, remove):
     prefix = tmp_path / "llamacpp"
-    installed(prefix, prefix / "models")
-    assert "stays with" not in remove(tmp_path, prefix)
+    installed(prefix, prefix / "models", ".fetching", ".llamacpp-a1b2")
+    assert not remove(prefix)["left"]
     assert not prefix.exists()
+    assert not remove(prefix)["changed"]
 
 
-@pytest.mark.programs
 @pytest.mark.parametrize("files", [[], ["glm.gguf"]])
-def test_what_lies_behind_a_link_stays_and_is_named(tmp_path, files):
+def test_what_lies_behind_a_link_stays_and_is_named(tmp_path, files, remove):
     """Another cluster may use it, known-answer models too."""
     prefix, models = tmp_path / "llamacpp", tmp_path / "shared" / "models"
     installed(prefix, models, *files)
-    said = remove(tmp_path, prefix)
+    (said,) = remove(prefix)["left"]
     assert f"{models} on here stays with its models, since {prefix}/models is a link to it. Remove it by hand" in said
     assert sorted(path.name for path in models.iterdir()) == sorted([*files, *GENERATED])
     assert not any((prefix / name).exists() for name in names.INSTALLED)
+
+
+def test_what_others_put_beside_an_installation_stays_and_is_named(tmp_path, remove):
+    prefix, theirs = tmp_path / "llamacpp", ["models/.hidden", "checkout/.git/config", ".bashrc"]
+    installed(prefix, prefix / "models")
+    for path in ("venv/bin/python", *theirs):
+        (prefix / path).parent.mkdir(parents=True, exist_ok=True)
+        (prefix / path).write_text("")
+    said = remove(prefix)["left"]
+    assert {str(path.relative_to(prefix)) for path in prefix.rglob("*") if path.is_file()} == set(theirs)
+    assert said[0] == f"{prefix}/.bashrc on here stays, since this collection did not make it."
+    assert [line.split()[0] for line in said] == [f"{prefix}/{name}" for name in (".bashrc", "checkout", "models")]
+    assert remove(prefix)["left"] == [f"{prefix} on here stays: it is not an installation of this collection."]
+
+
+def test_what_others_have_under_our_names_stays_and_is_named(tmp_path, monkeypatch, remove):
+    root = tmp_path / "root"
+    nft = test_firewall.Host(root, "nftables", programs=["nft"], nft=test_firewall.THEIRS % "")
+    monkeypatch.setattr(ownership.firewall, "System", lambda own: nft)
+    unit = tmp_path / "units/llamacpp-server.service"
+    paths = [tmp_path / "prefix" / name / "file" for name in ("models", *names.INSTALLED[:-1])]
+    for path in [*paths, tmp_path / "cache/builds/b1.unpacked", unit, root / "etc/firewall-llamacpp.nft"]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("theirs\n")
+    before = faults.tree(tmp_path)
+    places = {name: str(tmp_path / name) for name in ("prefix", "cache", "units")}
+    told = remove(**places, service_manager="systemd")
+    with alone.alone(places["prefix"], changes=True):
+        assert (told["changed"], faults.tree(tmp_path)) == (False, before)
+    named = [places["prefix"], str(unit), "/etc/firewall-llamacpp.nft", "the table inet llamacpp of nftables"]
+    assert [line.partition(" on here stays")[0] for line in told["left"]] == named
+
+
+def test_facts_run_no_program_of_a_folder_that_may_be_anybodys(tmp_path):
+    (tmp_path / "venv/bin").mkdir(parents=True)
+    (tmp_path / "venv/bin/supervisord").symlink_to(shutil.which("tar"))
+    assert facts.supervisor(str(tmp_path))["version"] is None
+    (tmp_path / names.FOLDER_MARK).mkdir()
+    assert facts.supervisor(str(tmp_path))["version"]
+
+
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+
+
+@AS_ROOT
+@pytest.mark.parametrize("mine", [False, True])
+@pytest.mark.parametrize(
+    "path, has",
+    [
+        ("prefix", "{}/prefix (of nobody), "),
+        ("prefix/models", "{}/prefix/models (of nobody), "),
+        ("prefix/venv/bin", "{}/prefix/venv (of root), "),
+        ("cache", "{}/cache (of nobody), "),
+    ],
+)
+def test_what_others_have_is_refused_and_not_taken_over(tmp_path, path, has, mine):
+    (tmp_path / path).mkdir(parents=True)
+    shutil.chown(tmp_path / path, "nobody")
+    if mine:
+        (tmp_path / "prefix" / names.FOLDER_MARK).mkdir(parents=True)
+    for service, text in {"a": names.DEFINITION_MARK, "b": "[Service]"}.items():
+        (tmp_path / f"{service}.service").write_text(text)
+    folders = [{"path": f"{tmp_path}/{name}", "owner": "root"} for name in ("prefix", "prefix/models", "cache", "none")]
+    planned = {"prefix": f"{tmp_path}/prefix", "folders": folders, "service_manager": "systemd", "scope": "system"}
+    planned.update(units=str(tmp_path), services=[{"name": name} for name in "abc"])
+    expected = "" if mine and path != "prefix" else has.format(tmp_path)
+    with pytest.raises(
+        Refusal, match=re.escape(f"This host has {expected}{tmp_path}/b.service, which this collection")
+    ):
+        ownership.check(planned)
+
+
+def test_what_is_created_carries_the_mark_by_which_it_is_known():
+    created = yaml.safe_load((ROOT / "roles/llama_host/tasks/main.yml").read_text())[0]
+    assert created["ansible.builtin.user"]["comment"] == names.ACCOUNT_MARK
+
+
+@AS_ROOT
+def test_files_of_the_building_account_in_the_cache_become_roots(tmp_path):
+    for name, owner in {"ours": "nobody", "theirs": "daemon"}.items():
+        (tmp_path / name).touch()
+        shutil.chown(tmp_path / name, owner)
+    ours = [str(tmp_path / "ours")]
+    assert [ownership.give_back("nobody", str(tmp_path), check) for check in (True, False, False)] == [ours, ours, []]
+    assert [(tmp_path / name).owner() for name in ("ours", "theirs")] == ["root", "daemon"]

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import stored
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, locks, names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 
 WAIT_SECONDS = 600
@@ -21,11 +21,14 @@ WAIT_SECONDS = 600
 @contextmanager
 def alone(prefix: str | None, changes: bool) -> Iterator[None]:
     """
-    :param prefix: of the installation; without one, nobody is waited for.
+    :param prefix: of the installation; without one, nobody is waited for. Nothing is written into a folder without our mark.
     :param changes: whether the host is changed. What only compares it writes nothing, and waits for nobody who compares it too.
     :raises Refusal: others have the lock for too long.
     """
     path = Path(prefix or os.devnull, names.CHANGES_LOCK)
+    if not files.is_marked(path.parent):  # nothing is installed there, or it is somebody else's
+        yield
+        return
     try:
         lock = locks.open_file(path, os.O_RDWR | os.O_CREAT if changes else os.O_RDONLY)
     except locks.ForeignError:

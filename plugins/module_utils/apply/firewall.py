@@ -439,13 +439,19 @@ class Nftables:
             ]
         )
 
-    def _read(self) -> tuple[dict[str, list[dict]], list[str]]:
-        """Our rules by the chain in which they are («family table chain»), and the chains of others that need an accept."""
+    def _read(self) -> tuple[dict[str, list[dict]], list[str], list[str]]:
+        """Our rules by the chain in which they are («family table chain»), the chains of others that need an accept, and what others have under
+        our names: our table has one chain, and our comment on each rule."""
         ours: dict[str, list[dict]] = {}
         chains, closing, owned = {}, set(), set()
+        own, inside = f"inet {self.table}", set()
         for item in json.loads(self.system.run(["nft", "--json", "--terse", "list", "ruleset"]))["nftables"]:
             kind, entry = next(iter(item.items()))
-            table = f"{entry.get('family')} {entry.get('table')}"
+            table = f"{entry.get('family')} {entry.get('table', entry.get('name'))}"
+            if table == own:
+                marked = kind == "rule" and entry.get("comment", "").startswith(f"{self.system.own.mark}/")
+                frame = kind == "table" or (kind == "chain" and entry["name"] == "input")
+                inside.add("ours" if marked else "frame" if frame else "other")
             if kind == "table" and ("owner" in entry.get("flags", "") or TABLES.fullmatch(entry["name"])):
                 owned.add(f"{entry['family']} {entry['name']}")
             elif kind == "chain" and entry["family"] in ("ip", "inet"):
@@ -465,7 +471,11 @@ class Nftables:
             and (chain in closing or chain in ours)
             and re.fullmatch(r"(ip|inet)( [a-zA-Z_][a-zA-Z0-9_./-]*){2}", chain)
         ]
-        return ours, sorted(needing)
+        firsts = {name: self.system.text(name).partition("\n")[0] for name in (self.file, self.unit)}
+        others = [name for name, first in firsts.items() if first and self.system.own.mark not in first]
+        if "other" in inside or (inside == {"frame"} and (self.file in others or not firsts[self.file])):
+            others.append(f"the table {own} of nftables")
+        return ours, sorted(needing), others
 
     def _left(self) -> bool:
         """Whether anything of ours is on the host, without reading a ruleset that may be large."""
@@ -494,7 +504,11 @@ class Nftables:
         return re.sub(r"(?<=from )(\S+) (\d+)(?= to )", r"\1/\2", comment.partition("/")[2].replace("/", " "))
 
     def state(self, rules: list[dict]) -> tuple[list[str], list[str]]:
-        present, chains = self._read() if rules or self._left() else ({}, [])
+        present, chains, others = self._read() if rules or self._left() else ({}, [], [])
+        if others and rules:
+            raise FirewallError(f"This host has {' and '.join(others)}{names.NOT_OURS}.")
+        if others:
+            return [], []
         planned = self._planned(rules, chains)
         before = self._lines({chain: [rule["comment"] for rule in entries] for chain, entries in present.items()})
         after = self._lines({chain: [line.split()[-1] for line in lines] for chain, lines in planned.items()})
@@ -529,7 +543,7 @@ class Nftables:
         return "\n".join([*deleted, table, *inserted, ""])
 
     def change(self, rules: list[dict]) -> None:
-        present, chains = self._read()
+        present, chains, _others = self._read()
         self.system.run(["nft", "-f", "-"], self._transaction(rules, present, chains))
         if rules:
             self.system.write(self.file, self._table(rules))
@@ -609,6 +623,12 @@ def _managers(manager: str | None, system: System) -> dict:
 def _states(managers: dict, manager: str | None, rules: list[dict]) -> dict[str, tuple[list[str], list[str]]]:
     """Name of a manager → our rules as they are, and as they should be."""
     return {name: firewall.state(rules if name == manager else []) for name, firewall in managers.items()}
+
+
+def strangers(system: System) -> list[str]:
+    """What others have under our names in nftables."""
+    manager = Nftables(system)
+    return manager._read()[2] if system.program(manager.program) and manager._left() else []
 
 
 def differs(manager: str | None, rules: list[dict], system: System | None = None) -> bool:

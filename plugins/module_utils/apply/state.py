@@ -233,7 +233,7 @@ def stranger_at(address: str, port: int, running: Collection[int], account: str 
     for listener in heard:
         ours = listener.uid == _uid(account) and bool(running)
         if not ours or (len(held) == len(running) and not any(listener.holder in holders for holders in held.values())):
-            owner = f"by another program of account {_name_of(listener.uid)}"
+            owner = f"by another program of account {owner_of(listener.uid)}"
             return f"{address}:{port} is held {owner}, not by what is planned there"
     return None if heard else f"nothing on this host listens on {address}:{port}"
 
@@ -328,11 +328,11 @@ def _folders(planned: list[dict]) -> Iterator[Difference]:
         mode = f"{stat.S_IMODE(actual.st_mode):04o}"
         if folder["mode"] and mode != folder["mode"]:
             yield Difference("folder", path, f"folder {path} has mode {mode}, planned {folder['mode']}")
-        if owner and _name_of(actual.st_uid) != owner:
-            yield Difference("folder", path, f"folder {path} belongs to {_name_of(actual.st_uid)}, planned {owner}")
+        if owner and owner_of(actual.st_uid) != owner:
+            yield Difference("folder", path, f"folder {path} belongs to {owner_of(actual.st_uid)}, planned {owner}")
 
 
-def _name_of(uid: int) -> str:
+def owner_of(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

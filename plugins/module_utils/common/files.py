@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+
 TEMPORARY = ".llamacpp-"
 """How the names of files begin that are not whole yet."""
 
@@ -79,6 +81,15 @@ def _replace(target: Path, text: str, mode: int) -> None:
             os.unlink(temporary)
         raise
     sync(target.parent)
+
+
+def is_marked(folder: Path) -> bool:
+    """Whether this collection made a folder, for root or for this account: in a folder of another account the mark may be anybody's."""
+    try:
+        places = (os.stat(folder), os.lstat(folder / names.FOLDER_MARK))
+    except OSError:
+        return False
+    return all(stat.S_ISDIR(place.st_mode) and place.st_uid in (0, os.geteuid()) for place in places)
 
 
 def existing(folder: Path) -> Path:

@@ -39,6 +39,12 @@ SYSTEM = "/usr"
 """Prefix of what the distribution brings."""
 DEFINITION_MARK = "Written by llamacpp.cluster"
 """Stands in the first lines of every definition of a service."""
+FOLDER_MARK = ".llamacpp.cluster"
+"""Empty folder below the prefix. Without it what lies there is somebody else's, and is neither changed nor removed."""
+NOT_OURS = ", which this collection did not make: move it away or rename it, and run the playbook again"
+"""What is said of what somebody else has under one of our names."""
+ACCOUNT_MARK = "llama.cpp cluster"
+"""Comment of every account that is created."""
 KEPT_FACTS = "facts.json"
 """File below the prefix of the head with the facts from which the last plan was made."""
 LEASE, LEASE_LOCK = "lease.json", "lease.lock"
@@ -90,8 +96,9 @@ INSTALLED = (
     FALLBACKS,
     PLANS,
     BENCHMARKS,
+    FOLDER_MARK,
 )
-"""What an installation has below its prefix, apart from models, which may be an operator's."""
+"""What an installation has below its prefix, apart from models, which may be an operator's. It is removed in this order."""
 PORT_VARIABLES = {
     (False, False): "port in llama_worker_endpoints",
     (False, True): "staging_port in llama_worker_endpoints",

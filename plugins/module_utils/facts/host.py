@@ -22,6 +22,7 @@ from typing import Any
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     commands,
     failures,
+    files,
     names,
     reading,
     service_managers,
@@ -215,11 +216,6 @@ def option_files(scope: str, prefix: str, environment: Mapping[str, str], system
     return [path for path in (system, folder + "/llama.cpp/config.ini") if os.path.exists(path)]
 
 
-def is_installed(prefix: Path) -> bool:
-    """Whether a folder holds an installation: models may stay there without one."""
-    return any((prefix / name).exists() for name in names.INSTALLED)
-
-
 def neighbours(own: names.Names, prefix: str) -> list[dict]:
     """Other clusters with an installation on this host, and what each of them says of its ports and its memory."""
     folders = {path for top in ("/opt", os.path.dirname(prefix)) for path in Path(top).glob(names.ROOT + "*")}
@@ -227,7 +223,7 @@ def neighbours(own: names.Names, prefix: str) -> list[dict]:
         _neighbour(cluster, folder)
         for folder in sorted(folders)
         for cluster in [names.cluster_of_folder(folder.name)]
-        if cluster and cluster != own.cluster and is_installed(folder)
+        if cluster and cluster != own.cluster and files.is_marked(folder)
     ]
 
 
@@ -245,15 +241,21 @@ def _neighbour(cluster: str, folder: Path) -> dict:
     return {"cluster": cluster, **said}
 
 
+def is_ours(definition: Path) -> bool:
+    """Whether this collection has written the definition of a service, and not somebody else under the same name."""
+    if definition.is_symlink():
+        return False
+    with definition.open(errors="replace") as stream:
+        return names.DEFINITION_MARK in stream.read(1000)
+
+
 def defined_services(manager: str, units: str, own: names.Names) -> list[str]:
     """Names of a cluster's services whose definition this collection has written."""
     services = []
     for path in Path(units).glob(f"{own.root}-*") if os.path.isdir(units) else []:
         service = service_managers.MANAGERS[manager].service(path)
-        if service and own.owns(service) and not path.is_symlink():
-            with path.open(errors="replace") as stream:
-                if names.DEFINITION_MARK in stream.read(1000):
-                    services.append(service)
+        if service and own.owns(service) and is_ours(path):
+            services.append(service)
     return sorted(services)
 
 
@@ -353,6 +355,7 @@ def facts(
         "user": user,
         "uid": os.geteuid(),
         "accounts": {entry.pw_name: entry.pw_dir for entry in pwd.getpwall() if entry.pw_name.startswith(names.ROOT)},
+        "made_accounts": sorted(entry.pw_name for entry in pwd.getpwall() if entry.pw_gecos == names.ACCOUNT_MARK),
         "device_groups": [group.gr_name for group in grp.getgrall() if group.gr_name in DEVICE_GROUPS],
         "python": interpreter,
         "lingering": {"enabled": lingers(user), "by_us": os.path.exists(place["prefix"] + "/lingering")},
@@ -377,7 +380,7 @@ def _installation(own: names.Names, manager: str, place: Mapping[str, str]) -> d
     """What is known of a cluster's installation on this host, whose folders are ``place``."""
     return {
         "names": own.as_dict(),
-        "installed": is_installed(Path(place["prefix"])),
+        "installed": files.is_marked(Path(place["prefix"])),
         "neighbours": neighbours(own, place["prefix"]),
         "supervisor": supervisor(place["prefix"]),
         "measured": measured_links(place["prefix"]),
@@ -387,7 +390,9 @@ def _installation(own: names.Names, manager: str, place: Mapping[str, str]) -> d
 
 
 def supervisor(prefix: str) -> dict:
-    """Version of the installation's own supervisor, and whether it runs."""
+    """Version of the installation's own supervisor, and whether it runs. In somebody else's folder no program is run."""
+    if not files.is_marked(Path(prefix)):
+        return {"version": None, "running": False}
     return {
         "version": version_of([prefix + "/venv/bin/supervisord", "--version"]),
         "running": supervisor_runs(prefix),

@@ -853,6 +853,7 @@ def _folders(facts: Facts, account: str | None, sources: set[str]) -> list[dict[
     prefix, root = facts.prefix, "root" if account else None
     paths = [
         (prefix, root, "0755"),
+        (f"{prefix}/{names.FOLDER_MARK}", root, "0755"),
         (prefix + "/models", root, "0755"),
         (prefix + "/state", account, "0750"),
         (f"{prefix}/{names.PLANS}", root, "0700"),

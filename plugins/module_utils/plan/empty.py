@@ -24,6 +24,7 @@ NOTHING: dict[str, Any] = {
 READ: dict[str, Any] = {
     **{key: entry.KNOWN[key] for key in ("scope", "prefix", "cache")},
     "accounts": Each(Text()),
+    "made_accounts": Maybe([Text()]),
     "defined": [Text()],
     "neighbours": Maybe([{"cluster": Text()}]),
     "installed": Maybe(bool),
@@ -58,7 +59,8 @@ def _host(owner: names.Names, name: str, facts: Mapping[str, Any]) -> dict[str, 
     _check(name, facts)
     prefix = facts["prefix"]
     homes = {owner.account: prefix, **({} if facts.get("neighbours") else {names.BUILD_ACCOUNT: names.BUILD_HOME})}
-    own = [name for name, home in facts["accounts"].items() if homes.get(name) == home]
+    made = facts.get("made_accounts") or ()
+    own = [name for name, home in facts["accounts"].items() if homes.get(name) == home and name in made]
     return {
         **facts,
         **NOTHING,
@@ -66,7 +68,6 @@ def _host(owner: names.Names, name: str, facts: Mapping[str, Any]) -> dict[str, 
         "neighbours": facts.get("neighbours") or [],
         "account": owner.account if facts["scope"] == "system" else None,
         "stale": facts["defined"],
-        "folders": [f"{prefix}/{name}" for name in names.INSTALLED],
         "accounts": own if facts["scope"] == "system" else [],
         "left": bool(facts["defined"] or facts.get("installed", True) or (own and facts["scope"] == "system")),
         "build_account": names.BUILD_ACCOUNT if facts["scope"] == "system" and names.BUILD_ACCOUNT in own else None,
