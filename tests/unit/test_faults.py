@@ -352,7 +352,7 @@ def test_a_file_system_that_does_not_answer(tmp_path, monkeypatch):
 EMPTY = {"service_manager": "launchd", "scope": "system", "prefix": "/p", "units": "/u"}
 MODULES = {
     benchmark: ((benchmark.records, "find"), {"state": "found", "prefix": "/p"}),
-    clean: ((clean.unused, "remove"), {"plan": {"prefix": "/p"}, "model": {}, "kinds": ["parts"]}),
+    clean: ((clean.host, "place_of"), {"plan": {"prefix": "/p"}, "model": {}, "kinds": ["parts"]}),
     firewall_module: ((firewall, "apply"), {"rules": []}),
     gguf_info: ((gguf_info.gguf, "read_path"), {"path": "/m.gguf"}),
     host_info: ((host_info.host, "facts"), {}),
