@@ -140,7 +140,7 @@ left:
   returned: when O(state=removed)
   type: list
   elements: str
-  sample: ["/opt/llamacpp on head stays: it is not an installation of this collection."]
+  sample: ["/opt/llamacpp on head stays: it has no .llamacpp.cluster, so it is not an installation of this collection."]
 """
 
 import os

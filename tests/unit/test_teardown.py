@@ -215,7 +215,9 @@ def test_what_others_put_beside_an_installation_stays_and_is_named(tmp_path, rem
     assert {str(path.relative_to(prefix)) for path in prefix.rglob("*") if path.is_file()} == set(theirs)
     assert said[0] == f"{prefix}/.bashrc on here stays, since this collection did not make it."
     assert [line.split()[0] for line in said] == [f"{prefix}/{name}" for name in (".bashrc", "checkout", "models")]
-    assert remove(prefix)["left"] == [f"{prefix} on here stays: it is not an installation of this collection."]
+    assert remove(prefix)["left"] == [
+        f"{prefix} on here stays: it has no .llamacpp.cluster, so it is not an installation of this collection."
+    ]
 
 
 def test_what_others_have_under_our_names_stays_and_is_named(tmp_path, monkeypatch, remove):

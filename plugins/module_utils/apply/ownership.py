@@ -68,7 +68,13 @@ def remove(planned: Mapping[str, Any], name: str, check: bool) -> tuple[list[str
     prefix = Path(planned["prefix"])
     others = [f"{what} on {name} stays, since this collection did not make it." for what in _strangers(planned)]
     if not files.is_marked(prefix):
-        left = [f"{prefix} on {name} stays: it is not an installation of this collection."] if prefix.exists() else []
+        left = (
+            [
+                f"{prefix} on {name} stays: it has no {names.FOLDER_MARK}, so it is not an installation of this collection."
+            ]
+            if prefix.exists()
+            else []
+        )
         return [], left + others
     own = _own(prefix)
     rest = sorted(set(os.listdir(prefix)) - {steps[0] for steps in own if len(steps) == 1})
