@@ -12,8 +12,8 @@ version_added: 0.1.0
 author: llamacpp.cluster contributors (@llamacpp-cluster)
 description:
   - Probes system, processor, memory, accelerators, toolchain and service manager in one call.
-  - Given the host's part of the plan, it reports how the host differs from it. It fails where others have what is
-    planned under our names.
+  - Given the host's part of the plan, it reports how the host differs from it. It fails if a folder, service
+    or firewall table with a planned name was not made by this collection.
 attributes:
   check_mode:
     support: full

@@ -116,7 +116,8 @@ def main():
     prefix = Path(wanted["prefix"])
     with failures.reported(module):
         if wanted["create"]:
-            (prefix / names.FOLDER_MARK).mkdir(mode=0o755, parents=True, exist_ok=True)
+            prefix.mkdir(mode=0o755, parents=True, exist_ok=True)
+            (prefix / names.FOLDER_MARK).mkdir(mode=0o755, exist_ok=True)
         if not files.is_marked(prefix):
             module.exit_json(changed=False, taken_from="")
         try:

@@ -33,8 +33,8 @@ options:
       - V(packed) packs the installed release for other hosts. It returns C(path).
       - V(pruned) removes releases that O(host) keeps no longer, with the logs and leftovers of their builds. One that is planned, that a
         service's definition names or that a process runs is never removed. Builds that never ended go too, unless they are planned, installed or run.
-      - V(removed) removes the whole installation of O(host), but models that were fetched or are the operator's. A folder of somebody else's, without
-        C(.llamacpp.cluster) in it, stays, and so does what others have put beside ours. C(left) names it.
+      - V(removed) removes the whole installation of O(host), except fetched models and the operator's own. A folder without C(.llamacpp.cluster), and
+        anything others put beside the installation, stays; C(left) lists it.
     type: str
     choices: [fetched, packed, present, pruned, removed]
     default: present

@@ -15,7 +15,6 @@ description:
   - Services are defined, started, stopped and removed in one call. The head stops before workers, and workers start before the head.
   - A service whose definition changes is restarted.
   - The error of a service that does not start shows the last lines of its log.
-notes:
 attributes:
   check_mode:
     support: full

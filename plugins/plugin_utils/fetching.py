@@ -51,6 +51,8 @@ for _ in range(100):
         break
     except OSError:
         time.sleep(0.1)
+else:
+    sys.exit("the download has not made its pipe yet")
 status = os.fstat(pipe)
 if stat.S_ISFIFO(status.st_mode) and status.st_uid == os.geteuid():
     os.write(pipe, sys.stdin.buffer.read())
@@ -89,8 +91,7 @@ def run(action: ActionBase, task_vars: dict) -> dict:
         nonlocal handed
         if pipe and token and not handed:
             command = shlex.join([compared["python"], "-c", HAND_OVER, pipe])
-            action._low_level_execute_command(command, sudoable=True, in_data=f"{token}\n".encode())
-            handed = True
+            handed = action._low_level_execute_command(command, sudoable=True, in_data=f"{token}\n".encode())["rc"] == 0
         said = action._low_level_execute_command(
             f"head -c 4000 {shlex.quote(f'{folder}/{fetched.LOCK}')}", sudoable=True
         )

@@ -156,9 +156,11 @@ def test_an_installed_release_is_left_alone(tmp_path, installed):
 def test_a_damaged_release_is_built_again(tmp_path, installed):
     program = tmp_path / "prefix/releases/tiny/bin/llama-server"
     program.write_bytes(program.read_bytes()[:-1])
+    (program.parent / "libggml-old.so").touch()
     assert stored.installed(program.parents[1]) is None
     installed.install()
     assert stored.installed(program.parents[1])
+    assert not (program.parent / "libggml-old.so").exists()
 
 
 def test_only_the_targets_are_built(tmp_path, tree):
@@ -399,6 +401,14 @@ def test_a_release_goes_to_another_host(tmp_path, installed):
     archive = building.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), one.build)
     assert receive(tmp_path, one, archive) == {**manifest, "received": "head"}
     assert stored.installed(tmp_path / "other" / "releases" / "tiny") == {**manifest, "received": "head"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another account")
+def test_a_release_of_an_account_of_a_directory_service_is_packed(tmp_path, installed):
+    os.chown(installed.release / stored.MANIFEST, 1_200_000_000, -1)
+    assert receive(
+        tmp_path, installed, building.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), installed.build)
+    )
 
 
 def test_a_release_is_packed_to_the_same_bytes(tmp_path, installed, monkeypatch):

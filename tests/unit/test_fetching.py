@@ -138,6 +138,24 @@ def test_a_server_that_drips_is_given_up_and_a_slow_reader_is_not(server, tmp_pa
     fetching.receive(file, None, 0, take, pauses.append)
 
 
+def test_a_server_that_falls_silent_after_each_byte_is_given_up(server, tmp_path, monkeypatch):
+    now, pauses, read = [0.0], [], http.client.HTTPResponse.read1
+
+    def read_once(reply, _size):
+        if getattr(reply, "seen", False):
+            now[0] += remote.SECONDS_OF_SILENCE
+            raise TimeoutError("timed out")
+        reply.seen = True
+        return read(reply, 1)
+
+    monkeypatch.setattr(remote, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(http.client.HTTPResponse, "read1", read_once)
+    file = fetched.File("m.gguf", tmp_path / "m.gguf", f"{server.url}/m.gguf", SIZE, SHA, "model", tmp_path / "record")
+    with pytest.raises(Refusal):
+        fetching.receive(file, None, 0, lambda _piece: len(pauses) < 99 or pytest.fail("it goes on"), pauses.append)
+    assert len(pauses) == len(fetching.PAUSES) - 1
+
+
 @pytest.mark.parametrize(
     "status, token, said",
     [

@@ -143,6 +143,8 @@ def test_a_token_that_does_not_come_is_waited_for_with_an_end(tmp_path, monkeypa
     with pytest.raises(Refusal, match="did not come: run the playbook again"):
         on_host.take_token(str(tmp_path / "pipe"))
     assert not list(tmp_path.iterdir())
+    early = [sys.executable, "-c", fetching.HAND_OVER.replace("range(100)", "range(1)"), str(tmp_path / "pipe")]
+    assert subprocess.run(early, input=b"secret\n", check=False).returncode == 1, "it is handed over again"
 
 
 @pytest.mark.programs

@@ -14,6 +14,7 @@ import pytest
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import seeding
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import worker as launcher
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import gguf, transfer
@@ -410,6 +411,12 @@ def test_root_does_it_as_the_account(monkeypatch):
 def test_an_exception_has_one_type_whether_the_account_changes_or_not():
     with pytest.raises(RuntimeError, match="ZeroDivisionError: "):
         commands.work_as(None, lambda: {"value": 1 // 0})
+
+
+@pytest.mark.parametrize("account", [None, *(["nobody"] if os.geteuid() == 0 else [])])
+def test_a_refusal_stays_a_sentence(account):
+    with pytest.raises((RuntimeError, Refusal), match=r"^the disk does not answer$"):
+        commands.work_as(account, mock.Mock(side_effect=Refusal("the disk does not answer")))
 
 
 @pytest.fixture

@@ -128,7 +128,7 @@ def pack(prefix: str, cache: str, build: dict) -> str:
         with (
             open(target + stored.PARTIAL, "wb") as file,
             gzip.GzipFile("", "wb", 1, file, mtime=0) as packed,
-            tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive,
+            tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as archive,
         ):
             for name in [stored.MANIFEST, *(f"bin/{target}" for target in build["targets"])]:
                 archive.add(release / name, name)
@@ -252,9 +252,15 @@ class Installer:
             partial.rename(self.release)
             sync(self.release.parent)
             return
-        (self.release / "bin").mkdir(exist_ok=True)
-        for path in [*sorted((partial / "bin").iterdir()), partial / stored.MANIFEST]:
-            path.replace(self.release / path.relative_to(partial))
+        place = self.release / "bin"
+        place.mkdir(exist_ok=True)
+        names = sorted(path.name for path in (partial / "bin").iterdir())
+        for name in names:
+            (partial / "bin" / name).replace(place / name)
+        (partial / stored.MANIFEST).replace(self.release / stored.MANIFEST)
+        for path in [path for path in place.iterdir() if path.name not in names and not path.is_dir()]:
+            path.unlink()
+        sync(place, self.release)
         os.utime(self.release, NEVER_USED)
         shutil.rmtree(partial)
 

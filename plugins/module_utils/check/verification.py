@@ -382,7 +382,7 @@ def collect(plan: dict, seconds: float) -> dict:
     evidence["handshakes"]["workers"].update(_answers_of_unused(plan))
     if certificate:
         evidence["certificate"] = examine_certificate(head["own_url"], head["tls_certificate_file"])
-    patience = SECONDS_FOR_ANSWER + (head["start_timeout"] if asleep else 0)
+    patience = SECONDS_FOR_ANSWER + (head["start_timeout"] if server.SLEEP in head["argv"] else 0)
     evidence["completion"] = _ask(plan, running, certificate, patience)
     return evidence
 

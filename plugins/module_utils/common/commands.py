@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
+
 SEARCH = os.pathsep.join(
     [
         *filter(os.path.isabs, os.environ.get("PATH", "").split(os.pathsep)),
@@ -109,13 +111,13 @@ def work_as(account: str | None, work: Callable[[], dict[str, Any]]) -> dict[str
     root elsewhere.
 
     :param work: returns what JSON can hold.
-    :raises RuntimeError: with the text of an exception of ``work``. An OSError comes as it is where the account does not change.
+    :raises RuntimeError: with the text of an exception of ``work``. An OSError or a Refusal comes as it is where the account does not change.
     """
     changes = _as_account(account)
     if not changes:
         try:
             return work()
-        except OSError:
+        except (OSError, Refusal):
             raise
         except Exception as error:
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
@@ -129,7 +131,9 @@ def work_as(account: str | None, work: Callable[[], dict[str, Any]]) -> dict[str
             os.setuid(changes["user"])
             text = json.dumps({"result": work()})
         except BaseException as error:
-            text = json.dumps({"error": f"{type(error).__name__}: {error}"})
+            text = json.dumps(
+                {"error": str(error) if isinstance(error, Refusal) else f"{type(error).__name__}: {error}"}
+            )
         with open(writer, "w", encoding="utf-8") as stream:
             stream.write(text)
         os._exit(0)

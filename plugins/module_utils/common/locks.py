@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Files that one process at a time holds. Who may open such a file, be it to read, can hold it for good, so other accounts may not."""
+"""Files that one process at a time holds. Any account that can open such a file, even only to read it, can hold it for good, so other accounts may not."""
 
 from __future__ import annotations
 
@@ -25,12 +25,15 @@ def open_file(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> int:
     :raises OSError: it is a link, or cannot be opened.
     """
     lock = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    status = os.fstat(lock)
-    if status.st_uid not in (os.geteuid(), os.stat(path.parent).st_uid):
+    try:
+        status = os.fstat(lock)
+        if status.st_uid not in (os.geteuid(), os.stat(path.parent).st_uid):
+            raise ForeignError(
+                errno.EPERM, f"it belongs to uid {status.st_uid}, who could hold this lock for good", str(path)
+            )
+    except OSError:
         os.close(lock)
-        raise ForeignError(
-            errno.EPERM, f"it belongs to uid {status.st_uid}, who could hold this lock for good", str(path)
-        )
+        raise
     if flags & os.O_RDWR and status.st_mode & 0o077:
         with suppress(OSError):
             os.fchmod(lock, 0o600)

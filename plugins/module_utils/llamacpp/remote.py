@@ -30,7 +30,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import g
 MAX_REDIRECTS = 5
 SECONDS_OF_SILENCE = 20
 SLOWEST, SECONDS_OF_SLOWNESS = 4096, 60
-"""Bytes per second of a download that are waited for, on the average of so many seconds."""
+"""A download that is slower than this many bytes per second, averaged over so many seconds, is given up."""
 SECONDS_OF_HEADERS = 60
 """For all that comes before the body of an answer: several addresses of a server may be tried in vain."""
 
@@ -269,7 +269,7 @@ class Download(RemoteFile):
         self.url, self.token, self.planned = url, token, size
         self.size, self.first = None, b""
         self.waited = 0.0
-        """Seconds for what came, without those that its reader took."""
+        """Seconds spent waiting for the server, without the reader's own time."""
 
     def rest(self, offset: int) -> Iterator[bytes]:
         """What follows, as it comes. Each byte that has arrived is given before an error is raised.
@@ -277,9 +277,10 @@ class Download(RemoteFile):
         :raises RemoteError: also where the file has another size, or comes too slowly.
         """
         left = self.planned - offset
-        enough, until = left, self.waited
+        enough, until, asked = left, self.waited, time.monotonic()
         with _as_sentence(), self._open(offset, left) as reply:
             self._expected(reply, offset, left)
+            self.waited += time.monotonic() - asked
             if self.size != self.planned:
                 raise RemoteError(
                     f"has {self.size} bytes, and had {self.planned} when it was planned: it was replaced; run the playbook again"
@@ -293,8 +294,10 @@ class Download(RemoteFile):
                         )
                     enough, until = left - SLOWEST * SECONDS_OF_SLOWNESS, self.waited + SECONDS_OF_SLOWNESS
                 asked = time.monotonic()
-                piece: bytes = reply.read1(min(left, PIECE))
-                self.waited += time.monotonic() - asked
+                try:
+                    piece: bytes = reply.read1(min(left, PIECE))
+                finally:
+                    self.waited += time.monotonic() - asked
                 if not piece:
                     raise RemoteError("was cut off: its server sent less than it announced; try again", passes=True)
                 left -= len(piece)
