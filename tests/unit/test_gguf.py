@@ -248,6 +248,8 @@ def test_without_a_known_file_type_the_quantisation_is_that_of_most_bytes():
         ({"largest_tensor_bytes": "many"}, "has 'many' as largest_tensor_bytes"),
         ({"keys": {"attention.sliding_window": 1 << 63}}, "as keys"),
         ({"keys": {"attention.sliding_window": True}}, "as keys"),
+        ({"architecture": 10**4300}, "a number of thousands of digits as architecture"),
+        ({"tensors": [{"name": "a", "type": "F32", "shape": [1], "bytes": 4}]}, "among its tensors"),
         ({"tensors": [{"name": "a", "type": "F32", "shape": [1], "bytes": [4], "layers": None}]}, "among its tensors"),
     ],
 )

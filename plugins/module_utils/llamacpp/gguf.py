@@ -152,7 +152,10 @@ class File:
 
 def short(value: Any) -> str:
     """A value of the file for a message."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
     return text if len(text) < 60 else text[:57] + "..."
 
 
@@ -645,7 +648,8 @@ def _row(row: dict[str, Any], layers: int) -> bool:
     """Whether this can be one row of group."""
     within, shape = row.get("layers"), row.get("shape")
     return (
-        all(isinstance(row.get(key), str) for key in ("name", "type"))
+        "layers" in row
+        and all(isinstance(row.get(key), str) for key in ("name", "type"))
         and _number(row.get("bytes"), 0, MAX_ELEMENTS)
         and _numbers(shape, 1, MAX_ELEMENTS)
         and (within is None or (_numbers(within, 0, layers - 1) and len(within) <= layers))
