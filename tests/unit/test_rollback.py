@@ -594,6 +594,7 @@ PARTS = {
     "another id": (lambda a: a["worker1"]["record"].update(id="f" * 16), "id is 'f"),
     "another host's": (lambda a: a["worker1"]["record"].update(name="worker2"), "name is 'worker2', not 'worker1'"),
     "a head's": (lambda a: a["worker1"]["record"].update(head=a["head"]["record"]["head"]), "head is not of this host"),
+    "a head's that lacks it": (lambda a: a["head"]["record"].pop("head"), "head is not of this host"),
     "moved": (lambda a: a["worker1"]["place"].update(prefix="/srv/llamacpp"), "not where the installation is now"),
     "nothing": (lambda a: a["worker1"].update(record=None), "not a mapping"),
     "no drift": (lambda a: a["worker1"].pop("drift"), "drift"),

@@ -311,8 +311,10 @@ def _checked_part(name: str, target: Mapping[str, Any], cluster: str, answer: Ma
         or untrusted.problem("it", {"drift": drift, "missing": answer.get("missing")})
         or untrusted.mismatch("it.drift", drift, DRIFT)
         or untrusted.mismatch("it.missing", answer.get("missing"), [kept.LINE])
-        or _unlike(name, target, cluster, given or {}, answer["place"])
     )
+    if not found:
+        given = untrusted.complete(given, kept.RECORD)
+        found = _unlike(name, target, cluster, given, answer["place"])
     services = [] if found else [service["name"] for service in (given or {})["host"]["services"]]
     lacking = [service for service in services if service not in (drift or {})["services"]]
     if lacking:
@@ -322,7 +324,7 @@ def _checked_part(name: str, target: Mapping[str, Any], cluster: str, answer: Ma
             f"The part of {name} in plan {target['id']} cannot be used: {found.where[3:] or 'it'} {found.why}. Choose another plan with "
             f"llama_rollback_to, or set llama_release and run site.yml. {UNTOUCHED}."
         )
-    return {**answer, "record": untrusted.complete(given, kept.RECORD), "drift": untrusted.complete(drift, DRIFT)}
+    return {**answer, "record": given}
 
 
 def _unlike(
