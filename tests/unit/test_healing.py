@@ -10,6 +10,7 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launch import progress, serving, tokens
@@ -291,6 +292,18 @@ def test_connections_of_both_sides_are_kept_alive(cluster):
                 return connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
         until(kept)
+
+
+@pytest.mark.parametrize(
+    "asleep, said, after", [(True, b"401", True), (False, b"", False), (True, b'{"is_sleeping":false}', False)]
+)
+def test_only_an_answer_that_says_so_changes_whether_it_sleeps(asleep, said, after):
+    """A proxy may answer, or a server that still has the key before the last one."""
+    head = llama_server.Head.__new__(llama_server.Head)
+    head.argv, head.ready, head.asleep = [llama_server.SLEEP], True, asleep
+    head.props = mock.Mock(said=said, is_alive=lambda: False)
+    head._follow_sleep(None, 0.0)
+    assert (head.asleep, head.props) == (after, None)
 
 
 def test_a_host_that_acknowledges_nothing_is_a_lost_worker():

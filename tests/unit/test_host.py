@@ -178,7 +178,8 @@ def test_supervisor_that_is_not_there(tmp_path):
 
 def test_supervisor_that_stands_still(tmp_path):
     """It runs, and takes no connection. Who connects to it waits."""
-    (tmp_path / "supervisor").mkdir()
+    for name in ("supervisor", names.FOLDER_MARK):
+        (tmp_path / name).mkdir()
     path = str(tmp_path / "supervisor" / "control.sock")
     waiting = []
     with socket.socket(socket.AF_UNIX) as listening:

@@ -349,8 +349,8 @@ def test_the_module_shows_definitions_and_states(machine, call):
         assert (definition["before"], definition["after"]) == ("", "text\n")
         assert definition["after_header"] == str(machine.manager.path(WORKER))
         assert (states["before"], states["after"]) == (f"{WORKER}: stopped\n", f"{WORKER}: running\n")
-    recorded = {WORKER: {str(read): services.versions([read])[str(read)]}}
-    assert services.reads_at_start(machine.host["prefix"]) == recorded
+    recorded = services.reads_at_start(machine.host["prefix"])
+    assert recorded[WORKER]["files"] == services.versions([read])
     read.write_text("another")
     again = call(host=machine.host, services=[planned])
     assert (again["changed"], again["diff"]) == (False, [])

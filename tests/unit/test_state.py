@@ -561,6 +561,25 @@ def test_a_file_that_was_replaced_since_the_service_read_it(planned, installatio
     assert state.drift(planned)["redefined"] == [name]
 
 
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="when a process started is known on Linux alone")
+def test_a_service_that_started_by_itself_has_read_what_was_there(tmp_path, monkeypatch):
+    key, planned = tmp_path / "key", {"name": "x", "reads": [str(tmp_path / "key")]}
+    key.write_text("one")
+    started = state.managers.Change("x", "stopped", "running", "", "")
+    state.managers.record_reads(str(tmp_path), {"x": state.managers.versions([key])}, [started])
+    before, _written = time.time() - 60, key.write_text("another")
+    assert not state.managers.has_read(str(tmp_path), planned, before), "the process of the run"
+    assert not state.managers.has_read(str(tmp_path), planned, None)
+    assert state.managers.has_read(str(tmp_path), planned, time.time() + 1)
+    key.unlink()
+    assert not state.managers.has_read(str(tmp_path), planned, time.time() + 1)
+    monkeypatch.setattr(state.managers, "SMALL_BYTES", 1)
+    key.write_text("model")
+    state.managers.record_reads(str(tmp_path), {"x": state.managers.versions([key])}, [started])
+    os.link(key, tmp_path / "backup")
+    assert state.managers.has_read(str(tmp_path), planned, before)
+
+
 def test_a_file_whose_time_is_ahead_of_the_clock_restarts_its_service_once(planned, installation, monkeypatch):
     prefix, program, start = installation
     port = free_port()

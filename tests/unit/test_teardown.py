@@ -254,10 +254,10 @@ AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files
 @pytest.mark.parametrize(
     "path, has",
     [
-        ("prefix", "{}/prefix (of nobody), "),
-        ("prefix/models", "{}/prefix/models (of nobody), "),
+        ("prefix", "{}/prefix (of nobody, not of root), "),
+        ("prefix/models", "{}/prefix/models (of nobody, not of root), "),
         ("prefix/venv/bin", "{}/prefix/venv (of root), "),
-        ("cache", "{}/cache (of nobody), "),
+        ("cache", "{}/cache (of nobody, not of root), "),
     ],
 )
 def test_what_others_have_is_refused_and_not_taken_over(tmp_path, path, has, mine):

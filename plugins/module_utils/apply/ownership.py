@@ -31,7 +31,11 @@ def check(planned: Mapping[str, Any]) -> None:
     defined = (manager.path(service["name"]) for service in planned["services"])
     found = [*_folders(planned), *(str(path) for path in defined if os.path.lexists(path) and not host.is_ours(path))]
     if found:
-        raise Refusal(f"This host has {', '.join(found)}{names.NOT_OURS}")
+        mark = Path(planned["prefix"], names.FOLDER_MARK)
+        adopted = (
+            "" if files.is_marked(mark.parent) else f". Where an earlier revision of it did, run there: mkdir {mark}"
+        )
+        raise Refusal(f"This host has {', '.join(found)}{names.NOT_OURS}{adopted}")
 
 
 def _folders(planned: Mapping[str, Any]) -> Iterator[str]:
@@ -45,7 +49,7 @@ def _folders(planned: Mapping[str, Any]) -> Iterator[str]:
         with suppress(FileNotFoundError):
             actual = state.owner_of(os.stat(path).st_uid)
             if actual != owner:
-                yield f"{path} (of {actual})"
+                yield f"{path} (of {actual}{f', not of {owner}' if owner else ''})"
 
 
 def _is_free(path: Path) -> bool:

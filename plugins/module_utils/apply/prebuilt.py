@@ -46,7 +46,7 @@ def open_archive(archive: Path, of_host: bool = False) -> tarfile.TarFile:
     :param of_host: whether it is a host's, which ``building.pack`` wrote: files alone, packed with gzip.
     :raises OSError, DAMAGED: it cannot be read, now or later; tarfile.TarError for what is not allowed.
     """
-    left = HEADER_BYTES
+    left = HEADER_BYTES if of_host else 4 * HEADER_BYTES
 
     class Member(tarfile.TarInfo):
         """Its type is set twice, by ``__init__`` and then as its header has it, before anything that belongs to the header is read."""
@@ -61,7 +61,9 @@ def open_archive(archive: Path, of_host: bool = False) -> tarfile.TarFile:
             self._type = kind
             left -= tarfile.BLOCKSIZE // 2 + COSTS.get(kind, 0) * self.size
             if left < 0 or self.size < 0:
-                raise tarfile.TarError("its headers are too long, or have a size below zero")
+                raise tarfile.TarError(
+                    "its headers are too long, or have a size below zero: leave out .git and folders of builds"
+                )
             if kind == tarfile.GNUTYPE_SPARSE or (of_host and kind != tarfile.REGTYPE):
                 raise tarfile.TarError(NOT_FILES)
 

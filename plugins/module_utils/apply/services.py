@@ -19,7 +19,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, files, names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file, text_of
@@ -31,6 +31,7 @@ COMMAND_SECONDS = 120
 """Definitions give a service 30 seconds to end before it is killed."""
 LOG_LINES = 10
 READ_BYTES = 1024 * 1024
+SMALL_BYTES = 64 * 1024 * 1024
 RUNNING, FAILED, STOPPED = "running", "failed", "stopped"
 """States of a service. What failed does not run, and the manager has to stop it before it starts again."""
 
@@ -453,7 +454,7 @@ def read_ahead(services: Iterable[Mapping[str, Any]]) -> None:
 
 def versions(paths: Iterable[str]) -> dict[str, list[int] | None]:
     """Path → inode, bytes, and when its content and its inode were changed, in nanoseconds: another file has others, whatever time it was given.
-    None where there is none.
+    None where there is none. Of a large file, a model, the last one is left out: a hard link of a backup changes it too.
 
     :raises Refusal: its disk does not answer.
     """
@@ -461,12 +462,40 @@ def versions(paths: Iterable[str]) -> dict[str, list[int] | None]:
     for path in found:
         with suppress(OSError):
             status = from_disk(path, functools.partial(os.stat, path))
-            found[path] = [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+            changed = status.st_ctime_ns if status.st_size <= SMALL_BYTES else 0
+            found[path] = [status.st_ino, status.st_size, status.st_mtime_ns, changed]
     return found
 
 
+def has_read(prefix: str, service: Mapping[str, Any], started: float | None) -> bool:
+    """Whether a running service has read the files that are there now. Of one that a run started this is noted. One that started
+    after that, by itself or by an operator's hand, has read what did not change since.
+
+    :param service: of the plan.
+    :param started: when its process did, in seconds since 1970; None where that is not known.
+    """
+    noted = reads_at_start(prefix).get(service["name"])
+    noted = noted if isinstance(noted, dict) else {}
+    files, since = noted.get("files"), noted.get("time")
+    now = versions(service["reads"])
+    if not isinstance(files, dict) or not isinstance(since, (int, float)):
+        return False
+    later = started is not None and started > since
+    return all(
+        files.get(path) == seen or (later and _is_older(path, cast(float, started))) for path, seen in now.items()
+    )
+
+
+def _is_older(path: str, started: float) -> bool:
+    """Whether neither a file nor a link that leads to it was changed since."""
+    try:
+        return max(os.stat(path).st_ctime, os.lstat(path).st_ctime) < started
+    except OSError:
+        return False
+
+
 def reads_at_start(prefix: str) -> dict[str, Any]:
-    """Service → versions of the files that it read when a run started it last."""
+    """Service → when a run started it last (``time``), and the versions of the files that it read then (``files``)."""
     try:
         return read_object(Path(prefix, names.READ), READ_BYTES)
     except (OSError, ValueError):
@@ -482,7 +511,7 @@ def record_reads(prefix: str, read: Mapping[str, Mapping[str, Any]], changes: It
     started = {
         change.service for change in changes if change.after.startswith(RUNNING) and change.after != change.before
     }
-    new = {name: read[name] for name in started if read.get(name)}
+    new = {name: {"time": time.time(), "files": read[name]} for name in started if read.get(name)}
     if new:
         replace_file(Path(prefix, names.READ), json.dumps({**reads_at_start(prefix), **new}) + "\n", 0o644)
 

@@ -369,7 +369,7 @@ def _redefined(planned: dict, services: dict) -> list[str]:
 
     :param services: name → state and pid, of service_state.
     """
-    names, read = [], managers.reads_at_start(planned["prefix"])
+    names = []
     manager = managers.manager_of(planned)
     unread = manager.unread([service["name"] for service in planned["services"]])
     for service in planned["services"]:
@@ -381,7 +381,7 @@ def _redefined(planned: dict, services: dict) -> list[str]:
         pid = services[service["name"]]["pid"]
         started = started_at(pid)
         newer = started is not None and started + CLOCK_SECONDS < _modified(path)
-        other = pid and service["reads"] and read.get(service["name"]) != managers.versions(service["reads"])
+        other = pid and service["reads"] and not managers.has_read(planned["prefix"], service, started)
         if not same or newer or other or service["name"] in unread:
             names.append(service["name"])
     return names

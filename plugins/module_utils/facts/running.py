@@ -7,10 +7,16 @@ from __future__ import annotations
 
 import os
 import socket
+from pathlib import Path
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files
 
 
 def supervisor_runs(prefix: str) -> bool:
-    """Whether the installation's own supervisor runs. One that stands still takes no connection, and is not waited for."""
+    """Whether the installation's own supervisor runs. One that stands still takes no connection, and is not waited for. In a folder without our
+    mark no program is run, so nothing counts there."""
+    if not files.is_marked(Path(prefix)):
+        return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control:
         control.setblocking(False)
         try:

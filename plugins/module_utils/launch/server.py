@@ -48,7 +48,7 @@ KEY_TEXT = ("utf-8", "surrogateescape")
 """For llama-server a key is bytes."""
 METRICS_BYTES, PROPS_BYTES = 64 * 1024, 4 * 1024 * 1024
 SLEEP = "--sleep-idle-seconds"
-ASLEEP, FALLS_ASLEEP = b'"is_sleeping":true', "server is entering sleeping state"
+ASLEEP, AWAKE, FALLS_ASLEEP = b'"is_sleeping":true', b'"is_sleeping":false', "server is entering sleeping state"
 """In an answer of /props, and in the log (tools/server of 0.3.36)."""
 LONGEST_LOAD_SECONDS = 86400.0
 
@@ -151,14 +151,13 @@ def ask_for_a_token(url: str, argv: list[str]) -> socket.socket:
 class Props(threading.Thread):
     """Asks for /props. llama-server answers when it has freed its model, or loaded it again, and each question takes one of its threads till then."""
 
-    def __init__(self, url: str, argv: list[str]) -> None:
+    def __init__(self, url: str, headers: list[str]) -> None:
         super().__init__(daemon=True)
-        self.url, self.argv, self.said = url, argv, b""
+        self.url, self.headers, self.said = url, headers, b""
 
     def run(self) -> None:
-        with suppress(OSError):  # a key that cannot be read
-            headers = _authorization(self.argv)
-            self.said = _reply(self.url, "/props", headers, PROPS_BYTES, seconds=LONGEST_LOAD_SECONDS)
+        with suppress(OSError):
+            self.said = _reply(self.url, "/props", self.headers, PROPS_BYTES, seconds=LONGEST_LOAD_SECONDS)
 
 
 class Fault(NamedTuple):
@@ -188,6 +187,10 @@ class Head:
         self.endpoints = endpoints
         self.url = url
         self.silence = silence
+        self.headers: list[str] = []
+        """With the API key that llama-server reads now: its file may be another one later."""
+        with suppress(OSError):
+            self.headers = _authorization(argv)
         self.ready = False
         self.health: tuple[bool, float] = (False, 0.0)
         """The last answer, and when it was asked for."""
@@ -296,11 +299,12 @@ class Head:
             if not (changed or due) or not self._listens(look):
                 return
             self.lasting.seconds("unasked", False, now)
-            self.props = Props(self.url, self.argv)
+            self.props = Props(self.url, self.headers)
             self.props.start()
             self.props.join(HEALTH_SECONDS)
         if not self.props.is_alive():
-            self.asleep, self.props = ASLEEP in self.props.said, None
+            said, self.props = self.props.said, None
+            self.asleep = ASLEEP in said or (self.asleep and AWAKE not in said)
 
     def _lost_workers(self, look: progress.Look, now: float) -> Fault | None:
         """Workers whose connection is gone, seen twice in a row after the server had become ready, or whose host does not acknowledge."""

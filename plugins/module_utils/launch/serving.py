@@ -84,7 +84,8 @@ def read_kept(path: Path) -> Kept:
         counted = ("on_fallback", "restarts", "failures", "ended")
         numbers = {name: _count(told.get(name, 0)) for name in counted}
         last = [{"time": _count(line["time"]), "text": str(line["text"])[:TEXT]} for line in told.get("last", [])]
-        returns = {str(name): _count(number) for name, number in dict(told.get("returns", {})).items()}
+        noted = told.get("returns")
+        returns = {str(name): _count(number) for name, number in noted.items()} if isinstance(noted, dict) else {}
         silences = tuple(_count(when) for when in told.get("silences", []))
         return Kept(**numbers, returns=returns, silences=silences[-LAST:], last=tuple(last[-LAST:]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
