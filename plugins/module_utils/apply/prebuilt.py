@@ -46,7 +46,7 @@ def open_archive(archive: Path, of_host: bool = False) -> tarfile.TarFile:
     :param of_host: whether it is a host's, which ``building.pack`` wrote: files alone, packed with gzip.
     :raises OSError, DAMAGED: it cannot be read, now or later; tarfile.TarError for what is not allowed.
     """
-    left = HEADER_BYTES if of_host else 4 * HEADER_BYTES
+    left = HEADER_BYTES
 
     class Member(tarfile.TarInfo):
         """Its type is set twice, by ``__init__`` and then as its header has it, before anything that belongs to the header is read."""
