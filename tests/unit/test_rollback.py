@@ -17,7 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_act
 from ansible_collections.llamacpp.cluster.plugins.action import verify as verify_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.apply import plans, state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.check import verification
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import kept, untrusted
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import kept
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.refusal import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import changes, releases, rollback
 from ansible_collections.llamacpp.cluster.plugins.modules import kept as module
@@ -552,9 +552,8 @@ def test_each_host_gets_its_own_part(way):
     accepted = rollback.accept(target, "llama_cluster", answers)
     assert list(accepted["hosts"]) == list(NAMES)
     for name, steps in accepted["hosts"].items():
-        given = answers[name]["record"]["host"]["services"]
-        assert steps["part"]["services"] == untrusted.complete(given, [kept.SERVICE])
-    assert list(accepted["plan"]["hosts"]) == ["head"]
+        assert steps["part"]["services"] == answers[name]["record"]["host"]["services"]
+    assert accepted["plan"]["hosts"] == {"head": answers["head"]["record"]["host"]}, "nothing is added to it either"
     assert accepted["hosts"]["head"]["stop"] == ["llamacpp-server"]
     assert accepted["hosts"]["head"]["restart"] == ["llamacpp-server"]
     assert accepted["hosts"]["worker1"] == {**accepted["hosts"]["worker1"], "stop": [], "restart": [], "remove": []}

@@ -313,7 +313,8 @@ def _checked_part(name: str, target: Mapping[str, Any], cluster: str, answer: Ma
         or untrusted.mismatch("it.missing", answer.get("missing"), [kept.LINE])
     )
     if not found:
-        given = untrusted.complete(given, kept.RECORD)
+        # The part itself goes back to its host as it was: what a plan leaves out means something there.
+        given = {**untrusted.complete(given, kept.RECORD), "host": given["host"]}
         found = _unlike(name, target, cluster, given, answer["place"])
     services = [] if found else [service["name"] for service in (given or {})["host"]["services"]]
     lacking = [service for service in services if service not in (drift or {})["services"]]
