@@ -305,7 +305,8 @@ def accept(target: Mapping[str, Any], cluster: str, answers: Mapping[str, Any]) 
 
 def _checked_part(name: str, target: Mapping[str, Any], cluster: str, answer: Mapping[str, Any]) -> dict[str, Any]:
     """An answer of accept, complete."""
-    given, drift = answer.get("record"), answer.get("drift")
+    given: Any = answer.get("record")
+    drift = answer.get("drift")
     found = (
         kept.problem(given)
         or untrusted.problem("it", {"drift": drift, "missing": answer.get("missing")})
